@@ -1,0 +1,199 @@
+"""The frames that proxy and worker exchange: msgspec structs, msgpack on the wire, one `Packet` per WebSocket message.
+
+Integers in `bytes` fields are little-endian int32, floats little-endian float32. The order, acknowledgement and
+retransmission of frames is `peer.py`; their meaning in prose is docs/wire-protocol.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy.contracts.canonical import FinishReason, Job, Sampling, TokenLogprob, ToolCallPiece
+
+PROTOCOL_VERSION = 1
+
+
+class ModelCard(msgspec.Struct, omit_defaults=True):
+    """What a worker serves. `capabilities`: words such as `tools`, `reasoning`, `logprobs`, `grammar`, `images`, `cancel`.
+
+    context_tokens: prompt + completion at most. synthetic: what is said is scripted (never trained, no log-probabilities).
+    text_only: no token ids (an upstream that gives text). policy_version: of the weights now loaded, `<lineage>/<step>`.
+    """
+
+    name: str
+    context_tokens: int
+    policy: str = "default"
+    policy_version: str = "base/0"
+    synthetic: bool = False
+    text_only: bool = False
+    tokenizer_digest: str = ""
+    capabilities: list[str] = []
+
+
+# -- handshake: the first frame each way, unsequenced ---------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True):
+    """Worker to proxy. `boot_id` is new with each start of the process; `received` is the last sequence number that this
+    boot has received from the proxy boot named in `resume` (both empty on a first connection)."""
+
+    protocol_min: int
+    protocol_max: int
+    worker_id: str
+    boot_id: str
+    models: list[ModelCard]
+    max_streams: int
+    capabilities: list[str] = []
+    resume: str = ""
+    received: int = 0
+    key: str = ""
+
+
+class Welcome(msgspec.Struct, tag="welcome", array_like=True):
+    """Proxy to worker. `resumed`: the channel goes on (the worker resends what is after `received`); otherwise both ends
+    start at sequence 1 and the worker cancels whatever it ran for an earlier boot of this proxy."""
+
+    protocol: int
+    proxy_id: str
+    boot_id: str
+    resumed: bool
+    received: int
+    heartbeat_s: float
+    grace_s: float
+    max_packet_bytes: int
+    peers: list[str] = []
+    capabilities: list[str] = []
+
+
+class Goodbye(msgspec.Struct, tag="bye", array_like=True):
+    """Last frame before an intended close, either way. `final`: do not come back with this channel."""
+
+    code: str
+    message: str = ""
+    final: bool = False
+
+
+class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
+    """Either way, unsequenced. `waiting` and `running` are counts of streams, `kv_used` a fraction of cache in 0..1."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+
+
+# -- proxy to worker ------------------------------------------------------------------------------------------------------
+
+
+class Generate(msgspec.Struct, tag="gen", array_like=True):
+    """Start one completion. `stream` numbers it on this channel; (turn_id, attempt) fences it everywhere (I9).
+
+    prefix_ids: recorded prompt + completion ids that this prompt must begin with; empty: nothing to continue.
+    prefix_messages: how many of `job.messages` the prefix stands for; the last of them is the recorded assistant message.
+    prefix_finish: how the recorded completion ended; a completion cut off by `length` has no stop id of its own.
+    window_tokens: how many tokens may be sent before the first `Credit`.
+    """
+
+    stream: int
+    turn_id: str
+    attempt: int
+    trial_id: str
+    job: Job
+    prefix_ids: bytes = b""
+    prefix_messages: int = 0
+    prefix_finish: str = ""
+    window_tokens: int = 4096
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    """Stop a stream. The worker answers with `Finish(cancelled)` or nothing if it has ended already."""
+
+    stream: int
+    reason: str = ""
+
+
+class Credit(msgspec.Struct, tag="credit", array_like=True):
+    """`tokens` more may be sent on `stream`."""
+
+    stream: int
+    tokens: int
+
+
+# -- worker to proxy ------------------------------------------------------------------------------------------------------
+
+
+class Started(msgspec.Struct, tag="started", array_like=True):
+    """The prompt is rendered and given to the engine.
+
+    kept_tokens: how many ids of `prefix_ids` the prompt begins with: all of them, or 0 (a new branch, `refused` says why).
+    new_ids: the prompt ids after those. prompt_digest: blake2b-16 of all prompt ids as int32 LE.
+    law: the sampling law in effect. constrained: a grammar is active from the first token.
+    """
+
+    stream: int
+    kept_tokens: int
+    new_ids: bytes
+    prompt_tokens: int
+    prompt_digest: bytes
+    law: Sampling
+    resumable: bool = True
+    constrained: bool = False
+    refused: str = ""
+    cached_tokens: int = 0
+    thinking_kept: bool = True
+
+
+class Delta(msgspec.Struct, tag="d", array_like=True):
+    """Some tokens of one stream and what the model's parser made of them.
+
+    logprobs: float32 per id; empty only from synthetic engines. version: of the weights that sampled *all* these ids (a
+    delta that spans an update is sent as two). `tokens` only when the client asked for log-probabilities.
+    """
+
+    stream: int
+    ids: bytes
+    logprobs: bytes
+    version: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPiece] = []
+    tokens: list[TokenLogprob] = []
+    constrained: bool = False
+
+
+class Finish(msgspec.Struct, tag="fin", array_like=True):
+    """The last frame of a stream. `completion_tokens` must equal the ids sent. `stop`: the stop string or id that matched."""
+
+    stream: int
+    reason: FinishReason
+    completion_tokens: int
+    stop: str = ""
+    cached_tokens: int = 0
+    timings: dict[str, float] = {}
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """The stream ended in an error; `code` as in `errors.BY_CODE`, `detail` the numbers a dialect words its error from."""
+
+    stream: int
+    code: str
+    message: str
+    field: str = ""
+    detail: dict[str, Any] = {}
+
+
+class Announce(msgspec.Struct, tag="announce", array_like=True):
+    """What the worker serves has changed: new weights, draining, or an engine that died (`healthy` False)."""
+
+    models: list[ModelCard]
+    healthy: bool = True
+    draining: bool = False
+    reason: str = ""
+
+
+Frame = (
+    Hello | Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Started | Delta | Finish | Failed | Announce
+)
+StreamEvent = Started | Delta | Finish
+"""What a consumer of one stream sees, in this order: one Started, Deltas, one Finish (or an exception)."""

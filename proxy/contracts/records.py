@@ -1,0 +1,244 @@
+"""What is on record: groups, sessions, turns, samples. One definition each, for the store, the REST API and its clients.
+
+Token arrays are `bytes`: little-endian int32 ids, little-endian float32 log-probabilities. They travel and rest like this in
+msgpack; `readable()` gives the JSON view, with the same keys and lists of numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TRIAL_ID = r"^[A-Za-z0-9._-]{1,128}$"
+RESERVED_TRIAL_IDS = frozenset(
+    "sessions groups leases workers policy ui v1 v1beta healthz readyz metrics docs redoc openapi.json favicon.ico . ..".split()
+)
+"""First path words of the control plane (and dot segments, which clients resolve away): no trial may have these names."""
+
+
+def ids_to_bytes(ids: list[int] | array[int]) -> bytes:
+    """Token ids -> raw int32 LE."""
+    return _little(array("i", ids)).tobytes()
+
+
+def bytes_to_ids(raw: bytes) -> array[int]:
+    """Raw int32 LE -> array('i'); supports `len`, indexing, slicing and `.tolist()`."""
+    return _little(array("i", raw))
+
+
+def floats_to_bytes(values: list[float] | array[float]) -> bytes:
+    """Floats -> raw float32 LE."""
+    return _little(array("f", values)).tobytes()
+
+
+def bytes_to_floats(raw: bytes) -> array[float]:
+    """Raw float32 LE -> array('f')."""
+    return _little(array("f", raw))
+
+
+def _little(values: array[Any]) -> array[Any]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+class ForkReason(StrEnum):
+    """What was observed when a turn did not simply continue the newest turn of its branch. None (absent): it did.
+
+    The first turn of a session is a root without a reason.
+    """
+
+    SIBLING = "sibling"  # same parent and same new messages as a recorded turn: `n`, a re-ask, a retry
+    DIVERGED = "diverged"  # same parent as a recorded turn, other new messages
+    NEW_CONVERSATION = "new_conversation"  # shares no message with anything recorded (sub-agent, title, compaction)
+    TOOLS_CHANGED = "tools_changed"  # messages continue a recorded branch, the tool list is another
+    OPTIONS_CHANGED = "options_changed"  # messages continue a recorded branch, template options are others
+    SYSTEM_CHANGED = "system_changed"  # the first message differs and is a system message, later ones match
+    HISTORY_REWRITTEN = "history_rewritten"  # a recorded message was replaced by another
+    HISTORY_DROPPED = "history_dropped"  # a recorded message is missing; what follows it is still there
+    ASSISTANT_REWRITTEN = "assistant_rewritten"  # a recorded completion came back as something else
+    RENDER_DIFFERS = "render_differs"  # recognised, but the model's template renders the history differently
+    RENDER_REFUSED = "render_refused"  # recognised, but the template can't take the new messages alone
+
+
+class TokenSpan(BaseModel):
+    """Half-open range [start, end) of completion tokens. `version` is the policy version that sampled them."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: str
+    start: int
+    end: int
+
+
+class SamplingPolicy(BaseModel):
+    """What a trial does to the sampling its agent asks for.
+
+    force: fields of the sampling law that override the agent's, e.g. {"temperature": 1.0, "top_p": 1.0}.
+    neutralise: take out what bends the law (truncation, penalties, logit bias, strict tools, forced tool choice), so that
+        every token can be trained. None: True for groups with purpose `train`, else False.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    force: dict[str, Any] = Field(default_factory=dict)
+    neutralise: bool | None = None
+
+
+class Limits(BaseModel):
+    """What a trial may spend; None is unlimited. A spent limit ends the session with `end_reason` `limit:<name>`."""
+
+    model_config = ConfigDict(extra="forbid")
+    max_turns: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, description="sampled tokens, over all turns")
+    max_wall_s: float | None = Field(None, gt=0, description="seconds since the first turn")
+    max_idle_s: float | None = Field(None, gt=0, description="seconds since the last activity")
+
+
+SessionStatus = Literal["open", "completed", "aborted", "deleted"]
+
+
+class Counts(BaseModel):
+    turns: int = 0
+    prompt_tokens: int = Field(0, description="new prompt tokens, summed over turns")
+    completion_tokens: int = 0
+    constrained_tokens: int = 0
+    forks: int = 0
+
+
+class Session(BaseModel):
+    """The recording of a trial, without its turns. Times are Unix seconds."""
+
+    model_config = ConfigDict(extra="forbid")
+    trial_id: str
+    group_id: str | None = None
+    run_id: str | None = None
+    status: SessionStatus = "open"
+    end_reason: str | None = None
+    reward: float | None = Field(None, description="None until posted; 0.0 is a measured zero")
+    metrics: dict[str, float] = Field(default_factory=dict)
+    marks: list[str] = Field(default_factory=list, description="text_only, synthetic: never leased")
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
+    limits: Limits = Field(default_factory=Limits)
+    counts: Counts = Field(default_factory=Counts)
+    created_at: float
+    updated_at: float
+    first_turn_at: float | None = None
+    ended_at: float | None = None
+
+
+class Group(BaseModel):
+    """The trials of one task whose rewards are centred together."""
+
+    model_config = ConfigDict(extra="forbid")
+    group_id: str
+    run_id: str | None = None
+    task: dict[str, Any] = Field(default_factory=dict)
+    size: int = Field(ge=1)
+    deadline_s: float | None = Field(None, description="seconds after creation at which the group is served as it is")
+    purpose: Literal["train", "eval"] = "train"
+    sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
+    limits: Limits = Field(default_factory=Limits)
+    trial_ids: list[str] = Field(default_factory=list)
+    created_at: float
+
+
+class Timings(BaseModel):
+    """Unix seconds at the proxy; None where it never came to that."""
+
+    queued: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class Turn(BaseModel):
+    """One completion. Immutable once committed, except `delivered`.
+
+    new_prompt_ids: prompt ids after those of the parent's prompt and completion (all of them when parent_id is None).
+    messages: new messages of the request (after those the parent covers); `reply` is the parsed assistant message, with
+        the tool-call ids that the *client* sees; `call_ids` maps them to the model's own.
+    constrained: [start, end) ranges of completion tokens drawn under a bent law (I1): recorded, never trained.
+    delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
+    partial: ended before the model did (cancelled or failed).
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    turn_id: str
+    parent_id: str | None = None
+    fork_reason: ForkReason | None = None
+    index: int = Field(0, description="order of commit within the session, from 0")
+    dialect: str = "chat"
+    model: str = Field("", description="name the client asked for")
+    served_model: str = ""
+    worker_id: str = ""
+    attempt: int = 0
+    policy: str = "default"
+    new_prompt_ids: bytes = b""
+    prompt_tokens: int = Field(0, description="whole prompt, ancestors included")
+    prompt_digest: bytes = b""
+    completion_ids: bytes = b""
+    sampling_logprobs: bytes = b""
+    versions: list[TokenSpan] = Field(default_factory=list)
+    constrained: list[tuple[int, int]] = Field(default_factory=list)
+    finish_reason: str = "stop"
+    partial: bool = False
+    error: str | None = None
+    delivered: int | None = None
+    asked: dict[str, Any] = Field(default_factory=dict, description="sampling fields as the client sent them")
+    law: dict[str, Any] = Field(default_factory=dict, description="sampling law in effect")
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    reply: dict[str, Any] = Field(default_factory=dict)
+    call_ids: dict[str, str] = Field(default_factory=dict)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    options: dict[str, Any] = Field(default_factory=dict, description="tool_choice, response_format, template_kwargs as served")
+    thinking_kept: bool = True
+    cached_tokens: int = 0
+    timings: Timings
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.completion_ids) // 4
+
+
+class Sample(BaseModel):
+    """The token view of one root-to-leaf path: what a trainer sees. T tokens.
+
+    token_ids: int32[T]. loss_mask: one byte per token, 1 = sampled by the policy and to be trained from *this* sample.
+    sampling_logprobs: float32[T], NaN where a token was not sampled. spans: versions over positions in token_ids.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    trial_id: str
+    group_id: str | None = None
+    leaf_id: str
+    turn_ids: list[str]
+    token_ids: bytes
+    loss_mask: bytes
+    sampling_logprobs: bytes
+    spans: list[TokenSpan]
+    reward: float | None = None
+
+
+_ID_FIELDS = frozenset({"new_prompt_ids", "completion_ids", "token_ids"})
+_FLOAT_FIELDS = frozenset({"sampling_logprobs"})
+
+
+def readable(record: BaseModel) -> dict[str, Any]:
+    """The JSON view of a record: id arrays as lists of int, log-probabilities as lists of float (None where not sampled),
+    masks as lists of bool, digests as hex. Same keys as the record itself."""
+    view = record.model_dump(mode="python")
+    for key, value in view.items():
+        if isinstance(value, bytes):
+            if key in _ID_FIELDS:
+                view[key] = bytes_to_ids(value).tolist()
+            elif key in _FLOAT_FIELDS:
+                view[key] = [None if number != number else number for number in bytes_to_floats(value)]
+            elif key == "loss_mask":
+                view[key] = [bool(flag) for flag in value]
+            else:
+                view[key] = value.hex()
+    return view
