@@ -11,6 +11,7 @@ from array import array
 from enum import StrEnum
 from typing import Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 TRIAL_ID = r"^[A-Za-z0-9._-]{1,128}$"
@@ -202,6 +203,28 @@ class Turn(BaseModel):
     @property
     def completion_tokens(self) -> int:
         return len(self.completion_ids) // 4
+
+
+class IndexRow(msgspec.Struct, array_like=True, frozen=True):
+    """What recognition needs to know of a turn, and nothing else: one small row each, appended at commit, so that a replica
+    brings its conversation tree up to date by reading the rows it has not seen.
+
+    parent: number of the parent turn in commit order, -1 for a root.
+    digests: 16 bytes per message: the turn's new messages in order, then its reply (`sessions.normalise`).
+    tools, options: 8-byte digests of the normalised tool list and of the template options.
+    own_call_ids: the model's own ids of the reply's tool calls, in order ("" where the format has none). Clients see
+        `<prefix>_<turn_id>_<i>`, so an echoed call names its turn.
+    """
+
+    turn_id: str
+    parent: int
+    digests: bytes
+    tools: bytes
+    options: bytes
+    finish: str
+    partial: bool
+    path_tokens: int
+    own_call_ids: list[str] = []
 
 
 class Sample(BaseModel):

@@ -9,23 +9,31 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from proxy.contracts.records import Counts, Group, Session, Turn
-
-
-class ChainEntry(NamedTuple):
-    """Where a chain hash was recorded. `turn_id`: the turn whose conversation contains this prefix of messages.
-
-    ends_turn: the prefix ends with that turn's own reply (so its tokens can be continued); otherwise it ends inside the
-    messages that the turn's request brought.
-    """
-
-    turn_id: str
-    ends_turn: bool
+from proxy.contracts.records import Group, IndexRow, Session, Turn
 
 
 class Page(NamedTuple):
+    """`next_cursor` None: this was the last page."""
+
     items: list[Session]
     next_cursor: str | None
+
+
+class Tail(NamedTuple):
+    """A session and the index rows of its turns from `start` on: what a replica needs to bring its tree up to date."""
+
+    session: Session
+    rows: list[IndexRow]
+
+
+class Path(NamedTuple):
+    """The tokens of a path in the conversation tree, root first, and the reply that ends it.
+
+    ids: prompt and completion ids, int32 LE: what a continuation begins with (I2).
+    """
+
+    ids: bytes
+    reply: dict[str, Any]
 
 
 class SessionStore(Protocol):
@@ -33,6 +41,7 @@ class SessionStore(Protocol):
     async def close(self) -> None: ...
     async def ping(self) -> None:
         """Raises StoreUnavailable."""
+        ...
 
     # -- groups and sessions
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
@@ -52,7 +61,7 @@ class SessionStore(Protocol):
         self, *, status: str | None, group_id: str | None, since: float | None, until: float | None,
         cursor: str | None, limit: int,
     ) -> Page:
-        """By creation time, oldest first. Cursor is opaque and stable under concurrent inserts."""
+        """By creation time, oldest first. The cursor is opaque, stable under concurrent inserts; a bad one is BadRequest."""
         ...
 
     async def complete(
@@ -70,39 +79,38 @@ class SessionStore(Protocol):
         ...
 
     # -- the recording
-    async def find_chain(self, trial_id: str, hashes: Sequence[bytes]) -> list[list[ChainEntry]]:
-        """For each chain hash (16 bytes) the turns recorded under it, oldest first; an empty list where none."""
+    async def tail(self, trial_id: str, start: int) -> Tail:
+        """The session, and index rows from turn number `start` on, in one round trip. NotFound; Gone when deleted."""
         ...
 
-    async def commit(self, trial_id: str, turn: Turn, chain: Sequence[tuple[bytes, bool]], *, now: float) -> Session:
-        """Append a turn, one atomic write (I3): the turn, its messages (stored once each), the chain entries
-        (hash, ends_turn) that it adds, the session's counts. Sets `turn.index`. The same turn_id again changes nothing.
-        Gone when the session is not open, unless the turn is partial and the session was frozen (then it is kept)."""
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+        """Tokens of these turns (numbers as in `Turn.index`, root first), concatenated, and the last one's reply."""
         ...
 
-    async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None: ...
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
+        compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
+        on `turn.index`. The same turn_id again changes nothing and returns the same number.
+
+        Raises Gone when the session is deleted, or frozen and the turn is not partial (a partial one is kept: it was in
+        flight when the session was frozen)."""
+        ...
+
+    async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
+        """How many completion tokens had left for the client. Silently nothing when the session is gone."""
+        ...
+
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None: ...
-    async def turn(self, trial_id: str, turn_id: str) -> Turn: ...
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         """In commit order, whole: messages and tools are put back from where they are stored once."""
         ...
 
-    async def path_ids(self, trial_id: str, turn_id: str) -> bytes:
-        """Prompt + completion ids of a turn, ancestors included, int32 LE: what a continuation begins with (I2)."""
-        ...
-
-    async def path_replies(self, trial_id: str, turn_id: str) -> list[Turn]:
-        """The turns from the root to `turn_id`, token arrays left empty: replies, call ids, message counts."""
-        ...
-
     # -- what watchers see
     def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Live events (cursor, {"type", …}) of a session, from `after` on, until it ends."""
+        """Live events (cursor, {"type": "turn" | "completed" | "aborted" | "deleted", …}) of a session, those recorded
+        after cursor `after` first (None: from the beginning), then as they happen, until the session has ended."""
         ...
 
     async def stats(self) -> dict[str, Any]:
-        """For metrics and `steno doctor`: backend, sessions by status, bytes where known."""
+        """For metrics and operators: backend, sessions by status, bytes where known."""
         ...
-
-
-__all__ = ["ChainEntry", "Counts", "Page", "SessionStore"]
