@@ -1,0 +1,107 @@
+"""Bodies of the control plane's REST calls, one definition each, for `proxy/api` and `proxy/client.py`.
+
+The records themselves are in `records.py`. Every list is a page: `items` and what to pass to get the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.contracts.records import TRIAL_ID, Group, Limits, Sample, SamplingPolicy, Session, Turn
+
+
+class SessionSpec(BaseModel):
+    """`POST /sessions` and `POST /sessions/{trial_id}`. Idempotent by trial_id; without one, a new id is made."""
+
+    model_config = ConfigDict(extra="forbid")
+    trial_id: str | None = Field(None, pattern=TRIAL_ID)
+    run_id: str | None = Field(None, max_length=128)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
+    limits: Limits = Field(default_factory=Limits)
+
+
+class GroupSpec(BaseModel):
+    """`POST /groups`. Idempotent by group_id; without one, a new id is made. Trials are named `<group_id>.<i>`."""
+
+    model_config = ConfigDict(extra="forbid")
+    group_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
+    run_id: str | None = Field(None, max_length=128)
+    task: dict[str, Any] = Field(default_factory=dict)
+    size: int = Field(ge=1, le=4096)
+    deadline_s: float | None = Field(
+        None, gt=0, description="seconds after creation; the group is then served as it is"
+    )
+    purpose: Literal["train", "eval"] = "train"
+    sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
+    limits: Limits = Field(default_factory=Limits)
+
+
+class Trial(BaseModel):
+    """A registered trial: what a harness hands to its agent.
+
+    urls: base URL for each kind of client: `openai` (ends in /v1), `anthropic` (without /v1).
+    key: the agent's key; None where the proxy asks for none.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    session: Session
+    urls: dict[str, str]
+    key: str | None = None
+
+
+class GroupTrials(BaseModel):
+    """A group and its trials. harness_key completes and reads these trials and nothing else; None where auth is off."""
+
+    model_config = ConfigDict(extra="forbid")
+    group: Group
+    trials: list[Trial]
+    harness_key: str | None = None
+
+
+class Completion(BaseModel):
+    """`POST /sessions/{trial_id}/complete`. The same body again changes nothing; another reward or status is 409."""
+
+    model_config = ConfigDict(extra="forbid")
+    reward: float | None = Field(None, allow_inf_nan=False, description="None: not scored; 0.0 is a measured zero")
+    status: Literal["completed", "aborted"] = "completed"
+    end_reason: str = Field("completed", max_length=128)
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class SessionPage(BaseModel):
+    """next_cursor: pass as `cursor`; None on the last page."""
+
+    items: list[Session]
+    next_cursor: str | None = None
+
+
+class TurnPage(BaseModel):
+    """In commit order. next_start: pass as `start`; None on the last page."""
+
+    items: list[Turn]
+    next_start: int | None = None
+
+
+class SampleList(BaseModel):
+    """One per leaf of the conversation tree, in commit order of the leaves."""
+
+    items: list[Sample]
+
+
+class ErrorBody(BaseModel):
+    """What went wrong. `code` is a stable word (`errors.BY_CODE`), `field` the dotted path of a field to blame."""
+
+    code: str
+    message: str
+    field: str | None = None
+    retryable: bool = False
+
+
+class ErrorEnvelope(BaseModel):
+    """The one envelope of every control-plane error. The request id is also in the `x-request-id` header and in the log."""
+
+    error: ErrorBody
+    request_id: str
