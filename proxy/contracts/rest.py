@@ -31,9 +31,7 @@ class GroupSpec(BaseModel):
     run_id: str | None = Field(None, max_length=128)
     task: dict[str, Any] = Field(default_factory=dict)
     size: int = Field(ge=1, le=4096)
-    deadline_s: float | None = Field(
-        None, gt=0, description="seconds after creation; the group is then served as it is"
-    )
+    deadline_s: float | None = Field(None, gt=0, description="seconds after creation: then it is served as it is")
     purpose: Literal["train", "eval"] = "train"
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
@@ -101,7 +99,7 @@ class ErrorBody(BaseModel):
 
 
 class ErrorEnvelope(BaseModel):
-    """The one envelope of every control-plane error. The request id is also in the `x-request-id` header and in the log."""
+    """The one envelope of every control-plane error. The request id also stands in the `x-request-id` header and the log."""
 
     error: ErrorBody
     request_id: str

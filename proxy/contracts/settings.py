@@ -8,7 +8,7 @@ A program declares one frozen tree of fields:
         admin_key: SecretStr | None = Field(None, description="opens the control plane")
 
 and calls `ProxySettings.load(cli, file)`. Constructing one directly (`ProxySettings(port=1)`, as tests do) reads
-neither environment nor files. Every secret `x` may also be given as `x_file`, a path whose stripped content is the secret.
+neither environment nor files. Every secret `x` may also be given as `x_file`, a path whose stripped content is it.
 Lists take JSON or, in the environment, words between commas. A nested field is `STENO_OUTER__INNER` in the environment.
 """
 
@@ -73,7 +73,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the caller passes: `load` composes the sources itself, to be able to say where a bad value is from."""
+        """Only what the caller passes: `load` composes the sources itself, so as to say where a bad value is from."""
         return (init_settings,)
 
     @classmethod
