@@ -16,6 +16,7 @@
     ├── EngineFailed                 503     later   the engine died or gave up on this request
     ├── StoreUnavailable             503     later   the turn could not be made durable
     ├── ProtocolError                502     later   a peer broke the wire protocol; its socket is closed
+    ├── Unreachable                  –       later   raised by clients: no answer from the proxy
     └── ConfigError                  –       –       at start-up; names the offending key
 
 A surprise (any other exception) answers 500 with fixed text and a request id, never the exception's own words.
@@ -134,6 +135,11 @@ class StoreUnavailable(StenoError):
 class ProtocolError(StenoError):
     status = 502
     code = "protocol_error"
+    retryable = True
+
+
+class Unreachable(StenoError):
+    code = "unreachable"
     retryable = True
 
 
