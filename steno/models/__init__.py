@@ -1,0 +1,5 @@
+"""The model that ships with the project: `TINY` is its directory (Hugging Face layout). Made by `make_tiny.py`."""
+
+from pathlib import Path
+
+TINY = Path(__file__).parent / "tiny"
