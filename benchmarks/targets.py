@@ -168,7 +168,8 @@ class Launcher:
                         "litellm_settings: {set_verbose: false, num_retries: 0}\n")
         child = self.spawn(PROXY_CORE, "litellm", str(self.peers / "litellm"), "--config", str(conf), "--host", "127.0.0.1",
                            "--port", str(port), "--num_workers", "1",
-                           env={"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
+                           env={"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                                "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"})
         self.ready(child, f"http://127.0.0.1:{port}/health/liveliness", 150)
         return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
 
