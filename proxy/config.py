@@ -1,0 +1,117 @@
+"""The proxy's settings: one frozen tree, checked at load, each field with its unit and the reason for its default.
+
+Owns what an operator can choose and which combinations are refused. How the values are found (command line, environment
+`STENO_*`, file) is `proxy/contracts/settings.py`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from proxy.contracts.errors import ConfigError
+from proxy.contracts.settings import Settings, SettingsConfigDict
+
+
+class ProxySettings(Settings):
+    """What `steno proxy` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_")
+
+    # -- where it listens and what it is called
+    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and logs it")
+    public_url: str | None = Field(
+        None, description="how agents reach the proxy (scheme, host, optional port and path prefix); default: as asked"
+    )
+
+    # -- who may do what (I8)
+    admin_key: SecretStr | None = Field(None, description="opens the control plane; unset: no keys, loopback only")
+    worker_key: SecretStr | None = Field(None, description="opens the workers' socket; unset: the admin key does")
+    trial_secret: SecretStr | None = Field(
+        None, description="agents' and harness keys derive from it; unset: from the admin key, and rotate with it"
+    )
+
+    # -- where it remembers
+    redis_url: str | None = Field(None, description="redis://, rediss:// or redis+cluster://; unset: in memory")
+    retention_s: float = Field(86400.0, gt=0, description="seconds that an ended session is kept")
+    tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
+    sweep_s: float = Field(60.0, gt=0, description="seconds between two looks for sessions past their retention")
+    tree_cache_bytes: int = Field(
+        256 * 2**20, ge=0, description="conversation trees kept in the process, about; one is rebuilt from its rows"
+    )
+
+    # -- generation
+    max_body_bytes: int = Field(32 * 2**20, ge=1024, description="largest request body; above it: 413, unread")
+    body_timeout_s: float = Field(60.0, gt=0, description="seconds a client may take to send its body: then 408")
+    keepalive_s: float = Field(10.0, gt=0, description="seconds of silence on a stream before a keepalive comment")
+    default_max_tokens: int | None = Field(
+        None, ge=1, description="completion tokens where the agent gives no limit; unset: what the context leaves"
+    )
+    shutdown_s: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")
+
+    # -- the relay to the workers
+    heartbeat_s: float = Field(5.0, gt=0, description="seconds between heartbeats, both ways")
+    silence_s: float = Field(20.0, gt=0, description="seconds without a frame after which a worker's socket is dropped")
+    resume_grace_s: float = Field(30.0, ge=0, description="seconds a worker may be away before its streams are lost")
+    max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a worker")
+    window_tokens: int = Field(4096, ge=1, description="tokens a worker may send on a stream before its credit")
+    max_waiting: int = Field(1024, ge=0, description="requests accepted beyond what the workers say they run: then 429")
+
+    # -- what it says
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="one line of text, or one JSON object, per record")
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be http(s)://host[:port][/prefix]")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError("must have no user, query or fragment")
+        return value.rstrip("/")
+
+    @field_validator("admin_key", "worker_key", "trial_secret")
+    @classmethod
+    def _not_empty(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().strip():
+            raise ValueError("must not be empty; leave it out instead")
+        return value
+
+    @property
+    def base_path(self) -> str:
+        """Path prefix of `public_url`: "" or "/steno". Requests are served with it and without it."""
+        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
+
+    def check(self) -> None:
+        """Refuse what can't be served safely.
+
+        Raises:
+            ConfigError: names the offending key. Without an admin key everything is open to whoever can connect, so
+                only loopback addresses are listened on (I8).
+        """
+        if self.admin_key is None and not _is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host!r} is not loopback and there is no admin_key: agents could read and reward each "
+                "other's sessions; set STENO_ADMIN_KEY, or listen on 127.0.0.1",
+                field="host",
+            )
+        if self.admin_key is None and (self.worker_key or self.trial_secret):
+            raise ConfigError("worker_key and trial_secret need an admin_key beside them", field="admin_key")
+        if self.silence_s <= self.heartbeat_s:
+            raise ConfigError("silence_s must be longer than heartbeat_s, or every worker is dropped", field="silence_s")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
