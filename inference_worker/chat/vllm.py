@@ -1,0 +1,314 @@
+"""One model's chat format as vLLM has it: its renderer, its tool and reasoning parsers, the grammars they switch on.
+
+Prompts are rendered and replies parsed by the very code that `vllm serve` runs, without HTTP. Nothing here samples.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference_worker.chat.base import Decoder, Parsed
+from inference_worker.chat.base import Parser as ParserSeam
+from inference_worker.engines.vllm_args import EngineArgs
+from proxy.contracts.canonical import Job, Message, Tool, ToolCallPiece
+from proxy.contracts.errors import BadRequest, ConfigError
+from pydantic import ValidationError
+from vllm.config import VllmConfig
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.exceptions import VLLMClientError
+from vllm.parser import Parser, ParserManager
+from vllm.renderers import ChatParams, TokenizeParams, renderer_from_config
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers.detokenizer_utils import detokenize_incrementally
+from vllm.utils.mistral import is_mistral_tokenizer
+
+_RANDOM_CALL_ID = "chatcmpl-tool-"
+"""How ids begin that vLLM makes up for formats that have none (`renderers.chat_utils.make_tool_call_id`)."""
+
+_JOBS_REMEMBERED = 64
+"""A job's grammar is asked for three times within one start of a generation; more jobs than this don't start at once."""
+
+_TOKENIZE = TokenizeParams(max_total_tokens=None, add_special_tokens=False)
+"""The template writes the special tokens; the length is checked against the context later, with the numbers at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What constrains a job. `reasoning_kwargs`: for the engine's own reasoning parser, which frees what comes before
+    `</think>`. from_start: the grammar itself allows for reasoning, so that it applies from the first token."""
+
+    outputs: StructuredOutputsParams
+    reasoning_kwargs: dict[str, Any] | None
+    from_start: bool
+
+
+class VllmFormat:
+    """A `ChatFormat` over vLLM's renderer and parsers."""
+
+    def __init__(self, config: VllmConfig, args: EngineArgs) -> None:
+        """Raises: ConfigError: the parsers and the tokenizer don't go together."""
+        self.name = config.model_config.model
+        self._model_config = config.model_config
+        self._args = args
+        self._renderer = renderer_from_config(config)
+        self._tokenizer = self._renderer.get_tokenizer()
+        self._parser_class = _parser_class(config, args, self._tokenizer)
+        self._grammars: OrderedDict[int, tuple[Job, Grammar | None]] = OrderedDict()
+        ends = config.model_config.try_get_generation_config().get("eos_token_id") or []
+        first = self._renderer.get_eos_token_id()
+        self.stop_ids = frozenset([ends] if isinstance(ends, int) else ends) | frozenset([] if first is None else [first])
+
+    @property
+    def has_tools(self) -> bool:
+        return self._parser_class is not None and self._parser_class.tool_parser_cls is not None
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self._parser_class is not None and self._parser_class.reasoning_parser_cls is not None
+
+    # -- text to ids and back
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
+        kwargs = {
+            "add_generation_prompt": True,
+            **self._template_kwargs(options),
+            "tools": list(tools) or None,
+            "tokenize": is_mistral_tokenizer(self._tokenizer),
+        }
+        params = ChatParams(self._args.chat_template, self._args.chat_template_content_format, kwargs)
+        try:
+            _, prompt = self._renderer.render_messages([_in_vllm_words(message) for message in messages], params)
+            rendered = self._renderer.tokenize_prompts([prompt], _TOKENIZE)[0]
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise BadRequest(f"the model's chat template refuses this conversation: {error}", field="messages") from error
+        return list(rendered["prompt_token_ids"])
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        token = self._tokenizer.convert_ids_to_tokens([token_id])[0]
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if "\ufffd" not in text or token is None:
+            return text, text.encode()
+        return text, bytes(_BYTE_OF.get(char, 0x3F) for char in token)
+
+    def decoder(self) -> Decoder:
+        return VllmDecoder(self._tokenizer, self.stop_ids)
+
+    # -- parsing
+
+    def parser(self, job: Job, generation_prompt_ids: Sequence[int]) -> ParserSeam:
+        if self._parser_class is None:
+            return _PlainParser()
+        request = self.request(job)
+        if any(message.get("tool_calls") for message in job.messages):
+            # Kimi numbers its calls through the conversation; nothing else in parsing looks at the history.
+            request.messages = [_in_vllm_words(message) for message in job.messages]
+        return VllmParser(self._make_parser(request, job), request, list(generation_prompt_ids))
+
+    def request(self, job: Job) -> ChatCompletionRequest:
+        """The job as vLLM's parsers know it, without its messages.
+
+        Raises: BadRequest naming the field.
+        """
+        fields: dict[str, Any] = {"messages": [], "stream": True}
+        if job.tools:
+            fields["tools"] = job.tools
+            fields["tool_choice"] = _tool_choice(job.tool_choice)
+            fields["parallel_tool_calls"] = job.parallel_tool_calls
+        asked = job.response_format
+        if asked.type == "json_object":
+            fields["response_format"] = {"type": "json_object"}
+        elif asked.type == "json_schema":
+            schema = {"name": asked.name or "reply", "schema": asked.schema, "strict": asked.strict}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        try:
+            return ChatCompletionRequest.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise BadRequest(f"{where}: {first['msg']}", field=where or None) from error
+        except VLLMClientError as error:
+            raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+
+    def grammar(self, job: Job) -> Grammar | None:
+        """The grammar that a job switches on: asked for, needed by its tool choice, or brought by the model's tool parser.
+
+        Raises: BadRequest naming the field.
+        """
+        if not job.tools and job.response_format.type == "text" and not self._always_adjusts:
+            return None
+        known = self._grammars.get(id(job))
+        if known is not None and known[0] is job:
+            return known[1]
+        grammar = self._grammar(job)
+        self._grammars[id(job)] = (job, grammar)
+        if len(self._grammars) > _JOBS_REMEMBERED:
+            self._grammars.popitem(last=False)
+        return grammar
+
+    def reasoning_ended(self, job: Job, generation_prompt_ids: Sequence[int]) -> bool | None:
+        """Whether what is generated starts after the reasoning. None: there is no reasoning parser to say."""
+        if self._parser_class is None or not self.has_reasoning:
+            return None
+        return self._make_parser(self.request(job), job).is_reasoning_end(list(generation_prompt_ids))
+
+    def generation_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The end of a prompt, from after its last stop id. What the assistant thought in earlier turns is not in it, and a
+        template's opening of the next turn (`<think>` or its absence) is."""
+        for at in range(len(prompt_ids) - 1, -1, -1):
+            if prompt_ids[at] in self.stop_ids:
+                return list(prompt_ids[at + 1 :])
+        return list(prompt_ids)
+
+    # -- inside
+
+    @property
+    def _always_adjusts(self) -> bool:
+        """Mistral's own tokenizer has a grammar for every request, so that its special tokens can't leak."""
+        return is_mistral_tokenizer(self._tokenizer) and self._tokenizer.supports_grammar and self.has_tools
+
+    def _template_kwargs(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {**(self._args.default_chat_template_kwargs or {}), **options}
+
+    def _make_parser(self, request: ChatCompletionRequest, job: Job) -> Parser:
+        assert self._parser_class is not None
+        return self._parser_class(
+            self._tokenizer,
+            request.tools,
+            model_config=self._model_config,
+            chat_template_kwargs=self._template_kwargs(job.template_kwargs),
+        )
+
+    def _grammar(self, job: Job) -> Grammar | None:
+        request = self.request(job)
+        forced = job.tools and job.tool_choice not in ("auto", "none")
+        if forced and not self.has_tools:
+            raise BadRequest(
+                f"tool_choice {job.tool_choice!r} needs a worker started with --tool-call-parser", field="tool_choice"
+            )
+        if self._parser_class is not None:
+            request = self._make_parser(request, job).adjust_request(request)
+        outputs = request.extract_structured_outputs()
+        if outputs is None:
+            return None
+        kwargs = {"chat_template_kwargs": self._template_kwargs(job.template_kwargs)} if self.has_reasoning else None
+        return Grammar(outputs, kwargs, from_start=request._grammar_from_parser)
+
+
+class VllmParser:
+    """One completion through vLLM's reasoning and tool parsers.
+
+    It is given the ids of the generation prompt only: thinking that is kept from earlier turns makes several parsers
+    believe that reasoning has ended.
+    """
+
+    def __init__(self, parser: Parser, request: ChatCompletionRequest, generation_prompt_ids: list[int]) -> None:
+        self._parser = parser
+        self._request = request
+        self._prompt_ids = generation_prompt_ids
+        parser.set_prompt_token_ids(generation_prompt_ids)
+
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
+        delta = self._parser.parse_delta(text, list(ids), self._request, self._prompt_ids, finished=final)
+        if delta is None:
+            return Parsed()
+        pieces = [
+            ToolCallPiece(
+                call.index,
+                (call.function.arguments or "") if call.function else "",
+                "" if not call.id or call.id.startswith(_RANDOM_CALL_ID) else call.id,
+                (call.function.name or "") if call.function else "",
+            )
+            for call in delta.tool_calls
+        ]
+        return Parsed(delta.content or "", delta.reasoning or "", pieces)
+
+
+class _PlainParser:
+    """No parser configured: everything is content, as vLLM has it."""
+
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
+        return Parsed(text)
+
+
+class VllmDecoder:
+    """Incremental text of any tokenizer that vLLM loads. Stop ids are silent, other special tokens are text."""
+
+    def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
+        self._ids: list[int] = []
+        self._tokens: list[str] | None = None
+        self._prefix = 0
+        self._read = 0
+
+    def feed(self, ids: Sequence[int], *, final: bool = False) -> str:
+        text = "".join([self._one(token_id) for token_id in ids if token_id not in self._stop_ids])
+        return text + self._rest() if final else text
+
+    def _one(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        tokens, text, self._prefix, self._read = detokenize_incrementally(
+            self._tokenizer, self._ids, self._tokens, self._prefix, self._read, skip_special_tokens=False
+        )
+        self._tokens = tokens if self._tokens is None else self._tokens + tokens
+        return text
+
+    def _rest(self) -> str:
+        held = (self._tokens or [])[self._read :]
+        return self._tokenizer.convert_tokens_to_string(held) if held else ""
+
+
+def _parser_class(config: VllmConfig, args: EngineArgs, tokenizer: Any) -> type[Parser] | None:
+    model = config.model_config
+    try:
+        composed = ParserManager.get_parser(
+            tool_parser_name=args.tool_call_parser,
+            reasoning_parser_name=args.engine.reasoning_parser,
+            enable_auto_tools=args.tool_call_parser is not None,
+            model_name=model.model,
+            is_harmony=model.hf_config.model_type == "gpt_oss",
+            tool_strict_level=args.tool_strict_level,
+            tokenizer=tokenizer,
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"tool_call_parser, reasoning_parser: {error}", field="tool_call_parser") from error
+    tool_parser = composed.tool_parser_cls if composed is not None else None
+    if tool_parser is not None and tool_parser.default_tool_strict_level is not None and args.tool_strict_level == "auto":
+        free = type(f"Free{tool_parser.__name__}", (tool_parser,), {"default_tool_strict_level": None})
+        composed.tool_parser_cls = free
+    return composed
+
+
+def _tool_choice(choice: str) -> str | dict[str, Any]:
+    if choice.startswith("function:"):
+        return {"type": "function", "function": {"name": choice.removeprefix("function:")}}
+    return choice
+
+
+def _in_vllm_words(message: Message) -> Message:
+    """vLLM's renderer reads `reasoning` (and gives templates both names); it changes tool calls in place."""
+    if message["role"] != "assistant":
+        return message
+    copied = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if message.get("reasoning_content"):
+        copied["reasoning"] = message["reasoning_content"]
+    if message.get("tool_calls"):
+        copied["tool_calls"] = [{**call, "function": dict(call["function"])} for call in message["tool_calls"]]
+    return copied
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's byte-to-character table, inverted: what a byte-level token's characters stand for."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in plain}
+    others = (byte for byte in range(256) if byte not in table.values())
+    return table | {chr(256 + shift): byte for shift, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()

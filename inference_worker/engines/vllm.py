@@ -1,0 +1,375 @@
+"""vLLM in this process: its asynchronous engine behind the `TokenEngine` seam.
+
+Owns one `AsyncLLM`, from construction to shutdown. Text, templates and parsers are `chat/vllm.py`; stop strings and frames are
+`job.py`. It keeps I1 (every id with the log-probability it was sampled at, or an error) and I10 (every id with the version
+of the weights that sampled it, also when they changed inside one delta).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from inference_worker.chat.vllm import Grammar, VllmFormat
+from inference_worker.engines.base import Engine, TokenStep
+from inference_worker.engines.vllm_args import EngineArgs, from_fields, parse_args
+from proxy.contracts.canonical import Job, Sampling
+from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, TooManyRequests
+from proxy.contracts.frames import ModelCard
+from vllm.config import VllmConfig
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+FIRST_VERSION = "base/0"
+"""Of the weights that were loaded at start: no lineage has trained them yet."""
+
+SHUTDOWN_S = 10.0
+"""How long the engine's processes may take to end before they are killed."""
+
+_MIN_TEMPERATURE = 0.01
+"""vLLM quietly samples at this temperature when asked for a lower one above 0."""
+
+
+def build(settings: Any) -> Engine:
+    """The vLLM engine of a worker.
+
+    Args: settings: `model` (a folder or a name), `engine_args`: what followed `--` on the command line (words), or a mapping
+    of vLLM's argument names; `served_model_name` and `policy`, where set, go on the card.
+    Raises: ConfigError.
+    """
+    from inference_worker.job import ChatEngine
+
+    given = getattr(settings, "engine_args", None) or {}
+    args = from_fields(dict(given)) if hasattr(given, "keys") else parse_args(given)
+    model = getattr(settings, "model", None)
+    if model:
+        args = dataclasses.replace(args, engine=dataclasses.replace(args.engine, model=str(model)))
+    tokens = VllmTokens(args, policy=getattr(settings, "policy", None) or "default")
+    return ChatEngine(tokens, tokens.format)
+
+
+class VllmTokens:
+    """A `TokenEngine`. One instance lives in one event loop: built anywhere, started and stopped in it.
+
+    Attributes:
+        format: the model's `ChatFormat`.
+        on_death: called once, in the event loop, when the engine has died by itself; says why.
+        version: of the weights now loaded.
+    """
+
+    def __init__(self, args: EngineArgs, *, policy: str = "default") -> None:
+        """Reads the model's configuration and tokenizer, not its weights. Raises: ConfigError."""
+        args = args.checked()
+        try:
+            self._config: VllmConfig = args.engine.create_engine_config()
+        except (ValueError, OSError, TypeError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(f"vLLM refuses these arguments: {error}", field="engine_args") from error
+        self.format = VllmFormat(self._config, args)
+        self.version = FIRST_VERSION
+        self.on_death: Callable[[str], None] | None = None
+        self._args = args
+        self._policy = policy
+        self._llm: AsyncLLM | None = None
+        self._load = _LastLoad(self._config)
+        self._death = ""
+
+    @property
+    def healthy(self) -> bool:
+        """Started, and neither stopped nor dead."""
+        return self._llm is not None and not self._death and not self._llm.errored
+
+    def card(self) -> ModelCard:
+        served = self._args.engine.served_model_name
+        name = served if isinstance(served, str) else served[0] if served else Path(self._args.engine.model).name
+        able = {"tools": self.format.has_tools, "reasoning": self.format.has_reasoning}
+        words = ["cancel", "grammar", "logprobs", *(word for word, has in able.items() if has)]
+        context = self._config.model_config.max_model_len
+        return ModelCard(name, context, self._policy, self.version, capabilities=words)
+
+    async def start(self) -> None:
+        """Load the weights. Blocks the event loop as `vllm serve` does: nothing is served before.
+
+        Raises: ConfigError: the engine could not start; its own log says more.
+        """
+        try:
+            self._llm = AsyncLLM.from_vllm_config(
+                self._config,
+                stat_loggers=[lambda config, index=0: self._load],
+                enable_log_requests=self._args.engine.enable_log_requests,
+                disable_log_stats=self._args.engine.disable_log_stats,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ConfigError(f"vLLM could not start: {error}", field="engine_args") from error
+        assert self._llm.output_handler is not None
+        self._llm.output_handler.add_done_callback(self._output_ended)
+        await self._llm.update_weight_version(self.version)
+
+    async def stop(self) -> None:
+        """Ends the engine's processes. Whoever still waits for a token gets EngineFailed."""
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        llm.output_processor.propagate_error(EngineDeadError())
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # or vLLM logs our shutdown as a crash
+        await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
+
+    async def set_version(self, version: str) -> None:
+        """Name the weights that are now loaded; ids sampled from here on carry it. To be called between an engine that was
+        paused and its resumption, after the weights have been checked (I10)."""
+        await self._running().update_weight_version(version)
+        self.version = version
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine itself, for the weight receivers. Raises: EngineFailed when there is none."""
+        return self._running()
+
+    def load(self) -> tuple[int, int, float]:
+        if self._llm is None:
+            return 0, 0, 0.0
+        # Statistics come with an engine step, so after an abort they are old; the number of open requests never is.
+        unfinished = self._llm.get_num_unfinished_requests()
+        waiting = min(self._load.waiting, unfinished)
+        return unfinished - waiting, waiting, self._load.kv_used
+
+    def constrains(self, job: Job) -> bool:
+        """Also true where the grammar only begins after the reasoning: nothing is trained that might be bent (I1)."""
+        return self.format.grammar(job) is not None
+
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job
+    ) -> AsyncIterator[TokenStep]:
+        llm = self._running()
+        context = self._config.model_config.max_model_len
+        if len(prompt_ids) >= context:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt_ids)} tokens, the model's context {context}",
+                prompt_tokens=len(prompt_ids),
+                context_tokens=context,
+                field="messages",
+            )
+        grammar = self.format.grammar(job)
+        outputs = llm.generate(
+            tokens_input(prompt_ids),
+            _sampling_params(law, job, grammar),
+            request_id,
+            reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
+            reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
+        )
+        spans = _Spans(llm, request_id)
+        # Closing vLLM's generator is what aborts the request in the engine and forgets it here.
+        async with aclosing(outputs):
+            try:
+                async for output in outputs:
+                    for step in _steps(output, spans, job.top_logprobs, constrained=grammar is not None):
+                        yield step
+            except EngineDeadError as error:
+                self._died("the engine's processes have ended")
+                raise EngineFailed("the engine died") from error
+            except VLLMClientError as error:
+                raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+            except GracefulHTTPError as error:
+                raise TooManyRequests(str(error)) from error
+            except EngineGenerateError as error:
+                if isinstance(error.__cause__, ValueError | TypeError):
+                    raise BadRequest(str(error.__cause__)) from error
+                raise EngineFailed(f"the engine gave up on this request: {error.__cause__ or error}") from error
+
+    def _running(self) -> AsyncLLM:
+        if self._llm is None or self._death:
+            raise EngineFailed(self._death or "the engine is not running")
+        return self._llm
+
+    def _reasoning_ended(self, grammar: Grammar | None, job: Job, prompt_ids: Sequence[int]) -> bool | None:
+        """The engine would look for the end of reasoning in the whole prompt, where kept thinking of earlier turns ends."""
+        if grammar is None:
+            return None
+        if grammar.from_start:
+            return True
+        return self.format.reasoning_ended(job, self.format.generation_prompt(prompt_ids))
+
+    def _output_ended(self, task: asyncio.Task[None]) -> None:
+        """vLLM's task that takes in the engine's output: it ends when we stop, or when the engine has died."""
+        if self._llm is not None and not task.cancelled():
+            self._died("the engine's processes have ended")
+
+    def _died(self, why: str) -> None:
+        if self._death or self._llm is None:
+            return
+        self._death = why
+        logger.error("vLLM is dead: %s", why)
+        if self.on_death is not None:
+            self.on_death(why)
+
+
+class _LastLoad(StatLoggerBase):
+    """The scheduler's last word on its queue and cache."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self.waiting = 0
+        self.kv_used = 0.0
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if scheduler_stats is not None:
+            self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.kv_used = scheduler_stats.kv_cache_usage
+
+    def log_engine_initialized(self) -> None:
+        return None
+
+
+class _Spans:
+    """Which version sampled which token of one request, known as the tokens come.
+
+    vLLM reports spans with the final output only. The starts of them are kept in the request's state, a list that
+    only grows; a request whose first output is also its last has no state any more, but has its spans.
+    """
+
+    def __init__(self, llm: AsyncLLM, request_id: str) -> None:
+        self._processor = llm.output_processor
+        self._request_id = request_id
+        self._starts: list[tuple[str, int]] | None = None
+        self._sent = 0
+
+    def take(self, output: CompletionOutput) -> list[tuple[str, int]]:
+        """(version, tokens) of the next `len(output.token_ids)` tokens, in order; a token without a version is an error."""
+        if self._starts is None:
+            self._starts = self._find(output)
+        start, end = self._sent, self._sent + len(output.token_ids)
+        self._sent = end
+        taken: list[tuple[str, int]] = []
+        ends = [first for _, first in self._starts[1:]] + [end]
+        for (version, first), last in zip(self._starts, ends, strict=True):
+            count = min(last, end) - max(first, start)
+            if count > 0:
+                taken.append((version, count))
+        if sum(count for _, count in taken) != end - start:
+            raise EngineFailed("the engine did not say which weights sampled a token")
+        return taken
+
+    def _find(self, output: CompletionOutput) -> list[tuple[str, int]]:
+        if output.weight_versions is not None:
+            return [(span.version, span.start) for span in output.weight_versions]
+        for internal in self._processor.external_req_ids.get(self._request_id, ()):
+            return self._processor.request_states[internal].weight_version_starts
+        return []
+
+
+def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None) -> SamplingParams:
+    """The law in vLLM's words. Everything is said, since vLLM's defaults are those of its HTTP API.
+
+    Raises: BadRequest: a value that vLLM refuses, or would change without saying so.
+    """
+    if 0.0 < law.temperature < _MIN_TEMPERATURE:
+        raise BadRequest(f"temperature must be 0 or at least {_MIN_TEMPERATURE}", field="temperature")
+    try:
+        return SamplingParams(
+            n=1,
+            temperature=law.temperature,
+            top_p=law.top_p,
+            top_k=max(law.top_k, 0),
+            min_p=law.min_p,
+            presence_penalty=law.presence_penalty,
+            frequency_penalty=law.frequency_penalty,
+            repetition_penalty=law.repetition_penalty,
+            logit_bias=dict(law.logit_bias) or None,
+            min_tokens=law.min_tokens,
+            max_tokens=law.max_tokens,
+            seed=law.seed,
+            stop_token_ids=list(law.stop_token_ids),
+            ignore_eos=law.ignore_eos,
+            logprobs=job.top_logprobs or 0,  # None would switch them off
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=grammar.outputs if grammar else None,
+            watermarking=False,
+        )
+    except (VLLMClientError, ValueError, TypeError) as error:
+        raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+
+
+def _steps(output: RequestOutput, spans: _Spans, top: int | None, *, constrained: bool) -> list[TokenStep]:
+    """One output of the engine as steps, one per policy version in it; the last bears the finish."""
+    completion = output.outputs[0]
+    reason = completion.finish_reason
+    if reason not in (None, "stop", "length"):
+        if constrained and not spans._sent:
+            raise BadRequest("the engine could not make a grammar of what was asked for", field="response_format")
+        raise EngineFailed(f"the engine ended this request with {reason!r}")
+    ids = list(completion.token_ids)
+    logprobs, tops = _logprobs(ids, completion.logprobs, top)
+    steps: list[TokenStep] = []
+    at = 0
+    for version, count in spans.take(completion):
+        part = slice(at, at + count)
+        at += count
+        steps.append(
+            TokenStep(
+                ids[part],
+                logprobs[part],
+                version,
+                top=tops[part] if tops is not None else None,
+                cached_tokens=output.num_cached_tokens or 0,
+                constrained=constrained,
+            )
+        )
+    if reason is not None:
+        if not steps:
+            steps.append(TokenStep([], [], "", cached_tokens=output.num_cached_tokens or 0, constrained=constrained))
+        steps[-1].finish = reason
+        steps[-1].timings = _timings(output)
+    return steps
+
+
+def _logprobs(
+    ids: list[int], given: Any, top: int | None
+) -> tuple[list[float], list[list[tuple[int, float]]] | None]:
+    """The sampled ids' log-probabilities, and their alternatives when asked for.
+
+    vLLM puts the sampled token first at each position, then the `top` best by rank; the sampled one may be among them.
+    Raises: EngineFailed: one is missing, not a number, or of another token (I1).
+    """
+    if not ids:
+        return [], [] if top is not None else None
+    if not isinstance(given, FlatLogprobs) or len(given.start_indices) != len(ids):
+        raise EngineFailed("the engine gave tokens without log-probabilities")
+    sampled = [given.logprobs[start] for start in given.start_indices]
+    if [given.token_ids[start] for start in given.start_indices] != ids or any(value != value for value in sampled):
+        raise EngineFailed("the engine gave log-probabilities that are not of the sampled tokens")
+    if top is None:
+        return sampled, None
+    tops = []
+    for start, end in zip(given.start_indices, given.end_indices, strict=True):
+        best = {given.token_ids[i]: given.logprobs[i] for i in range(start, end) if (given.ranks[i] or 0) <= top}
+        tops.append(sorted(best.items(), key=lambda item: -item[1])[:top])
+    return sampled, tops
+
+
+def _timings(output: RequestOutput) -> dict[str, float]:
+    """Seconds spent waiting in the engine and from being scheduled to the first token; nothing where vLLM keeps no stats."""
+    stats = output.metrics
+    if stats is None or not stats.scheduled_ts:
+        return {}
+    return {"queued_s": stats.scheduled_ts - stats.queued_ts, "prefill_s": stats.first_token_ts - stats.scheduled_ts}
