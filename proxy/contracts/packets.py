@@ -1,0 +1,102 @@
+"""Packets and the words around them: what may be in a message each way, how it is read, close codes and limits.
+
+Each direction has its own decoder, so that a frame sent the wrong way, an unknown frame and a malformed one are the same
+thing: a packet that does not decode. Meaning and order are `peer.py` and `channel.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from proxy.contracts.channel import encode_alone
+from proxy.contracts.errors import ProtocolError
+from proxy.contracts.frames import (
+    Announce,
+    Cancel,
+    Credit,
+    Delta,
+    Failed,
+    Finish,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Started,
+    Welcome,
+)
+
+MAX_HELLO_BYTES = 256 * 1024
+
+CLOSE_NORMAL = 1000
+CLOSE_GOING_AWAY = 1001
+CLOSE_PROTOCOL_ERROR = 4400
+CLOSE_UNAUTHORIZED = 4401
+CLOSE_VERSION = 4406
+CLOSE_TIMEOUT = 4408
+CLOSE_REPLACED = 4409
+CLOSE_OVERFLOW = 4413
+"""WebSocket close codes; a Goodbye with the word for it comes before, wherever the socket still takes one."""
+
+PROTOCOL_ERROR = "protocol_error"
+UNAUTHORIZED = "unauthorized"
+VERSION = "version"
+REPLACED = "replaced"
+REFUSALS = frozenset({UNAUTHORIZED, VERSION, REPLACED})
+"""Goodbye codes after which dialling again can't help."""
+
+
+ToProxy = Hello | Goodbye | Heartbeat | Started | Delta | Finish | Failed | Announce
+ToWorker = Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit
+_UNSEQUENCED = frozenset({Hello, Welcome, Goodbye, Heartbeat})
+
+
+class PacketToProxy(msgspec.Struct, array_like=True):
+    seq: int
+    ack: int
+    frames: list[ToProxy]
+
+
+class PacketToWorker(msgspec.Struct, array_like=True):
+    seq: int
+    ack: int
+    frames: list[ToWorker]
+
+
+PacketT = TypeVar("PacketT", PacketToProxy, PacketToWorker)
+
+
+def decode_packet(decoder: msgspec.msgpack.Decoder[PacketT], data: bytes, max_bytes: int) -> PacketT:
+    """One message -> packet. Direction, frame tags and field types are checked here. Raises ProtocolError."""
+    if len(data) > max_bytes:
+        raise ProtocolError(f"a packet of {len(data)} bytes, {max_bytes} are allowed")
+    try:
+        packet = decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"not a packet: {type(error).__name__}: {str(error)[:120]}") from None
+    if packet.seq == 0:
+        if not _UNSEQUENCED.issuperset(map(type, packet.frames)):
+            raise ProtocolError("a frame that belongs in the order came outside it")
+    elif not _UNSEQUENCED.isdisjoint(map(type, packet.frames)):
+        raise ProtocolError("a frame that belongs outside the order came in it")
+    return packet
+
+
+TO_PROXY = msgspec.msgpack.Decoder(PacketToProxy)
+TO_WORKER = msgspec.msgpack.Decoder(PacketToWorker)
+
+
+def read_hello(data: bytes) -> Hello:
+    """The first message of a worker's socket, before it is known whose it is. Raises ProtocolError."""
+    packet = decode_packet(TO_PROXY, data, MAX_HELLO_BYTES)
+    if packet.seq != 0 or len(packet.frames) != 1 or not isinstance(hello := packet.frames[0], Hello):
+        raise ProtocolError("the first packet of a worker must be Hello, alone")
+    if not 1 <= len(hello.worker_id) <= 128 or not 1 <= len(hello.boot_id) <= 64 or hello.max_streams < 1:
+        raise ProtocolError("Hello: worker_id, boot_id or max_streams is out of bounds")
+    return hello
+
+
+def farewell(code: str, message: str, *, final: bool = True) -> bytes:
+    """A packet with Goodbye, for sockets that never got a channel."""
+    return encode_alone(Goodbye(code, message, final), 0)
