@@ -1,0 +1,320 @@
+"""The embedded engine: a transformers model on the CPU in a thread of its own, for demos, tests and small models.
+
+Owns the thread and the way between it and asyncio: one `call_soon_threadsafe` per step carries the tokens of all streams. Sampling is
+`sampler.py`, batching `batch.py`, grammars `grammar.py`. Float32 throughout, so that log-probabilities agree with any other
+forward pass to 1e-3 (I1). A failure in the thread fails every request, and the engine stays unhealthy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from inference_worker.engines import grammar
+from inference_worker.engines.base import Engine, TokenStep
+from inference_worker.engines.batch import Batch, Sequence
+from inference_worker.engines.options import engine_options, model_directory
+from inference_worker.engines.sampler import Row
+from proxy.contracts.canonical import Job, Sampling
+from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError
+from proxy.contracts.frames import ModelCard
+
+log = logging.getLogger(__name__)
+
+OPTIONS = {
+    "threads": (1, "CPU threads of torch; one is best for a tiny model, and for whatever shares the machine"),
+    "prefill_tokens": (512, "prompt tokens computed between two steps of the running streams"),
+}
+"""Engine arguments: name -> (default, meaning)."""
+
+
+class Settings(Protocol):
+    """What `build` reads of the worker's settings."""
+
+    model: Any
+    max_streams: int
+    context_tokens: int | None
+    engine_args: Any
+
+
+def build(settings: Settings) -> Engine:
+    """The embedded engine for a model directory in Hugging Face layout.
+
+    Raises: ConfigError naming the setting: no such directory, not a causal model, no chat template, unknown argument.
+    """
+    from inference_worker.chat.hf import HFChatFormat
+    from inference_worker.job import ChatEngine
+
+    options = engine_options(settings.engine_args, {name: default for name, (default, _) in OPTIONS.items()})
+    directory = model_directory(settings.model, weights=True)
+    chat = HFChatFormat(directory)
+    tokens = TransformersEngine(
+        directory,
+        stop_ids=chat.stop_ids,
+        max_streams=settings.max_streams,
+        context_tokens=settings.context_tokens,
+        **options,
+    )
+    return ChatEngine(tokens, chat)
+
+
+class TransformersEngine:
+    """A `TokenEngine`. The model is loaded by `start`, in its thread."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        stop_ids: frozenset[int],
+        max_streams: int = 16,
+        context_tokens: int | None = None,
+        name: str | None = None,
+        version: str = "base/0",
+        threads: int = 1,
+        prefill_tokens: int = 512,
+    ) -> None:
+        self._model_dir = model_dir
+        self._config = _checked_config(model_dir)
+        longest = int(self._config.max_position_embeddings)
+        if context_tokens is not None and context_tokens > longest:
+            raise ConfigError(f"context_tokens: {context_tokens} is more than the model's {longest} positions")
+        self._context_tokens = context_tokens or longest
+        self._name = name or model_dir.name
+        self._version = version
+        self._stop_ids = stop_ids
+        self._max_streams = max_streams
+        self._threads = threads
+        self._prefill_tokens = prefill_tokens
+        self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
+        self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
+        self._failure: str | None = None
+        self._load = (0, 0, 0.0)
+        self._commands: list[Callable[[Batch], None]] = []
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- what the worker asks -----------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """False once the model thread has failed; it does not come back."""
+        return self._failure is None
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    def card(self) -> ModelCard:
+        return ModelCard(
+            name=self._name,
+            context_tokens=self._context_tokens,
+            policy_version=self._version,
+            capabilities=["tools", "reasoning", "logprobs", "grammar", "cancel"],
+        )
+
+    def load(self) -> tuple[int, int, float]:
+        return self._load
+
+    def constrains(self, job: Job) -> bool:
+        return grammar.constrains(job)
+
+    async def start(self) -> None:
+        """Load the model. Raises: ConfigError if its weights can't be loaded."""
+        self._loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(loaded,), name="steno-model", daemon=True)
+        self._thread.start()
+        await loaded
+
+    async def stop(self) -> None:
+        """Fail what runs, end the thread. Idempotent."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._fail("the engine was stopped")
+
+    async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Swap weights between two steps; tokens after that carry `version`, and what is in flight prefills again (I10).
+
+        Raises: ValueError naming the tensor that does not fit (nothing has changed); EngineFailed.
+        """
+        self._check_alive()
+        assert self._loop is not None
+        loop, done = self._loop, self._loop.create_future()
+
+        def swap(batch: Batch) -> None:
+            try:
+                batch.swap_weights(version, tensors)
+            except ValueError as error:
+                loop.call_soon_threadsafe(_settle, done, error)
+            else:
+                loop.call_soon_threadsafe(_settle, done, None)
+
+        self._command(swap)
+        await done
+        self._version = version
+
+    def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+        return self._sample(request_id, prompt_ids, law, job)
+
+    async def _sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job
+    ) -> AsyncIterator[TokenStep]:
+        self._check_alive()
+        self._check_request(prompt_ids, law)
+        matcher = None
+        if grammar.constrains(job):
+            matcher = await asyncio.to_thread(self._grammars.matcher, job)
+        stops = frozenset(law.stop_token_ids) if law.ignore_eos else self._stop_ids | frozenset(law.stop_token_ids)
+        room = self._context_tokens - len(prompt_ids)
+        sequence = Sequence(
+            request_id,
+            Row(law, prompt_ids, stops, top=job.top_logprobs or 0, matcher=matcher),
+            max_tokens=min(law.max_tokens or room, room),
+        )
+        inbox: asyncio.Queue[TokenStep | StenoError] = asyncio.Queue()
+        self._inboxes[sequence] = inbox
+        self._command(lambda batch: batch.add(sequence))
+        try:
+            while True:
+                item = await inbox.get()
+                if isinstance(item, StenoError):
+                    raise item
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            if self._inboxes.pop(sequence, None) is not None:
+                self._command(lambda batch: batch.drop(sequence))
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineFailed(f"the engine has failed: {self._failure}")
+        if self._thread is None:
+            raise EngineFailed("the engine has not been started")
+
+    def _check_request(self, prompt_ids: list[int], law: Sampling) -> None:
+        vocabulary = self._config.vocab_size
+        if not prompt_ids:
+            raise BadRequest("the prompt is empty", field="prompt")
+        if len(prompt_ids) >= self._context_tokens:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt_ids)} tokens, the context {self._context_tokens}",
+                prompt_tokens=len(prompt_ids), context_tokens=self._context_tokens, field="messages",
+            )
+        # An id without an embedding would end the model thread, and every other stream with it.
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
+            raise BadRequest(f"the prompt has token ids outside 0..{vocabulary - 1}", field="prompt")
+        if any(not 0 <= token < vocabulary for token in law.logit_bias):
+            raise BadRequest(f"logit_bias has token ids outside 0..{vocabulary - 1}", field="logit_bias")
+        if any(not 0 <= token < vocabulary for token in law.stop_token_ids):
+            raise BadRequest(f"stop_token_ids has ids outside 0..{vocabulary - 1}", field="stop_token_ids")
+        if law.temperature < 0:
+            raise BadRequest("temperature must not be negative", field="temperature")
+
+    # -- the model's thread ---------------------------------------------------------------------------------------------------
+
+    def _command(self, command: Callable[[Batch], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _run(self, loaded: asyncio.Future[None]) -> None:
+        assert self._loop is not None
+        loop = self._loop
+        try:
+            torch.set_num_threads(self._threads)
+            model = _load_model(self._model_dir, self._config)
+        except Exception as error:  # reported: start() raises it
+            refused = ConfigError(f"model: {self._model_dir} can't be loaded: {error}")
+            refused.__cause__ = error
+            loop.call_soon_threadsafe(_settle, loaded, refused)
+            return
+        batch = Batch(
+            model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens
+        )
+        loop.call_soon_threadsafe(_settle, loaded, None)
+        try:
+            while self._obey(batch):
+                steps = batch.step()
+                self._load = (batch.running, batch.waiting, self._kv_used(batch))
+                if steps:
+                    loop.call_soon_threadsafe(self._deliver, steps)
+        except Exception as error:  # reported: every request fails with it, and the engine is unhealthy from here on
+            log.exception("the model thread failed")
+            loop.call_soon_threadsafe(functools.partial(self._fail, f"{type(error).__name__}: {error}"))
+
+    def _obey(self, batch: Batch) -> bool:
+        """Carry out what was asked since the last step; sleep while there is nothing to compute. False: end."""
+        with self._wake:
+            while not self._commands and not self._stopping and not len(batch):
+                self._load = (0, 0, 0.0)
+                self._wake.wait()
+            if self._stopping:
+                return False
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command(batch)
+        return True
+
+    def _kv_used(self, batch: Batch) -> float:
+        return min(1.0, batch.cached_tokens / (self._max_streams * self._context_tokens))
+
+    # -- back on the event loop -----------------------------------------------------------------------------------------------
+
+    def _deliver(self, steps: list[tuple[Sequence, TokenStep]]) -> None:
+        for sequence, step in steps:
+            inbox = self._inboxes.get(sequence)
+            if inbox is None:
+                continue  # cancelled while this step was computed
+            if step.finish is not None:
+                del self._inboxes[sequence]
+            inbox.put_nowait(step)
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is None:
+            self._failure = reason
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(EngineFailed(f"the engine failed: {reason}"))
+        self._inboxes.clear()
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _checked_config(model_dir: Path) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(model_dir)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {model_dir} has no configuration that transformers can read: {error}") from error
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or not hasattr(config, "max_position_embeddings"):
+        raise ConfigError(
+            f"model: the embedded engine runs causal models with full attention only; {model_dir} has {sorted(kinds)}"
+        )
+    return config
+
+
+def _load_model(model_dir: Path, config: Any) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, config=config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return model.eval()
