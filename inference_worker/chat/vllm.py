@@ -10,23 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference_worker.chat.base import Decoder, Parsed
-from inference_worker.chat.base import Parser as ParserSeam
-from inference_worker.engines.vllm_args import EngineArgs
-from proxy.contracts.canonical import Job, Message, Tool, ToolCallPiece
-from proxy.contracts.errors import BadRequest, ConfigError
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMClientError
-from vllm.parser import Parser, ParserManager
+from vllm.parser import Parser
 from vllm.renderers import ChatParams, TokenizeParams, renderer_from_config
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers.detokenizer_utils import detokenize_incrementally
 from vllm.utils.mistral import is_mistral_tokenizer
 
-_RANDOM_CALL_ID = "chatcmpl-tool-"
-"""How ids begin that vLLM makes up for formats that have none (`renderers.chat_utils.make_tool_call_id`)."""
+from inference_worker.chat.base import Decoder
+from inference_worker.chat.base import Parser as ParserSeam
+from inference_worker.chat.decode import ByteDecoder, TokenBytes
+from inference_worker.chat.vllm_parser import PlainParser, VllmParser, parser_class
+from inference_worker.engines.vllm_args import EngineArgs
+from proxy.contracts.canonical import Job, Message, Tool
+from proxy.contracts.errors import BadRequest, ConfigError
 
 _JOBS_REMEMBERED = 64
 """A job's grammar is asked for three times within one start of a generation; more jobs than this don't start at once."""
@@ -55,11 +56,15 @@ class VllmFormat:
         self._args = args
         self._renderer = renderer_from_config(config)
         self._tokenizer = self._renderer.get_tokenizer()
-        self._parser_class = _parser_class(config, args, self._tokenizer)
+        self._parser_class = parser_class(config, args, self._tokenizer)
         self._grammars: OrderedDict[int, tuple[Job, Grammar | None]] = OrderedDict()
+        self._bytes = _token_bytes(self._tokenizer)
+        self.vocab_size: int = config.model_config.get_vocab_size()
         ends = config.model_config.try_get_generation_config().get("eos_token_id") or []
-        first = self._renderer.get_eos_token_id()
-        self.stop_ids = frozenset([ends] if isinstance(ends, int) else ends) | frozenset([] if first is None else [first])
+        own = self._renderer.get_eos_token_id()
+        self.stop_ids = frozenset([ends] if isinstance(ends, int) else ends) | frozenset(
+            [own] if own is not None else []
+        )
 
     @property
     def has_tools(self) -> bool:
@@ -83,27 +88,31 @@ class VllmFormat:
             _, prompt = self._renderer.render_messages([_in_vllm_words(message) for message in messages], params)
             rendered = self._renderer.tokenize_prompts([prompt], _TOKENIZE)[0]
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise BadRequest(f"the model's chat template refuses this conversation: {error}", field="messages") from error
+            raise BadRequest(
+                f"the model's chat template refuses this conversation: {error}", field="messages"
+            ) from error
         return list(rendered["prompt_token_ids"])
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
-        token = self._tokenizer.convert_ids_to_tokens([token_id])[0]
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" not in text or token is None:
-            return text, text.encode()
-        return text, bytes(_BYTE_OF.get(char, 0x3F) for char in token)
+        if self._bytes is not None:
+            raw = self._bytes[token_id]
+            return raw.decode(errors="replace"), raw
+        text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        return text, text.encode()
 
     def decoder(self) -> Decoder:
-        return VllmDecoder(self._tokenizer, self.stop_ids)
+        if self._bytes is not None:
+            return ByteDecoder(self._bytes, self.stop_ids)
+        return _SlowDecoder(self._tokenizer, self.stop_ids)
 
     # -- parsing
 
     def parser(self, job: Job, generation_prompt_ids: Sequence[int]) -> ParserSeam:
         if self._parser_class is None:
-            return _PlainParser()
+            return PlainParser()
         request = self.request(job)
         if any(message.get("tool_calls") for message in job.messages):
             # Kimi numbers its calls through the conversation; nothing else in parsing looks at the history.
@@ -155,7 +164,7 @@ class VllmFormat:
         """Whether what is generated starts after the reasoning. None: there is no reasoning parser to say."""
         if self._parser_class is None or not self.has_reasoning:
             return None
-        return self._make_parser(self.request(job), job).is_reasoning_end(list(generation_prompt_ids))
+        return bool(self._make_parser(self.request(job), job).is_reasoning_end(list(generation_prompt_ids)))
 
     def generation_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
         """The end of a prompt, from after its last stop id. What the assistant thought in earlier turns is not in it, and a
@@ -200,44 +209,8 @@ class VllmFormat:
         return Grammar(outputs, kwargs, from_start=request._grammar_from_parser)
 
 
-class VllmParser:
-    """One completion through vLLM's reasoning and tool parsers.
-
-    It is given the ids of the generation prompt only: thinking that is kept from earlier turns makes several parsers
-    believe that reasoning has ended.
-    """
-
-    def __init__(self, parser: Parser, request: ChatCompletionRequest, generation_prompt_ids: list[int]) -> None:
-        self._parser = parser
-        self._request = request
-        self._prompt_ids = generation_prompt_ids
-        parser.set_prompt_token_ids(generation_prompt_ids)
-
-    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
-        delta = self._parser.parse_delta(text, list(ids), self._request, self._prompt_ids, finished=final)
-        if delta is None:
-            return Parsed()
-        pieces = [
-            ToolCallPiece(
-                call.index,
-                (call.function.arguments or "") if call.function else "",
-                "" if not call.id or call.id.startswith(_RANDOM_CALL_ID) else call.id,
-                (call.function.name or "") if call.function else "",
-            )
-            for call in delta.tool_calls
-        ]
-        return Parsed(delta.content or "", delta.reasoning or "", pieces)
-
-
-class _PlainParser:
-    """No parser configured: everything is content, as vLLM has it."""
-
-    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
-        return Parsed(text)
-
-
-class VllmDecoder:
-    """Incremental text of any tokenizer that vLLM loads. Stop ids are silent, other special tokens are text."""
+class _SlowDecoder:
+    """Incremental text of a tokenizer whose bytes can't be read off it (mistral-common, tiktoken), by vLLM's own means."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -257,32 +230,22 @@ class VllmDecoder:
             self._tokenizer, self._ids, self._tokens, self._prefix, self._read, skip_special_tokens=False
         )
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
-        return text
+        return str(text)
 
     def _rest(self) -> str:
         held = (self._tokens or [])[self._read :]
-        return self._tokenizer.convert_tokens_to_string(held) if held else ""
+        return str(self._tokenizer.convert_tokens_to_string(held)) if held else ""
 
 
-def _parser_class(config: VllmConfig, args: EngineArgs, tokenizer: Any) -> type[Parser] | None:
-    model = config.model_config
+def _token_bytes(tokenizer: Any) -> TokenBytes | None:
+    """The tokenizer's table of bytes; None where it has none to read: those are decoded by vLLM's own means."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        return None
     try:
-        composed = ParserManager.get_parser(
-            tool_parser_name=args.tool_call_parser,
-            reasoning_parser_name=args.engine.reasoning_parser,
-            enable_auto_tools=args.tool_call_parser is not None,
-            model_name=model.model,
-            is_harmony=model.hf_config.model_type == "gpt_oss",
-            tool_strict_level=args.tool_strict_level,
-            tokenizer=tokenizer,
-        )
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"tool_call_parser, reasoning_parser: {error}", field="tool_call_parser") from error
-    tool_parser = composed.tool_parser_cls if composed is not None else None
-    if tool_parser is not None and tool_parser.default_tool_strict_level is not None and args.tool_strict_level == "auto":
-        free = type(f"Free{tool_parser.__name__}", (tool_parser,), {"default_tool_strict_level": None})
-        composed.tool_parser_cls = free
-    return composed
+        return TokenBytes(backend)
+    except ConfigError:
+        return None
 
 
 def _tool_choice(choice: str) -> str | dict[str, Any]:
@@ -301,14 +264,3 @@ def _in_vllm_words(message: Message) -> Message:
     if message.get("tool_calls"):
         copied["tool_calls"] = [{**call, "function": dict(call["function"])} for call in message["tool_calls"]]
     return copied
-
-
-def _byte_of() -> dict[str, int]:
-    """GPT-2's byte-to-character table, inverted: what a byte-level token's characters stand for."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in plain}
-    others = (byte for byte in range(256) if byte not in table.values())
-    return table | {chr(256 + shift): byte for shift, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_of()

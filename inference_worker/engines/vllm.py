@@ -10,27 +10,27 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from inference_worker.chat.vllm import Grammar, VllmFormat
-from inference_worker.engines.base import Engine, TokenStep
-from inference_worker.engines.vllm_args import EngineArgs, from_fields, parse_args
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, TooManyRequests
-from proxy.contracts.frames import ModelCard
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
-from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
+
+from inference_worker.chat.vllm import Grammar, VllmFormat
+from inference_worker.engines.base import Engine, TokenStep
+from inference_worker.engines.vllm_args import EngineArgs, from_fields, parse_args
+from inference_worker.engines.vllm_steps import Spans, steps_of
+from proxy.contracts.canonical import Job, Sampling
+from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, TooManyRequests
+from proxy.contracts.frames import ModelCard
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ def build(settings: Any) -> Engine:
     """
     from inference_worker.job import ChatEngine
 
-    given = getattr(settings, "engine_args", None) or {}
-    args = from_fields(dict(given)) if hasattr(given, "keys") else parse_args(given)
+    given: Mapping[str, Any] | Sequence[str] = getattr(settings, "engine_args", None) or {}
+    args = from_fields(dict(given)) if isinstance(given, Mapping) else parse_args(given)
     model = getattr(settings, "model", None)
     if model:
         args = dataclasses.replace(args, engine=dataclasses.replace(args.engine, model=str(model)))
@@ -151,9 +151,7 @@ class VllmTokens:
         """Also true where the grammar only begins after the reasoning: nothing is trained that might be bent (I1)."""
         return self.format.grammar(job) is not None
 
-    async def sample(
-        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job
-    ) -> AsyncIterator[TokenStep]:
+    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         llm = self._running()
         context = self._config.model_config.max_model_len
         if len(prompt_ids) >= context:
@@ -171,12 +169,12 @@ class VllmTokens:
             reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
         )
-        spans = _Spans(llm, request_id)
+        spans = Spans(llm, request_id)
         # Closing vLLM's generator is what aborts the request in the engine and forgets it here.
         async with aclosing(outputs):
             try:
                 async for output in outputs:
-                    for step in _steps(output, spans, job.top_logprobs, constrained=grammar is not None):
+                    for step in steps_of(output, spans, job.top_logprobs, constrained=grammar is not None):
                         yield step
             except EngineDeadError as error:
                 self._died("the engine's processes have ended")
@@ -217,12 +215,19 @@ class VllmTokens:
             self.on_death(why)
 
 
-class _LastLoad(StatLoggerBase):
-    """The scheduler's last word on its queue and cache."""
+class _LastLoad(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """The last word of each engine's scheduler (one per data-parallel rank) on its queue and cache."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self.waiting = 0
-        self.kv_used = 0.0
+        self._last: dict[int, SchedulerStats] = {}
+
+    @property
+    def waiting(self) -> int:
+        return sum(stats.num_waiting_reqs + stats.num_skipped_waiting_reqs for stats in self._last.values())
+
+    @property
+    def kv_used(self) -> float:
+        return max((float(stats.kv_cache_usage) for stats in self._last.values()), default=0.0)
 
     def record(
         self,
@@ -232,48 +237,10 @@ class _LastLoad(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         if scheduler_stats is not None:
-            self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            self.kv_used = scheduler_stats.kv_cache_usage
+            self._last[engine_idx] = scheduler_stats
 
     def log_engine_initialized(self) -> None:
         return None
-
-
-class _Spans:
-    """Which version sampled which token of one request, known as the tokens come.
-
-    vLLM reports spans with the final output only. The starts of them are kept in the request's state, a list that
-    only grows; a request whose first output is also its last has no state any more, but has its spans.
-    """
-
-    def __init__(self, llm: AsyncLLM, request_id: str) -> None:
-        self._processor = llm.output_processor
-        self._request_id = request_id
-        self._starts: list[tuple[str, int]] | None = None
-        self._sent = 0
-
-    def take(self, output: CompletionOutput) -> list[tuple[str, int]]:
-        """(version, tokens) of the next `len(output.token_ids)` tokens, in order; a token without a version is an error."""
-        if self._starts is None:
-            self._starts = self._find(output)
-        start, end = self._sent, self._sent + len(output.token_ids)
-        self._sent = end
-        taken: list[tuple[str, int]] = []
-        ends = [first for _, first in self._starts[1:]] + [end]
-        for (version, first), last in zip(self._starts, ends, strict=True):
-            count = min(last, end) - max(first, start)
-            if count > 0:
-                taken.append((version, count))
-        if sum(count for _, count in taken) != end - start:
-            raise EngineFailed("the engine did not say which weights sampled a token")
-        return taken
-
-    def _find(self, output: CompletionOutput) -> list[tuple[str, int]]:
-        if output.weight_versions is not None:
-            return [(span.version, span.start) for span in output.weight_versions]
-        for internal in self._processor.external_req_ids.get(self._request_id, ()):
-            return self._processor.request_states[internal].weight_version_starts
-        return []
 
 
 def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None) -> SamplingParams:
@@ -308,68 +275,3 @@ def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None) -> Sampli
         )
     except (VLLMClientError, ValueError, TypeError) as error:
         raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
-
-
-def _steps(output: RequestOutput, spans: _Spans, top: int | None, *, constrained: bool) -> list[TokenStep]:
-    """One output of the engine as steps, one per policy version in it; the last bears the finish."""
-    completion = output.outputs[0]
-    reason = completion.finish_reason
-    if reason not in (None, "stop", "length"):
-        if constrained and not spans._sent:
-            raise BadRequest("the engine could not make a grammar of what was asked for", field="response_format")
-        raise EngineFailed(f"the engine ended this request with {reason!r}")
-    ids = list(completion.token_ids)
-    logprobs, tops = _logprobs(ids, completion.logprobs, top)
-    steps: list[TokenStep] = []
-    at = 0
-    for version, count in spans.take(completion):
-        part = slice(at, at + count)
-        at += count
-        steps.append(
-            TokenStep(
-                ids[part],
-                logprobs[part],
-                version,
-                top=tops[part] if tops is not None else None,
-                cached_tokens=output.num_cached_tokens or 0,
-                constrained=constrained,
-            )
-        )
-    if reason is not None:
-        if not steps:
-            steps.append(TokenStep([], [], "", cached_tokens=output.num_cached_tokens or 0, constrained=constrained))
-        steps[-1].finish = reason
-        steps[-1].timings = _timings(output)
-    return steps
-
-
-def _logprobs(
-    ids: list[int], given: Any, top: int | None
-) -> tuple[list[float], list[list[tuple[int, float]]] | None]:
-    """The sampled ids' log-probabilities, and their alternatives when asked for.
-
-    vLLM puts the sampled token first at each position, then the `top` best by rank; the sampled one may be among them.
-    Raises: EngineFailed: one is missing, not a number, or of another token (I1).
-    """
-    if not ids:
-        return [], [] if top is not None else None
-    if not isinstance(given, FlatLogprobs) or len(given.start_indices) != len(ids):
-        raise EngineFailed("the engine gave tokens without log-probabilities")
-    sampled = [given.logprobs[start] for start in given.start_indices]
-    if [given.token_ids[start] for start in given.start_indices] != ids or any(value != value for value in sampled):
-        raise EngineFailed("the engine gave log-probabilities that are not of the sampled tokens")
-    if top is None:
-        return sampled, None
-    tops = []
-    for start, end in zip(given.start_indices, given.end_indices, strict=True):
-        best = {given.token_ids[i]: given.logprobs[i] for i in range(start, end) if (given.ranks[i] or 0) <= top}
-        tops.append(sorted(best.items(), key=lambda item: -item[1])[:top])
-    return sampled, tops
-
-
-def _timings(output: RequestOutput) -> dict[str, float]:
-    """Seconds spent waiting in the engine and from being scheduled to the first token; nothing where vLLM keeps no stats."""
-    stats = output.metrics
-    if stats is None or not stats.scheduled_ts:
-        return {}
-    return {"queued_s": stats.scheduled_ts - stats.queued_ts, "prefill_s": stats.first_token_ts - stats.scheduled_ts}

@@ -11,13 +11,14 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.contracts.errors import ConfigError
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from proxy.contracts.errors import ConfigError
 
 LOGPROBS_MODE = "processed_logprobs"
 """Log-probabilities after temperature, penalties and masks: those of the distribution that was sampled from (I1)."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CONTEXT_TOKENS = 2048
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}
@@ -31,7 +31,7 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
-{%- if enable_thinking %}{{ '<think>\\n' }}{% endif %}{% endif %}"""
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
 
 
 def make(folder: Path) -> Path:
