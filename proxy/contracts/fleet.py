@@ -1,0 +1,34 @@
+"""What `GET /workers` says of each worker: one definition for the hub, the REST API and its clients."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.contracts.frames import Heartbeat, ModelCard
+
+
+class WorkerView(msgspec.Struct, frozen=True):
+    """One worker as this proxy sees it.
+
+    load: its last heartbeat (all proxies' streams). in_flight: streams of this proxy on it.
+    connected: its socket is up; a worker that is not may come back within the resume grace.
+    since: Unix time of the worker's arrival, in seconds. idle_s: seconds since it was last heard.
+    """
+
+    id: str
+    models: list[ModelCard]
+    load: Heartbeat
+    in_flight: int
+    max_streams: int
+    connected: bool
+    healthy: bool
+    draining: bool
+    since: float
+    idle_s: float
+
+
+class WorkerPage(msgspec.Struct, frozen=True):
+    """`GET /workers`: all of them; a fleet fits in one page."""
+
+    items: list[WorkerView]
+    next_cursor: str | None = None

@@ -1,0 +1,251 @@
+"""The proxy's end of the relay: workers' sockets, which workers there are, and the streams open on them.
+
+Owns who is admitted and what replaces what; the protocol is `contracts/peer.py`, one worker and its socket `links.py`, the choice
+of a worker `routing.py`, a stream's mailbox `streams.py`.
+A worker that breaks the protocol loses its own streams and nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from proxy.contracts.canonical import Job
+from proxy.contracts.ends import ProxyPeer
+from proxy.contracts.errors import ProtocolError, WorkerLost
+from proxy.contracts.fleet import WorkerView
+from proxy.contracts.frames import Generate, Hello, ModelCard
+from proxy.contracts.packets import (
+    CLOSE_GOING_AWAY,
+    CLOSE_PROTOCOL_ERROR,
+    CLOSE_REPLACED,
+    CLOSE_TIMEOUT,
+    CLOSE_UNAUTHORIZED,
+    CLOSE_VERSION,
+    REPLACED,
+    UNAUTHORIZED,
+    VERSION,
+    farewell,
+    read_hello,
+)
+from proxy.contracts.peer import HANDSHAKE_S
+from proxy.links import Link, RelayCounts, Worker, leave, read, receive, write
+from proxy.routing import choose
+from proxy.streams import Stream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Of the proxy's side of the relay.
+
+    heartbeat_s: seconds between heartbeats, either way.
+    silence_s: a socket on which nothing came for so long is closed.
+    resume_grace_s: how long a worker without a socket keeps its streams; then they are lost.
+    max_packet_bytes: the largest message either way; bounds the largest request.
+    window_tokens: tokens of one stream that may be on the way or unread.
+    max_waiting: turns that may wait at a worker beyond those it runs; more are refused with 429.
+    worker_key: what workers must show; "" lets any in (loopback only: checked where the listener is made).
+    """
+
+    heartbeat_s: float = 5.0
+    silence_s: float = 20.0
+    resume_grace_s: float = 30.0
+    max_packet_bytes: int = 64 * 1024 * 1024
+    window_tokens: int = 4096
+    max_waiting: int = 1024
+    worker_key: str = ""
+
+
+class Hub:
+    """Workers and their streams, of one proxy process.
+
+    Args:
+        proxy_id: names this replica to workers.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, settings: RelaySettings, *, proxy_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.proxy_id = proxy_id
+        self.boot_id = uuid.uuid4().hex
+        self.counts = RelayCounts()
+        self._clock = clock
+        self._workers: dict[str, Worker] = {}
+        self._closed = False
+
+    # -- for those who want something generated
+
+    def open(
+        self, *, trial_id: str, turn_id: str, attempt: int, job: Job,
+        prefix_ids: bytes = b"", prefix_messages: int = 0, prefix_finish: str = "",
+    ) -> Stream:  # fmt: skip
+        """Send one Generate to the worker that routing chooses. Nothing is awaited.
+
+        Raises: NoWorker, TooManyRequests; BodyTooLarge when the job fits in no packet.
+        """
+        worker = choose(trial_id, [w for w in self._workers.values() if w.eligible], self.settings.max_waiting)
+        window = self.settings.window_tokens
+        return worker.open(
+            Generate(0, turn_id, attempt, trial_id, job, prefix_ids, prefix_messages, prefix_finish, window)
+        )
+
+    def cards(self) -> list[ModelCard]:
+        """What can be asked for now: one card per model name, over workers that take new turns."""
+        cards: dict[str, ModelCard] = {}
+        for worker in self._workers.values():
+            if worker.eligible:
+                for card in worker.models:
+                    cards.setdefault(card.name, card)
+        return list(cards.values())
+
+    def workers(self) -> list[WorkerView]:
+        """Every worker with a channel, by id."""
+        return [worker.view() for _, worker in sorted(self._workers.items())]
+
+    async def close(self) -> None:
+        """End every channel: this boot of the proxy does not come back, so workers stop at once what they ran for it."""
+        self._closed = True
+        for worker in list(self._workers.values()):
+            worker.peer.goodbye("shutdown", "the proxy stops", self._clock())
+            worker.tick()
+
+    # -- for the endpoint
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """One worker's socket, from accept to close."""
+        await websocket.accept()
+        try:
+            hello = await self._greeting(websocket)
+            link = Link(websocket)
+            worker = self._admit(hello, link)
+        except _Refused as refused:
+            self.counts.refused += 1
+            logger.warning("a worker was refused: %s", refused.message)
+            await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
+            return
+        except WebSocketDisconnect:
+            return
+        await self._carry(worker, link)
+
+    async def _greeting(self, websocket: WebSocket) -> Hello:
+        header = websocket.headers.get("authorization", "")
+        shown = header.removeprefix("Bearer ").strip() if header.startswith("Bearer ") else None
+        if shown is not None:
+            self._check(shown)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                data = await receive(websocket)
+            hello = read_hello(data)
+        except TimeoutError:
+            raise _Refused(CLOSE_TIMEOUT, "timeout", "no Hello in time") from None
+        except ProtocolError as error:
+            self.counts.protocol_errors += 1
+            raise _Refused(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
+        if shown is None:
+            self._check(hello.key)
+        if self._closed:
+            raise _Refused(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
+        return hello
+
+    def _check(self, key: str) -> None:
+        if self.settings.worker_key and not hmac.compare_digest(key.encode(), self.settings.worker_key.encode()):
+            raise _Refused(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "not the workers' key")
+
+    def _admit(self, hello: Hello, link: Link) -> Worker:
+        """The channel that this Hello belongs to, with the socket on it: the one it resumes, or a new one."""
+        now = self._clock()
+        old = self._workers.get(hello.worker_id)
+        if old is not None and old.link is not None:
+            # One worker with two sockets is a half-open one and its successor. Two boots under one name are a restart or two
+            # workers with the same id; the older must not come back then, or they would push each other out for ever.
+            if old.peer.remote_boot == hello.boot_id:
+                old.peer.disconnected(now)
+            else:
+                old.peer.goodbye(REPLACED, "another worker came with the same worker_id", now)
+            old.link.close(CLOSE_REPLACED, REPLACED, old.peer.data_to_send())
+            old.link = None
+        if old is not None and old.peer.goes_on(hello):
+            worker = old
+        else:
+            if old is not None:
+                old.lose(WorkerLost("the worker started again"))
+            worker = self._new_worker(hello)
+        resent = worker.peer.channel.resent_packets
+        try:
+            up = worker.peer.accept(hello, now)
+        except ProtocolError as error:
+            self.counts.protocol_errors += 1
+            worker.lose(WorkerLost("the worker broke the protocol"))
+            close_code = CLOSE_VERSION if error.field == VERSION else CLOSE_PROTOCOL_ERROR
+            raise _Refused(close_code, error.field or "protocol_error", error.message) from None
+        worker.link = link
+        worker.models, worker.max_streams = hello.models, hello.max_streams
+        self.counts.resumes += up.resumed
+        self.counts.resent_packets += worker.peer.channel.resent_packets - resent
+        logger.info("worker %s is connected, %s", worker.id, "resumed" if up.resumed else "new")
+        worker.tick()
+        return worker
+
+    def _new_worker(self, hello: Hello) -> Worker:
+        settings = self.settings
+        peer = ProxyPeer(
+            self.boot_id, self.proxy_id, heartbeat_s=settings.heartbeat_s, silence_s=settings.silence_s,
+            grace_s=settings.resume_grace_s, max_packet_bytes=settings.max_packet_bytes,
+        )  # fmt: skip
+        worker = Worker(hello, peer, self._clock, self.counts)
+        worker.on_lost = self._drop
+        self._workers[hello.worker_id] = worker
+        return worker
+
+    def _drop(self, worker: Worker) -> None:
+        if self._workers.get(worker.id) is worker:
+            del self._workers[worker.id]
+
+    async def _carry(self, worker: Worker, link: Link) -> None:
+        """Read and write until the socket ends, from whichever side."""
+        reader = asyncio.create_task(read(worker, link.websocket))
+        writer = asyncio.create_task(write(worker, link))
+        ends: set[asyncio.Future[Any]] = {reader, writer, link.closing}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reader.cancel()
+            writer.cancel()
+            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            code, reason, last = link.closing.result() if link.closing.done() else (CLOSE_GOING_AWAY, "", [])
+            if worker.link is link:
+                worker.link = None
+                worker.peer.disconnected(self._clock())
+                last = worker.peer.data_to_send()
+                worker.tick()
+        for result in results:
+            if isinstance(result, ProtocolError):
+                self.counts.protocol_errors += 1
+                logger.warning("worker %s broke the protocol: %s", worker.id, result.message)
+                code, reason = CLOSE_PROTOCOL_ERROR, result.message
+            elif isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+                raise result
+        await leave(link.websocket, code, reason, last)
+
+
+class _Refused(Exception):
+    """A socket that gets no channel."""
+
+    def __init__(self, close_code: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.close_code = close_code
+        self.code = code
+        self.message = message
+
+
+__all__ = ["Hub", "RelayCounts", "RelaySettings", "Stream"]

@@ -1,0 +1,221 @@
+"""A worker as the proxy holds it: its channel, the streams on it, and the socket that carries it just now.
+
+The reading loop never waits for a consumer; what is sent in one turn of the event loop is written together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from proxy.contracts.ends import ProxyPeer
+from proxy.contracts.errors import ProtocolError, StenoError, WorkerLost
+from proxy.contracts.fleet import WorkerView
+from proxy.contracts.frames import Announce, Delta, Failed, Finish, Frame, Generate, Hello, Started
+from proxy.contracts.peer import Drop, Event, Lost, State
+from proxy.streams import Stream
+
+logger = logging.getLogger(__name__)
+CLOSE_WITHIN_S = 2.0
+"""How long a closing socket may take to write what is left; a peer that has stopped reading must not hold us up."""
+
+
+class RelayCounts:
+    """Totals since the start, for metrics."""
+
+    __slots__ = (
+        "channels_lost",
+        "deltas",
+        "packets",
+        "protocol_errors",
+        "refused",
+        "resent_packets",
+        "resumes",
+        "tokens",
+    )
+
+    def __init__(self) -> None:
+        self.tokens = self.deltas = self.packets = self.resent_packets = 0
+        self.resumes = self.channels_lost = self.protocol_errors = self.refused = 0
+
+
+class Link:
+    """One socket. `closing` is done, with (close code, reason, last packets), when it is to be closed from this side."""
+
+    __slots__ = ("closing", "dirty", "websocket")
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self.websocket = websocket
+        self.dirty = asyncio.Event()
+        self.closing: asyncio.Future[tuple[int, str, list[bytes]]] = asyncio.get_running_loop().create_future()
+
+    def close(self, code: int, reason: str, last: list[bytes] | None = None) -> None:
+        if not self.closing.done():
+            self.closing.set_result((code, reason, last or []))
+
+
+class Worker:
+    """One channel: a boot of a worker, its streams, and the socket it has just now. Told apart from its successor by identity."""
+
+    def __init__(self, hello: Hello, peer: ProxyPeer, clock: Callable[[], float], counts: RelayCounts) -> None:
+        self.id = hello.worker_id
+        self.max_streams = hello.max_streams
+        self.models = hello.models
+        self.healthy = True
+        self.draining = False
+        self.peer = peer
+        self.link: Link | None = None
+        self.streams: dict[int, Stream] = {}
+        self.since = time.time()
+        self.on_lost: Callable[[Worker], None] = lambda worker: None
+        self._clock = clock
+        self._counts = counts
+        self._next_stream = 0
+        self._elsewhere = 0  # streams that other proxies had on it at its last heartbeat
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+
+    @property
+    def load(self) -> int:
+        return len(self.streams) + self._elsewhere
+
+    @property
+    def eligible(self) -> bool:
+        return self.peer.state is State.OPEN and self.healthy and not self.draining and bool(self.models)
+
+    def open(self, generate: Generate) -> Stream:
+        generate.stream = self._next_stream = self._next_stream + 1
+        self.peer.send(generate, self._clock())  # may raise BodyTooLarge: then there is no stream
+        stream = Stream(
+            generate.stream, self.id, self.models[0], generate.window_tokens, len(generate.prefix_ids) >> 2,
+            self.send, self._forget,
+        )  # fmt: skip
+        self.streams[generate.stream] = stream
+        self._touch()
+        return stream
+
+    def send(self, frame: Frame) -> None:
+        self.peer.send(frame, self._clock())
+        self._touch()
+
+    def receive(self, data: bytes) -> None:
+        """One message. Raises ProtocolError: the peer is to be failed."""
+        counts, streams = self._counts, self.streams
+        counts.packets += 1
+        for event in self.peer.receive(data, self._clock()):
+            kind = type(event)
+            if kind is Delta or kind is Started or kind is Finish or kind is Failed:
+                stream = streams.get(event.stream)  # type: ignore[union-attr]
+                if stream is not None:
+                    stream.deliver(event)  # type: ignore[arg-type]
+                    if kind is Delta:
+                        counts.deltas += 1
+                        counts.tokens += len(event.ids) >> 2  # type: ignore[union-attr]
+                elif not 0 < event.stream <= self._next_stream:  # type: ignore[union-attr]
+                    raise ProtocolError("a frame of a stream that was never opened")
+            elif isinstance(event, Announce):
+                self.models, self.healthy, self.draining = event.models, event.healthy, event.draining
+                state = "draining" if event.draining else "healthy" if event.healthy else "not healthy"
+                logger.info("worker %s announces: %s %s", self.id, state, event.reason)
+            else:
+                self._handle(event)
+        self._touch()
+
+    def tick(self) -> None:
+        """Let the peer do what is due; then wait for its next deadline."""
+        self._disarm()
+        for event in self.peer.handle_timeout(self._clock()):
+            self._handle(event)
+        self._touch()
+
+    def fail(self, reason: str) -> None:
+        """It broke the protocol: the channel ends, and the other end is told."""
+        self.peer.fail(reason, self._clock())
+        self.lose(WorkerLost("the worker broke the protocol"))
+
+    def lose(self, error: StenoError) -> None:
+        """The channel is over: every stream ends in this error."""
+        self._disarm()
+        for stream in list(self.streams.values()):
+            stream.fail(error)
+        self.on_lost(self)
+
+    def view(self) -> WorkerView:
+        return WorkerView(
+            self.id, self.models, self.peer.remote_load, len(self.streams), self.max_streams,
+            self.peer.state is State.OPEN, self.healthy, self.draining, self.since,
+            round(self._clock() - self.peer.heard_at, 3),
+        )  # fmt: skip
+
+    def _handle(self, event: Frame | Event) -> None:
+        if isinstance(event, Lost):
+            logger.warning("worker %s is lost: %s (%s)", self.id, event.code, event.reason)
+            self._counts.channels_lost += 1
+            self.lose(WorkerLost(f"the worker went away: {event.reason or event.code}"))
+        elif isinstance(event, Drop):
+            if self.link is not None:
+                self.link.close(event.close_code, event.reason)
+        else:  # Heartbeat
+            beat = self.peer.remote_load
+            self._elsewhere = max(0, beat.running + beat.waiting - len(self.streams))
+
+    def _touch(self) -> None:
+        """Have the writer write, and the timer be right; cheap when nothing changed."""
+        if self.link is not None and self.peer.wants_write:
+            self.link.dirty.set()
+        deadline = self.peer.next_deadline()
+        if deadline is not None and deadline < self._timer_at:
+            self._disarm()
+            self._timer_at = deadline
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - self._clock()), self.tick)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, float("inf")
+
+    def _forget(self, number: int) -> None:
+        self.streams.pop(number, None)
+
+
+async def receive(websocket: WebSocket) -> bytes:
+    message = await websocket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    data = message.get("bytes")
+    if data is None:
+        raise ProtocolError("a text message; packets are binary")
+    return bytes(data)
+
+
+async def read(worker: Worker, websocket: WebSocket) -> None:
+    """Returns never. Raises WebSocketDisconnect; ProtocolError, with the worker's peer ended."""
+    try:
+        while True:
+            worker.receive(await receive(websocket))
+    except ProtocolError as error:
+        worker.fail(error.message)
+        raise
+
+
+async def write(worker: Worker, link: Link) -> None:
+    while True:
+        await link.dirty.wait()
+        link.dirty.clear()
+        for packet in worker.peer.data_to_send():
+            await link.websocket.send_bytes(packet)
+
+
+async def leave(websocket: WebSocket, code: int, reason: str, last: list[bytes]) -> None:
+    """Say the last words and close, within CLOSE_WITHIN_S; a socket that is already gone is left as it is."""
+    try:
+        async with asyncio.timeout(CLOSE_WITHIN_S):
+            for packet in last:
+                await websocket.send_bytes(packet)
+            await websocket.close(code, reason.encode()[:120].decode(errors="ignore"))
+    except (WebSocketDisconnect, RuntimeError, TimeoutError, OSError) as error:
+        logger.debug("a worker's socket was closed before its last words: %s", error)

@@ -1,0 +1,64 @@
+"""Which worker a turn goes to: sticky by trial, bounded by load. Pure.
+
+Sticky, since a trial's turns share their prefix and the worker that served the last one has it in its cache. Rendezvous
+hashing needs no shared state: all replicas of the proxy agree, and a worker that joins or leaves moves only its own trials.
+Bounded after Mirrokni et al., "Consistent Hashing with Bounded Loads" (arXiv:1608.01350): a worker above its fair share
+times a factor passes the trial to the next in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Protocol, TypeVar
+
+from proxy.contracts.errors import NoWorker, TooManyRequests
+
+LOAD_FACTOR = 1.25
+"""How far over its share of all streams a worker may go before stickiness yields."""
+SLACK_STREAMS = 8
+"""Loads below this are never called uneven: a lost prefix cache costs more than a batch of eight."""
+
+
+class Candidate(Protocol):
+    """`load`: streams on the worker now, whoever sent them. `max_streams`: how many it runs at once."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def load(self) -> int: ...
+    @property
+    def max_streams(self) -> int: ...
+
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
+
+
+def score(trial_id: str, worker_id: str) -> int:
+    """The rendezvous weight: uniform over 64 bits, the same on every replica."""
+    return int.from_bytes(blake2b(f"{trial_id}\0{worker_id}".encode(), digest_size=8).digest(), "big")
+
+
+def choose(trial_id: str, workers: Sequence[CandidateT], max_waiting: int) -> CandidateT:
+    """The worker for a turn of this trial.
+
+    The first in the trial's order that has room and no more than its share; else the first with room; else, all being full,
+    the least loaded for its size, where the turn waits, up to `max_waiting` turns over its `max_streams`.
+
+    Raises: NoWorker: none given.  TooManyRequests: all have as many waiting as allowed.
+    """
+    if not workers:
+        raise NoWorker("no worker is connected that can serve this")
+    if len(workers) > 1:
+        workers = sorted(workers, key=lambda worker: score(trial_id, worker.id), reverse=True)
+    room = [worker for worker in workers if worker.load < worker.max_streams]
+    if not room:
+        least = min(workers, key=lambda worker: worker.load / worker.max_streams)
+        if least.load >= least.max_streams + max_waiting:
+            raise TooManyRequests("every worker has as many turns waiting as it may")
+        return least
+    per_slot = LOAD_FACTOR * (sum(worker.load for worker in workers) + 1) / sum(worker.max_streams for worker in workers)
+    for worker in room:
+        if worker.load < max(SLACK_STREAMS, per_slot * worker.max_streams):
+            return worker
+    return room[0]

@@ -1,0 +1,165 @@
+"""One stream as the proxy sees it: the mailbox between a worker's socket, which must never wait, and one consumer.
+
+The reader appends to a list and wakes one future; the consumer takes all there is. How much can lie in the list is bounded by
+credit: `window_tokens` at most may be on the way or unread, and a worker that sends more breaks the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from proxy.contracts.errors import BY_CODE, ContextOverflow, EngineFailed, ProtocolError, StenoError
+from proxy.contracts.frames import Cancel, Credit, Delta, Failed, Finish, ModelCard, Started, StreamEvent
+
+SendFrame = Callable[[Cancel | Credit], None]
+
+
+class Stream:
+    """What `Hub.open` returns. One consumer.
+
+    Attributes:
+        worker_id, card: who generates, and the model it serves.
+        number: on its worker's channel.
+        received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
+    """
+
+    __slots__ = ("_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_send", "_spent", "_waiter", "_window", "card",
+                 "ended", "number", "received_tokens", "started", "worker_id")  # fmt: skip
+
+    def __init__(
+        self, number: int, worker_id: str, card: ModelCard, window_tokens: int, prefix_tokens: int,
+        send: SendFrame, forget: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.number = number
+        self.worker_id = worker_id
+        self.card = card
+        self.received_tokens = 0
+        self.started = False
+        self.ended = False  # nothing more will be appended
+        self._prefix_tokens = prefix_tokens
+        self._window = self._granted = window_tokens
+        self._spent = 0  # credit used by what has arrived
+        self._owed = 0  # credit used by what the consumer has taken since the last grant
+        self._events: list[StreamEvent] = []
+        self._failure: StenoError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._send = send
+        self._forget = forget
+
+    # -- the consumer's side
+
+    async def next(self) -> list[StreamEvent]:
+        """Wait, then everything that has arrived since the last call; grants credit for it. Cancel-safe.
+
+        The last list ends with Finish. After it, and for a second consumer, RuntimeError.
+        Raises: StenoError: what the worker failed with, or WorkerLost; after all that came before it was taken.
+        """
+        if not self._events:
+            if self._failure is not None:
+                raise self._failure
+            if self.ended or self._waiter is not None:
+                raise RuntimeError("the stream has ended" if self.ended else "a stream has one consumer")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+            if not self._events:
+                assert self._failure is not None
+                raise self._failure
+        events, self._events = self._events, []
+        if not self.ended:
+            for event in events:
+                if type(event) is Delta:
+                    self._owed += cost(event)
+            if self._owed * 2 >= self._window:  # half a window: one Credit per thousands of tokens, and never a stall
+                self._granted += self._owed
+                self._send(Credit(self.number, self._owed))
+                self._owed = 0
+        return events
+
+    def cancel(self, reason: str) -> None:
+        """Stop the generation; later frames are dropped. Idempotent. `next` then ends with `Finish(cancelled)`."""
+        if self.ended:
+            return
+        self._send(Cancel(self.number, reason))
+        self._end()
+        self._events.append(Finish(self.number, "cancelled", self.received_tokens))
+        self._wake()
+
+    # -- the hub's side
+
+    def deliver(self, event: Started | Delta | Finish | Failed) -> None:
+        """A frame of this stream has arrived. Raises ProtocolError when it can't come here, or is not well-formed."""
+        kind = type(event)
+        if kind is Delta:
+            size = len(event.ids)  # type: ignore[union-attr]
+            if size & 3 or (len(event.logprobs) != size and not self._may_lack_logprobs(event)):  # type: ignore
+                raise ProtocolError("Delta: ids and logprobs must be four bytes for each token")
+            if not self.started:
+                raise ProtocolError("Delta before Started")
+            if self._spent >= self._granted:
+                raise ProtocolError("Delta without credit")
+            tokens = size >> 2
+            self.received_tokens += tokens
+            self._spent += tokens or 1
+        elif kind is Started:
+            if self.started:
+                raise ProtocolError("Started twice")
+            self._check_prompt(event)  # type: ignore[arg-type]
+            self.started = True
+        elif kind is Failed:
+            self.fail(rebuild(event))  # type: ignore[arg-type]
+            return
+        else:
+            if not self.started or event.completion_tokens != self.received_tokens:  # type: ignore[union-attr]
+                raise ProtocolError("Finish before Started, or with another number of tokens than came")
+            self._end()
+        self._events.append(event)  # type: ignore[arg-type]
+        if self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: StenoError) -> None:
+        """End with an error, which `next` raises after what has arrived."""
+        if self.ended:
+            return
+        self._end()
+        self._failure = error
+        self._wake()
+
+    def _may_lack_logprobs(self, event: Delta) -> bool:
+        """I1: a missing log-probability is an error, but from an engine whose words are scripted."""
+        return self.card.synthetic and not event.logprobs
+
+    def _check_prompt(self, event: Started) -> None:
+        if len(event.new_ids) & 3 or event.prompt_tokens != event.kept_tokens + (len(event.new_ids) >> 2):
+            raise ProtocolError("Started: prompt_tokens is not kept_tokens and the ids in new_ids")
+        if event.kept_tokens not in (0, self._prefix_tokens):
+            raise ProtocolError("Started: keeps a part of the prefix (I2)")
+
+    def _end(self) -> None:
+        self.ended = True
+        self._forget(self.number)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def cost(delta: Delta) -> int:
+    """Credit that a delta takes: its tokens; text that comes without a token (held back until now) takes one."""
+    return len(delta.ids) >> 2 or 1
+
+
+def rebuild(failed: Failed) -> StenoError:
+    """A Failed frame -> the error that the worker raised. Unknown codes are the engine's."""
+    kind = BY_CODE.get(failed.code, EngineFailed)
+    if issubclass(kind, ContextOverflow):
+        numbers = {
+            key: value
+            for key in ("prompt_tokens", "context_tokens")
+            if isinstance(value := failed.detail.get(key), int)
+        }
+        return kind(failed.message, field=failed.field or None, **numbers)
+    return kind(failed.message, field=failed.field or None)
