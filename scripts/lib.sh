@@ -1,0 +1,67 @@
+# Shared by the scripts beside it; sourced, never run. Each caller has `set -euo pipefail` and is at the root of the checkout.
+
+TORCH_VERSION=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/runtime.txt)
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+
+die() {
+  printf '\033[1;31merror:\033[0m %s\n' "$*" >&2
+  exit 1
+}
+
+# The newest supported Python on PATH; the pins have wheels for 3.11 to 3.13. Tried by running it: a version manager's shim may
+# be on PATH for a Python that is not there.
+find_python() {
+  local name
+  for name in "${STENO_TEST_PYTHON:-python3.11}" python3 python3.12 python3.13 python; do
+    if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      command -v "$name"
+      return
+    fi
+  done
+  die "no Python 3.11, 3.12 or 3.13 found on PATH. Debian and Ubuntu: apt install python3 python3-venv"
+}
+
+# make_venv FOLDER: a virtual environment with pip, made anew if the one there does not work (a moved checkout, a Python that is gone).
+make_venv() {
+  local folder=$1 python
+  if "$folder/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  python=$(find_python)
+  "$python" -c 'import venv, ensurepip' 2>/dev/null \
+    || die "$python lacks venv or pip. Debian and Ubuntu: apt install python3-venv"
+  say "making ${folder#"$PWD"/} with $("$python" --version)"
+  "$python" -m venv --clear "$folder"
+}
+
+# install_pins VENV FILE: exactly the pinned set, and nothing when the file has not changed since.
+install_pins() {
+  local venv=$1 file=$2 stamp want
+  stamp="$venv/.installed-$(basename "$file" .txt)"
+  want=$(cat requirements/runtime.txt "$file" pyproject.toml | sha256sum)
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then return; fi
+  say "installing $file"
+  # --no-deps: the pins are the whole set, and torch's own requirement list would bring 3 GB of CUDA along.
+  cat requirements/runtime.txt "$file" | grep -Ev '^(torch==|-r |#|$)' | sort -u >"$venv/.pins.txt"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r "$venv/.pins.txt"
+  install_torch "$venv"
+  # The checkout itself, editable: it brings the command `steno`.
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+  printf '%s\n' "$want" >"$stamp"
+}
+
+# The CPU build of torch, where one can be had; else PyPI's, which on x86-64 Linux is the CUDA build and works without a GPU.
+install_torch() {
+  local venv=$1
+  if "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$TORCH_VERSION')" 2>/dev/null; then
+    return
+  fi
+  say "installing torch $TORCH_VERSION, CPU build"
+  if "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps "torch==$TORCH_VERSION+cpu" 2>/dev/null; then return; fi
+  # Not where pip looks. uv knows PyTorch's own index.
+  if "$venv/bin/python" -m pip install -q --disable-pip-version-check uv \
+    && "$venv/bin/python" -m uv pip install -q --python "$venv/bin/python" --no-deps --torch-backend cpu "torch==$TORCH_VERSION"; then
+    return
+  fi
+  say "no CPU build of torch can be had here; installing the default build with its dependencies (about 3 GB)"
+  "$venv/bin/python" -m pip install --disable-pip-version-check "torch==$TORCH_VERSION"
+}

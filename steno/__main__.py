@@ -1,0 +1,5 @@
+"""`python -m steno`: the command, from a checkout that is not installed."""
+
+from steno.cli import main
+
+main()

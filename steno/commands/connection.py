@@ -1,0 +1,34 @@
+"""Where `steno sessions` finds the proxy, and with which key."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import Field, SecretStr
+
+from proxy.client import Steno
+from proxy.contracts.settings import Settings, SettingsConfigDict
+
+
+def _admin_key() -> SecretStr | None:
+    """On the proxy's own machine the operator's shell has the admin key already."""
+    key = os.environ.get("STENO_ADMIN_KEY")
+    return SecretStr(key) if key else None
+
+
+class ClientSettings(Settings):
+    """What `steno sessions` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_CLIENT_")
+
+    url: str = Field("http://127.0.0.1:8000", description="base URL of the proxy, path prefix included")
+    key: SecretStr | None = Field(
+        default_factory=_admin_key, description="admin key, or a group's harness key; unset: STENO_ADMIN_KEY"
+    )
+    timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and of silence while an answer is read")
+
+
+def connect(url: str | None, key: str | None, key_file: str | None) -> Steno:
+    """A client by flags, environment `STENO_CLIENT_*` and defaults. Raises ConfigError."""
+    settings = ClientSettings.load({"url": url, "key": key, "key_file": key_file}, None)
+    return Steno(settings.url, settings.key, timeout_s=settings.timeout_s)

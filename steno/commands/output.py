@@ -1,0 +1,65 @@
+"""How the command line speaks: results on stdout, everything else on stderr, a failure as one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from proxy.contracts.errors import ConfigError, StenoError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+EXTRAS = {
+    "fastapi": "proxy",
+    "uvicorn": "proxy",
+    "uvloop": "proxy",
+    "redis": "proxy",
+    "zstandard": "proxy",
+    "torch": "worker",
+    "transformers": "worker",
+    "tokenizers": "worker",
+    "safetensors": "worker",
+    "llguidance": "worker",
+    "jinja2": "worker",
+    "websockets": "worker",
+    "vllm": "vllm",
+    "pyarrow": "export",
+    "openai": "dev",
+}
+"""Module -> the extra of the distribution that brings it."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Made anew, since tests and pagers replace the streams."""
+    return Console(stderr=stderr, highlight=False)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Expected failures become one line on stderr: exit code 2 for what the user can correct, 1 for the rest.
+
+    A surprise keeps its traceback: it is a bug, and the traceback is what a report needs.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        _fail(error.message, EXIT_USAGE)
+    except StenoError as error:
+        _fail(error.message, EXIT_FAILURE)
+    except ModuleNotFoundError as error:
+        top = (error.name or "").partition(".")[0]
+        if top not in EXTRAS:
+            raise
+        _fail(f"this needs {top}: pip install 'steno[{EXTRAS[top]}]'", EXIT_USAGE)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(message: str, code: int) -> None:
+    console(stderr=True).print("[bold red]error:[/]", end=" ")
+    console(stderr=True).print(message, markup=False, soft_wrap=True)
+    sys.exit(code)

@@ -1,0 +1,28 @@
+"""`steno proxy` and `steno worker`: settings in, a program that runs until it is told to stop."""
+
+from __future__ import annotations
+
+from inference_worker.config import WorkerSettings
+from proxy.config import ProxySettings
+
+
+def proxy(settings: ProxySettings) -> None:
+    """Run the recording proxy: agents speak to it over HTTP, workers dial in.
+
+    Every flag is also an environment variable (--redis-url: STENO_REDIS_URL) and a key of the --config file (redis_url). The
+    command line wins over the environment, the environment over the file.
+    """
+    from proxy.main import run
+
+    run(settings)
+
+
+def worker(settings: WorkerSettings) -> None:
+    """Run an inference worker: it loads an engine, dials one or more proxies and samples for them.
+
+    Every flag is also an environment variable (--model: STENO_WORKER_MODEL) and a key of the --config file (model). What stands
+    after `--` goes to the engine as it is: steno worker --engine vllm --model DIR -- --max-num-seqs 64
+    """
+    from inference_worker.main import run
+
+    run(settings)
