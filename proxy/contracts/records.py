@@ -214,6 +214,7 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
     tools, options: 8-byte digests of the normalised tool list and of the template options.
     own_call_ids: the model's own ids of the reply's tool calls, in order ("" where the format has none). Clients see
         `<prefix>_<turn_id>_<i>`, so an echoed call names its turn.
+    completion_tokens: of this turn. A partial turn with 0 can't be gone on from; None: not known.
     """
 
     turn_id: str
@@ -225,6 +226,7 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
     partial: bool
     path_tokens: int
     own_call_ids: list[str] = []
+    completion_tokens: int | None = None
 
 
 class Sample(BaseModel):

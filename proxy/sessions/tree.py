@@ -1,0 +1,282 @@
+"""The conversation tree of one session, and how a request finds its place in it (I2).
+
+A turn ends at the trie node of its reply and goes on from where its parent ends. The tree is built from index rows in commit
+order and from nothing else, so every replica that has read the same rows has the same tree. It knows no token and no text.
+
+`recognise` walks the request's digests down the trie once (I5). Where several turns end at one node, being the same to the
+letter (parallel siblings, re-asks), it takes the one that the tool-call ids name which the client sent back, else the
+newest that is not partial, else the newest. A turn that called no tool is named by its nearest ancestor that did. Below a
+call the messages themselves differ, since tool results carry our ids.
+
+A turn is gone on from only under the same tools and template options, and never if it is partial without a token.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from proxy.contracts.errors import StenoError
+from proxy.contracts.records import ForkReason, IndexRow
+from proxy.sessions.calls import parse_call_id
+from proxy.sessions.fork import History
+from proxy.sessions.normalise import DIGEST_BYTES
+from proxy.sessions.trie import ASKED_AGAIN, CROWDED, LEAD, REPLIED, ROOT, Trie
+
+PARTIAL, PARENTED, BARREN = 1, 2, 4
+"""Turn flags. PARENTED: a turn has gone on from it. BARREN: partial without a token, so none can."""
+
+_NODE_BYTES, _TURN_BYTES = 190, 420
+"""What a node and a turn weigh in CPython 3.11, measured; for bounding caches, not for accounting."""
+
+
+class Recognition(NamedTuple):
+    """Where a request stands.
+
+    parent: number of the turn it goes on from; -1: a new root. path: turn numbers from the root to the parent.
+    prefix_messages: how many of the request's messages the parent's conversation covers, its reply included.
+    fork_reason: what was observed when it is not simply the next turn of its branch (the table in `fork.py`).
+    same_as: number of a turn with this parent (or recorded as a root because it could not be rendered after it) and exactly
+        these new messages, under the same tools and options; -1: none. The newest that is not partial, else the newest.
+        Equality proves no retry: identical siblings are legitimate.
+    """
+
+    parent: int
+    prefix_messages: int
+    path: list[int]
+    fork_reason: ForkReason | None
+    same_as: int
+
+
+class Tree:
+    """Turns are numbered from 0 in commit order; -1 means none."""
+
+    __slots__ = (
+        "_anchors", "_best", "_context_of", "_contexts", "_ends", "_finishes", "_flags", "_history", "_ids", "_keys", "_numbers",
+        "_own", "_parents", "_tokens", "_trie", "_twins",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._trie = Trie()
+        self._history = History(self._trie)
+        self._ids: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._parents = array("i")
+        self._ends = array("i")
+        self._tokens = array("q")
+        self._anchors = array("i")  # nearest turn that called tools: itself or an ancestor
+        self._context_of = array("i")
+        self._flags = bytearray()
+        self._finishes: list[str] = []
+        self._own: dict[int, tuple[str, ...]] = {}
+        self._keys: list[tuple[bytes, bytes]] = []  # contexts: (tools, options)
+        self._contexts: dict[tuple[bytes, bytes], int] = {}
+        # Only for nodes with several turns; (node, context) and (node, context, anchor) -> the turn to go on from.
+        self._best: dict[tuple[int, ...], int] = {}
+        # Only for nodes asked several times; (node, context, parent) -> turn.
+        self._twins: dict[tuple[int, ...], int] = {}
+
+    def __len__(self) -> int:
+        """How many turns: the row to read next."""
+        return len(self._ids)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the tree weighs in memory."""
+        return 2000 + _NODE_BYTES * len(self._trie) + _TURN_BYTES * len(self._ids)
+
+    def number(self, turn_id: str) -> int:
+        return self._numbers.get(turn_id, -1)
+
+    def turn_id(self, number: int) -> str:
+        return self._ids[number]
+
+    def parent(self, number: int) -> int:
+        return self._parents[number]
+
+    def messages(self, number: int) -> int:
+        """How many messages a turn's conversation has, its reply included."""
+        return self._trie.depth[self._ends[number]]
+
+    def path_tokens(self, number: int) -> int:
+        return self._tokens[number]
+
+    def finish(self, number: int) -> str:
+        return self._finishes[number]
+
+    def partial(self, number: int) -> bool:
+        return bool(self._flags[number] & PARTIAL)
+
+    def own_call_ids(self, number: int) -> tuple[str, ...]:
+        """The model's own ids of the calls in a turn's reply, in order; "" where its format has none."""
+        return self._own.get(number, ())
+
+    def path(self, number: int) -> list[int]:
+        """Turn numbers from the root to `number`; empty for -1."""
+        path = []
+        while number >= 0:
+            path.append(number)
+            number = self._parents[number]
+        path.reverse()
+        return path
+
+    def add(self, row: IndexRow) -> int:
+        """Take in the next row of the session; returns its turn's number.
+
+        Raises: StenoError: the row can't be one (a parent that is not there yet, digests of a wrong length).
+        """
+        number = len(self._ids)
+        if not -1 <= row.parent < number:
+            raise StenoError(f"index row {number} ({row.turn_id}) names parent {row.parent}")
+        if not row.digests or len(row.digests) % DIGEST_BYTES:
+            raise StenoError(f"index row {number} ({row.turn_id}) has {len(row.digests)} bytes of digests")
+        trie, history = self._trie, self._history
+        digests = [row.digests[i : i + DIGEST_BYTES] for i in range(0, len(row.digests), DIGEST_BYTES)]
+        reply = digests.pop()
+        asked = self._ends[row.parent] if row.parent >= 0 else ROOT
+        for digest in digests:
+            asked = trie.grow(asked, digest)
+            history.said(asked, digest)
+        end = trie.grow(asked, reply)
+        context = self._contexts.setdefault((row.tools, row.options), len(self._keys))
+        if context == len(self._keys):
+            self._keys.append((row.tools, row.options))
+        barren = row.partial and row.completion_tokens == 0
+        self._ids.append(row.turn_id)
+        self._numbers[row.turn_id] = number
+        self._parents.append(row.parent)
+        self._ends.append(end)
+        self._tokens.append(row.path_tokens)
+        self._context_of.append(context)
+        self._flags.append(PARTIAL * row.partial | BARREN * barren)
+        self._finishes.append(sys.intern(row.finish))
+        if row.own_call_ids:
+            self._own[number] = tuple(row.own_call_ids)
+        above = self._anchors[row.parent] if row.parent >= 0 else -1
+        self._anchors.append(number if row.own_call_ids else above)
+        if row.parent >= 0:
+            self._flags[row.parent] |= PARENTED
+        self._note_asked(number, asked)
+        if not barren:
+            self._note_end(number, end)
+            trie.flags[asked] |= REPLIED
+            history.sampled(end, reply)
+        return number
+
+    def recognise(
+        self, digests: Sequence[bytes], tools: bytes, options: bytes, call_ids: Sequence[Sequence[str]]
+    ) -> Recognition:
+        """Find the place of a request.
+
+        Args:
+            digests: `message_digest` of each of its messages. tools, options: their digests.
+            call_ids: the tool-call ids in each message as the client sent them (`calls.echoed_ids`).
+        """
+        if not self._ids:
+            return Recognition(-1, 0, [], None, -1)
+        trie = self._trie
+        nodes = trie.walk(digests)
+        shared = len(nodes) - 1
+        context = self._contexts.get((tools, options), -1)
+        parent, covered, deeper = -1, 0, -1
+        for depth in range(shared, 0, -1):
+            here = trie.turn_at[nodes[depth]]
+            if here < 0:
+                continue
+            if trie.flags[nodes[depth]] & CROWDED:
+                parent = self._among(nodes, depth, context, call_ids)
+            elif self._context_of[here] == context:
+                parent = here
+            if parent >= 0:
+                covered = depth
+                break
+            if deeper < 0:
+                deeper = here
+        twin = self._twin(nodes[shared], context, parent) if shared == len(digests) else -1
+        if deeper >= 0:
+            reason: ForkReason | None = self._changed(deeper, tools)
+        elif parent >= 0 and not self._flags[parent] & PARENTED:
+            reason = None
+        elif twin >= 0:
+            reason = ForkReason.SIBLING
+        else:
+            reason = self._forked(digests, shared, nodes[shared], context, tools)
+        return Recognition(parent, covered, self.path(parent), reason, twin)
+
+    def _forked(self, digests: Sequence[bytes], shared: int, node: int, context: int, tools: bytes) -> ForkReason:
+        """Rows 5 to 11 of the table in `fork.py`."""
+        asked = self._trie.asked_at[node]
+        if shared == len(digests) and asked >= 0 and self._context_of[asked] != context:
+            return self._changed(asked, tools)
+        reason = self._history.observe(digests, shared, node)
+        if reason is not None:
+            return reason
+        return ForkReason.NEW_CONVERSATION if self._trie.flags[node] & LEAD else ForkReason.DIVERGED
+
+    def _changed(self, turn: int, tools: bytes) -> ForkReason:
+        same_tools = self._keys[self._context_of[turn]][0] == tools
+        return ForkReason.OPTIONS_CHANGED if same_tools else ForkReason.TOOLS_CHANGED
+
+    def _among(self, nodes: Sequence[int], depth: int, context: int, call_ids: Sequence[Sequence[str]]) -> int:
+        """Of several turns that end at `nodes[depth]`, the one that echoed call ids name, else the preferred one."""
+        best = self._best.get((nodes[depth], context), -1)
+        if best < 0:
+            return -1
+        for ids in reversed(call_ids[:depth]):
+            for call_id in ids:
+                named = parse_call_id(call_id)
+                number = self._numbers.get(named[0], -1) if named else -1
+                if number < 0:
+                    continue
+                end = self._ends[number]
+                at = self._trie.depth[end]
+                if at > depth or nodes[at] != end:
+                    continue
+                if at == depth and self._context_of[number] == context and not self._flags[number] & BARREN:
+                    return number
+                below = self._best.get((nodes[depth], context, number), -1)
+                if below >= 0:
+                    return below
+        return best
+
+    def _twin(self, node: int, context: int, parent: int) -> int:
+        asked = self._trie.asked_at[node]
+        if asked < 0:
+            return -1
+        if not self._trie.flags[node] & ASKED_AGAIN:
+            return asked if self._context_of[asked] == context and self._parents[asked] in (parent, -1) else -1
+        twin = self._twins.get((node, context, parent), -1)
+        return twin if twin >= 0 else self._twins.get((node, context, -1), -1)
+
+    def _note_end(self, number: int, node: int) -> None:
+        trie = self._trie
+        first = trie.turn_at[node]
+        trie.turn_at[node] = number
+        if first >= 0 and not trie.flags[node] & CROWDED:
+            trie.flags[node] |= CROWDED
+            self._offer(first, node)
+        if trie.flags[node] & CROWDED:
+            self._offer(number, node)
+
+    def _offer(self, number: int, node: int) -> None:
+        context = self._context_of[number]
+        self._prefer(self._best, (node, context), number)
+        self._prefer(self._best, (node, context, self._anchors[number]), number)
+
+    def _note_asked(self, number: int, node: int) -> None:
+        trie = self._trie
+        first = trie.asked_at[node]
+        trie.asked_at[node] = number
+        if first >= 0 and not trie.flags[node] & ASKED_AGAIN:
+            trie.flags[node] |= ASKED_AGAIN
+            self._prefer(self._twins, (node, self._context_of[first], self._parents[first]), first)
+        if trie.flags[node] & ASKED_AGAIN:
+            self._prefer(self._twins, (node, self._context_of[number], self._parents[number]), number)
+
+    def _prefer(self, table: dict[tuple[int, ...], int], key: tuple[int, ...], number: int) -> None:
+        """The newest that is not partial, else the newest. `number` is newer than what the table holds."""
+        held = table.get(key, -1)
+        if held < 0 or not self._flags[number] & PARTIAL or self._flags[held] & PARTIAL:
+            table[key] = number
