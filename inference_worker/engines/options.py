@@ -9,14 +9,17 @@ from typing import Any
 from proxy.contracts.errors import ConfigError
 
 
+SHIPPED_MODEL = Path(__file__).resolve().parents[2] / "steno" / "models" / "tiny"
+"""By place and not by import: the worker imports nothing of the command line's package."""
+
+
 def model_directory(model: Any, *, weights: bool) -> Path:
-    """The directory of a model in Hugging Face layout. Raises: ConfigError saying what is missing there.
+    """The directory of a model in Hugging Face layout; by default the one that ships with the project.
 
     weights: whether the model itself is needed, and not only its tokenizer and template.
+    Raises: ConfigError saying what is missing there.
     """
-    if not model:
-        raise ConfigError("model: this engine needs a model directory (--model DIR)")
-    directory = Path(str(model)).expanduser()
+    directory = Path(str(model)).expanduser() if model else SHIPPED_MODEL
     if not directory.is_dir():
         raise ConfigError(f"model: {directory} is not a directory")
     for name in ("config.json", "tokenizer.json")[0 if weights else 1 :]:

@@ -181,6 +181,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     model.generation_config.do_sample = True
     model.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner only
     if out != TINY:
         shutil.copy(TINY / "chat_template.jinja", out / "chat_template.jinja")
 
