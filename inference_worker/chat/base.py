@@ -41,6 +41,8 @@ class ChatFormat(Protocol):
     name: str
     stop_ids: frozenset[int]
     """Engine stop ids: a completion that ends in one keeps it."""
+    vocab_size: int
+    """Ids are below this; a prompt given as ids is checked against it."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
         """Whole conversation -> prompt ids with the generation prompt at the end. `options`: template_kwargs.

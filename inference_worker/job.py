@@ -1,0 +1,312 @@
+"""A `TokenEngine` and a `ChatFormat` made into an `Engine`: one job from its messages to its last event.
+
+Owns what every engine needs alike: the prompt and the part of it that is new, the context's bound, the sampling law in effect,
+stop strings, parsing, and the marks of I1. Knows no socket and no model; an engine samples ids and does nothing else.
+
+    job -> prompt ids -> engine -> steps of ids -> text -> stop strings -> parser -> Started, Delta …, Finish
+
+A text that reaches a stop string ends there; the ids up to and including the token that completed it are on record, later ones
+of the same step are not, and nobody was given them. `parallel_tool_calls: false` without a grammar stops the same way, after the
+token that closes the first call, with `Finish.stop` = "parallel_tool_calls"; where the parser does not say when a call is closed,
+it is left to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+import msgspec
+
+from inference_worker.chat.base import ChatFormat, Parsed, Parser
+from inference_worker.chat.prompt import FormatReport, Prompt, Prompter, check_format
+from inference_worker.chat.stops import StopMatcher
+from inference_worker.engines.base import TokenEngine, TokenStep
+from proxy.contracts.canonical import FinishReason, Job, Sampling, TokenLogprob
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed
+from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+
+logger = logging.getLogger(__name__)
+
+ONE_CALL = "parallel_tool_calls"
+"""`Finish.stop` of a turn that was ended after its first call."""
+
+
+class ChatEngine:
+    """An `Engine`. `engine` is started before `format` is first used, so that a format may come to be with its engine."""
+
+    def __init__(self, engine: TokenEngine, format: ChatFormat) -> None:
+        self._engine = engine
+        self._format = format
+        self._report: FormatReport | None = None
+        self._prompter: Prompter | None = None
+        # A long prompt must not hold up the streams; one thread, since formats need not be safe for two.
+        self._renderer = ThreadPoolExecutor(1, "render")
+
+    async def start(self) -> None:
+        """Start the engine and check the format; what is wrong with it is logged, and missing from the card."""
+        await self._engine.start()
+        report = await asyncio.get_running_loop().run_in_executor(self._renderer, check_format, self._format)
+        for problem in report.problems:
+            logger.warning("model %s: %s", self._engine.card().name, problem)
+        if not report.extends:
+            logger.error(
+                "model %s: its chat template can't be extended: every turn with a history will be a new branch",
+                self._engine.card().name,
+            )
+        self._report, self._prompter = report, Prompter(self._format, report)
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+        self._renderer.shutdown(wait=False, cancel_futures=True)
+
+    def cards(self) -> list[ModelCard]:
+        """The engine's card, with capability `continuation` if the format can be extended (I2)."""
+        card = self._engine.card()
+        if self._report and self._report.extends and "continuation" not in card.capabilities:
+            card = msgspec.structs.replace(card, capabilities=[*card.capabilities, "continuation"])
+        return [card]
+
+    def load(self) -> tuple[int, int, float]:
+        return self._engine.load()
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        """One Started, Deltas, one Finish.
+
+        Raises: BadRequest, ContextOverflow: before Started. EngineFailed: at any time.
+        """
+        job, card = request.job, self._engine.card()
+        prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, request)
+        law = _law_in_effect(job.sampling, len(prompt.ids), card.context_tokens, _field(job))
+        grammar = self._engine.constrains(job)
+        raw = ids_to_bytes(prompt.ids)
+        yield Started(
+            stream=request.stream,
+            kept_tokens=prompt.kept_tokens,
+            new_ids=raw[4 * prompt.kept_tokens :],
+            prompt_tokens=len(prompt.ids),
+            prompt_digest=hashlib.blake2b(raw, digest_size=16).digest(),
+            law=law,
+            resumable=not grammar and not law.remembers_output(),
+            constrained=grammar,
+            refused=prompt.refused,
+            thinking_kept=prompt.thinking_kept,
+        )
+        parser = _NoParser() if job.prompt_text is not None or job.prompt_ids is not None else self._parser(job, prompt)
+        one_call = not job.parallel_tool_calls and bool(job.tools) and job.tool_choice != "none" and not grammar
+        reader = _Reader(self._format, parser, law, one_call)
+        last = None
+        steps = self._engine.sample(f"{request.turn_id}-{request.attempt}", prompt.ids, law, job)
+        async with _closing(steps):
+            async for step in steps:
+                _check(step, card.synthetic)
+                last = reader.read(step)
+                if last.ids or not last.is_empty():
+                    yield self._delta(request.stream, job, law, step, last)
+                if last.reason:
+                    break
+        if last is None or last.reason is None:
+            raise EngineFailed("the engine ended a completion without saying how")
+        yield Finish(
+            stream=request.stream,
+            reason=last.reason,
+            completion_tokens=reader.sampled,
+            stop=last.stop,
+            cached_tokens=reader.cached_tokens,
+            timings=reader.timings,
+        )
+
+    def _prompt(self, request: Generate) -> Prompt:
+        job, prefix = request.job, bytes_to_ids(request.prefix_ids)
+        if job.prompt_text is not None:
+            return _given(self._format.encode(job.prompt_text), prefix)
+        if job.prompt_ids is not None:
+            return _given(_valid_ids(bytes_to_ids(job.prompt_ids), self._format.vocab_size), prefix)
+        if self._prompter is None:
+            raise EngineFailed("the engine is not started")
+        return self._prompter.chat(job, prefix, request.prefix_messages)
+
+    def _parser(self, job: Job, prompt: Prompt) -> Parser:
+        # With tool_choice "none" a call is plain content: to the parser there are no tools.
+        known = job if job.tool_choice != "none" else msgspec.structs.replace(job, tools=[])
+        return self._format.parser(known, prompt.generation_prompt)
+
+    def _delta(self, stream: int, job: Job, law: Sampling, step: TokenStep, read: _Read) -> Delta:
+        parsed = read.parsed
+        return Delta(
+            stream=stream,
+            ids=ids_to_bytes(read.ids),
+            logprobs=floats_to_bytes(step.logprobs[: len(read.ids)]) if step.logprobs is not None else b"",
+            version=step.version,
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            tool_calls=parsed.tool_calls,
+            tokens=[] if job.top_logprobs is None else self._tokens(step, read.ids, job.top_logprobs),
+            constrained=step.constrained or not law.is_plain(),
+        )
+
+    def _tokens(self, step: TokenStep, ids: Sequence[int], top: int) -> list[TokenLogprob]:
+        """What a client that asked for log-probabilities sees: tokens it has the text of, so no stop ids."""
+        if step.logprobs is None:
+            return []
+        seen = []
+        for index, (token_id, logprob) in enumerate(zip(ids, step.logprobs, strict=False)):
+            if token_id in self._format.stop_ids:
+                continue
+            others = step.top[index][:top] if step.top else []
+            alternatives = [(*self._format.token_text(other), value) for other, value in others]
+            seen.append(TokenLogprob(*self._format.token_text(token_id), logprob, alternatives))
+        return seen
+
+
+class _Read(msgspec.Struct):
+    """What became of one step. reason: the completion ends here."""
+
+    ids: list[int]
+    parsed: Parsed
+    reason: FinishReason | None = None
+    stop: str = ""
+
+    def is_empty(self) -> bool:
+        return not (self.parsed.content or self.parsed.reasoning or self.parsed.tool_calls)
+
+
+class _Reader:
+    """Steps of one completion -> text -> stop strings -> parser."""
+
+    def __init__(self, format: ChatFormat, parser: Parser, law: Sampling, one_call: bool) -> None:
+        self.sampled = 0
+        self.cached_tokens = 0
+        self.timings: dict[str, float] = {}
+        self._decoder = format.decoder()
+        self._parser = parser
+        self._matcher = StopMatcher(law.stop) if law.stop else None
+        self._min_tokens = law.min_tokens
+        self._stop_token_ids = frozenset(law.stop_token_ids) - format.stop_ids
+        self._one_call = one_call and hasattr(parser, "closed_calls")
+        self._called = False
+
+    def read(self, step: TokenStep) -> _Read:
+        self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
+        self.timings.update(step.timings)
+        by_token = self._matcher is not None or self._one_call
+        read = self._by_token(step) if by_token else self._at_once(step)
+        self.sampled += len(read.ids)
+        self._called = self._called or bool(read.parsed.tool_calls)
+        if read.reason == "stop" and self._called:
+            read.reason = "tool_calls"
+        return read
+
+    def _at_once(self, step: TokenStep) -> _Read:
+        final = step.finish is not None
+        ids, stop = step.ids, ""
+        if final and ids and ids[-1] in self._stop_token_ids:
+            ids, stop = ids[:-1], str(ids[-1])  # a stop id of the request's own shows no text either
+        text = self._decoder.feed(ids, final=final)
+        parsed = self._parser.feed(text, step.ids, final=final) if text or final or ids else Parsed()
+        return _Read(step.ids, parsed, step.finish, stop)
+
+    def _by_token(self, step: TokenStep) -> _Read:
+        """One token after the other: a stop string or a call may be complete in the middle of a step."""
+        whole, count = Parsed(), len(step.ids)
+        for index, token_id in enumerate(step.ids):
+            final = step.finish is not None and index == count - 1
+            hidden = final and token_id in self._stop_token_ids
+            text = self._decoder.feed([] if hidden else [token_id], final=final)
+            stop = None
+            if self._matcher is not None and self.sampled + index + 1 > self._min_tokens:
+                text, stop = self._matcher.feed(text)
+                if final and stop is None:
+                    text += self._matcher.flush()
+            ends = final or stop is not None
+            _add(whole, self._parser.feed(text, [token_id], final=ends))
+            if stop is not None:
+                return _Read(step.ids[: index + 1], whole, "stop", stop)
+            if final:
+                return _Read(step.ids, whole, step.finish, str(token_id) if hidden else "")
+            if self._one_call and self._parser.closed_calls:  # type: ignore[attr-defined]
+                _add(whole, self._parser.feed(self._matcher.flush() if self._matcher else "", [], final=True))
+                return _Read(step.ids[: index + 1], whole, "stop", ONE_CALL)
+        if step.finish is not None:  # an engine may say that it has ended in a step of its own
+            text = self._decoder.feed([], final=True)
+            if self._matcher is not None:
+                text, stop = self._matcher.feed(text)
+                if stop is None:
+                    text += self._matcher.flush()
+            _add(whole, self._parser.feed(text, [], final=True))
+        return _Read(step.ids, whole, step.finish)
+
+
+class _NoParser:
+    """All text is content: `completions`."""
+
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
+        return Parsed(content=text)
+
+
+def _add(whole: Parsed, part: Parsed) -> None:
+    whole.content += part.content
+    whole.reasoning += part.reasoning
+    for piece in part.tool_calls:
+        last = whole.tool_calls[-1] if whole.tool_calls else None
+        if last is not None and last.index == piece.index and not piece.id and not piece.name:
+            last.arguments += piece.arguments
+        else:
+            whole.tool_calls.append(piece)
+
+
+def _law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, field: str) -> Sampling:
+    """The law with max_tokens set, clamped to what the context leaves (agents ask for 64,000 whatever the context)."""
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        raise ContextOverflow(
+            f"the prompt has {prompt_tokens} tokens; the model's context is {context_tokens}, one of them for the answer",
+            prompt_tokens=prompt_tokens,
+            context_tokens=context_tokens,
+            field=field,
+        )
+    if asked.max_tokens is not None and asked.max_tokens < 1:
+        raise BadRequest("max_tokens must be at least 1", field="max_tokens")
+    return msgspec.structs.replace(asked, max_tokens=min(asked.max_tokens or room, room))
+
+
+def _field(job: Job) -> str:
+    return "prompt" if job.prompt_text is not None or job.prompt_ids is not None else "messages"
+
+
+def _given(ids: list[int], prefix: array[int]) -> Prompt:
+    if not ids:
+        raise BadRequest("the prompt is empty", field="prompt")
+    if not prefix:
+        return Prompt(ids)
+    if ids[: len(prefix)] == prefix.tolist():
+        return Prompt(ids, kept_tokens=len(prefix))
+    return Prompt(ids, refused="render_differs")
+
+
+def _valid_ids(ids: array[int], vocab_size: int) -> list[int]:
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = next(id_ for id_ in ids if not 0 <= id_ < vocab_size)
+        raise BadRequest(f"token id {wrong} is not in the vocabulary of {vocab_size}", field="prompt")
+    return ids.tolist()
+
+
+def _check(step: TokenStep, synthetic: bool) -> None:
+    """I1: a missing log-probability is an error."""
+    if step.logprobs is None:
+        if not synthetic:
+            raise EngineFailed("the engine gave tokens without log-probabilities")
+    elif len(step.logprobs) != len(step.ids) or any(value != value for value in step.logprobs):
+        raise EngineFailed("the engine gave tokens of which some have no log-probability")
+
+
+def _closing(steps: AsyncIterator[TokenStep]) -> contextlib.AbstractAsyncContextManager[object]:
+    """Closing the engine's iterator cancels; one that is no generator has nothing to close."""
+    return aclosing(steps) if hasattr(steps, "aclose") else contextlib.nullcontext()  # type: ignore[type-var]
