@@ -8,7 +8,6 @@ of the weights that sampled it, also when they changed inside one delta).
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -53,11 +52,12 @@ def build(settings: Any) -> Engine:
     """
     from inference_worker.job import ChatEngine
 
+    model = str(settings.model) if getattr(settings, "model", None) else None
     given: Mapping[str, Any] | Sequence[str] = getattr(settings, "engine_args", None) or {}
-    args = from_fields(dict(given)) if isinstance(given, Mapping) else parse_args(given)
-    model = getattr(settings, "model", None)
-    if model:
-        args = dataclasses.replace(args, engine=dataclasses.replace(args.engine, model=str(model)))
+    if isinstance(given, Mapping):
+        args = from_fields({**({"model": model} if model else {}), **given})
+    else:
+        args = parse_args(given, model)
     tokens = VllmTokens(args, policy=getattr(settings, "policy", None) or "default")
     return ChatEngine(tokens, tokens.format)
 

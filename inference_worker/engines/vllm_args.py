@@ -74,18 +74,21 @@ FRONTEND = tuple(field.name for field in dataclasses.fields(EngineArgs) if field
 """The arguments of vLLM's HTTP front-end that mean something without HTTP."""
 
 
-def parse_args(argv: Sequence[str]) -> EngineArgs:
-    """vLLM's command line, as after `steno worker --engine vllm --model DIR --`.
+def parse_args(argv: Sequence[str], model: str | None = None) -> EngineArgs:
+    """vLLM's command line, as after `steno worker --engine vllm --model DIR --`, whose DIR is `model`.
 
     Raises: SystemExit: with vLLM's own message or help, as argparse does.
     """
-    parser = FlexibleArgumentParser(prog="steno worker --engine vllm --model DIR --", add_help=True)
+    parser = FlexibleArgumentParser(
+        prog="steno worker --engine vllm --model DIR --", usage="%(prog)s [arguments of vLLM]"
+    )
     AsyncEngineArgs.add_cli_args(parser)
     group = parser.add_argument_group("Chat format")
     flags = BaseFrontendArgs._customize_cli_kwargs(get_kwargs(BaseFrontendArgs))
     for name in FRONTEND:
         group.add_argument(*flags[name].pop("flags", []), f"--{name.replace('_', '-')}", **flags[name])
-    parsed = parser.parse_args(list(argv))
+    # vLLM looks for the model as soon as its arguments are made, so it can't be filled in later.
+    parsed = parser.parse_args([*(["--model", model] if model else []), *argv])
     return EngineArgs(AsyncEngineArgs.from_cli_args(parsed), **{name: getattr(parsed, name) for name in FRONTEND})
 
 

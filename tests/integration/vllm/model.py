@@ -11,7 +11,16 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CONTEXT_TOKENS = 2048
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+MARKERS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+]
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}

@@ -1,0 +1,69 @@
+"""Helpers: a whole generation collected, and what a float32 forward pass says of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from inference_worker.engines.base import TokenStep
+from inference_worker.engines.vllm import VllmTokens
+from proxy.contracts.canonical import Job, Sampling
+
+_number = itertools.count()
+
+NOT_THINKING = {"enable_thinking": False}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Get the {name}.",
+            "parameters": {
+                "type": "object",
+                "properties": {"celsius": {"type": "boolean"}},
+                "required": ["celsius"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "forecast")
+]
+
+
+@dataclass
+class Drawn:
+    prompt_ids: list[int]
+    steps: list[TokenStep] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [id_ for step in self.steps for id_ in step.ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [value for step in self.steps for value in step.logprobs or []]
+
+
+async def draw(tokens: VllmTokens, prompt_ids: list[int], law: Sampling, job: Job | None = None) -> Drawn:
+    drawn = Drawn(prompt_ids)
+    async for step in tokens.sample(f"test-{next(_number)}", prompt_ids, law, job or Job()):
+        drawn.steps.append(step)
+    return drawn
+
+
+def ask(tokens: VllmTokens, text: str, job: Job | None = None, **options: object) -> list[int]:
+    return tokens.format.render([{"role": "user", "content": text}], job.tools if job else [], dict(options))
+
+
+def logits_of(model: PreTrainedModel, drawn: Drawn) -> torch.Tensor:
+    """float32 (completion tokens, vocabulary): what each completion token was drawn from, before any law."""
+    ids = torch.tensor([drawn.prompt_ids + drawn.ids])
+    with torch.no_grad():
+        return model(ids).logits[0, len(drawn.prompt_ids) - 1 : -1].float()
+
+
+def gathered(logprobs: torch.Tensor, ids: list[int]) -> list[float]:
+    return logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()

@@ -1,0 +1,113 @@
+"""What switches a grammar on, that it then holds, and that its tokens are marked (I1)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inference_worker.engines.vllm import VllmTokens
+from inference_worker.engines.vllm_args import from_fields
+from proxy.contracts.canonical import Job, ResponseFormat, Sampling
+from proxy.contracts.errors import BadRequest
+from tests.integration.vllm.drawing import NOT_THINKING, TOOLS, ask, draw
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+SCHEMA = ResponseFormat(type="json_schema", name="r", schema=TOOLS[0]["function"]["parameters"], strict=True)
+
+
+async def reply(tokens: VllmTokens, job: Job, max_tokens: int = 200):
+    """The steps, and what the model's parsers make of them."""
+    prompt = ask(tokens, "the weather", job, **job.template_kwargs)
+    drawn = await draw(tokens, prompt, Sampling(max_tokens=max_tokens), job)
+    decoder, parser = tokens.format.decoder(), tokens.format.parser(job, tokens.format.generation_prompt(prompt))
+    parsed = [
+        parser.feed(decoder.feed(step.ids, final=step.finish is not None), step.ids, final=step.finish is not None)
+        for step in drawn.steps
+    ]
+    assert {step.constrained for step in drawn.steps} == {tokens.constrains(job)}
+    calls: dict[int, list[str]] = {}
+    for piece in (piece for part in parsed for piece in part.tool_calls):
+        call = calls.setdefault(piece.index, ["", ""])
+        call[0] += piece.name
+        call[1] += piece.arguments
+        assert piece.id == ""  # this format has none
+    return drawn, "".join(part.content for part in parsed), [tuple(call) for call in calls.values()]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("choice", ["required", "function:forecast"])
+async def test_a_forced_tool_choice_gives_a_valid_call_and_is_marked(tokens, choice, parallel):
+    job = Job(tools=STRICT, tool_choice=choice, template_kwargs=NOT_THINKING, parallel_tool_calls=parallel)
+    assert tokens.constrains(job)
+    drawn, content, calls = await reply(tokens, job)
+    assert calls and content.strip() == ""
+    assert parallel or len(calls) == 1
+    names = {"forecast"} if choice != "required" else {"forecast", "weather"}
+    for name, arguments in calls[: None if drawn.steps[-1].finish == "stop" else -1]:
+        assert name in names
+        assert set(json.loads(arguments)) == {"celsius"}
+
+
+async def test_a_json_schema_holds_and_is_marked(tokens):
+    job = Job(response_format=SCHEMA, template_kwargs=NOT_THINKING)
+    drawn, content, calls = await reply(tokens, job)
+    assert drawn.steps[-1].finish == "stop" and not calls
+    assert isinstance(json.loads(content)["celsius"], bool)
+
+
+async def test_a_json_object_is_one_and_is_marked(tokens):
+    job = Job(response_format=ResponseFormat(type="json_object"), template_kwargs=NOT_THINKING)
+    drawn, content, _ = await reply(tokens, job, max_tokens=600)
+    assert content.lstrip().startswith("{") and all(step.constrained for step in drawn.steps)
+
+
+async def test_reasoning_kept_from_earlier_turns_does_not_start_the_grammar(tokens):
+    """The whole prompt holds a `</think>`: vLLM by itself would take this turn's reasoning for ended, too."""
+    job = Job(response_format=SCHEMA)
+    messages = [
+        {"role": "user", "content": "the weather"},
+        {"role": "assistant", "content": "nice", "reasoning_content": "is it"},
+        {"role": "user", "content": "today"},
+    ]
+    prompt = tokens.format.render(messages, [], {})
+    think_end = tokens.format.encode("</think>")
+    assert think_end[0] in prompt
+    free = await draw(tokens, prompt, Sampling(max_tokens=24, logit_bias={think_end[0]: -100.0}), job)
+    assert not tokens.format.decoder().feed(free.ids, final=True).startswith("{")
+
+
+async def test_what_asks_for_no_grammar_gets_none(tokens):
+    for job in (Job(), Job(tools=TOOLS), Job(tools=TOOLS, tool_choice="none"), Job(top_logprobs=2)):
+        assert not tokens.constrains(job)
+        drawn = await draw(tokens, ask(tokens, "nice", job), Sampling(max_tokens=4), job)
+        assert not any(step.constrained for step in drawn.steps)
+
+
+async def test_strict_tools_and_single_calls_switch_a_grammar_on(tokens):
+    assert tokens.constrains(Job(tools=STRICT))
+    assert tokens.constrains(Job(tools=TOOLS, parallel_tool_calls=False))
+
+
+async def test_the_parser_of_glm_constrains_only_when_told_to(engine_args):
+    by_level = {}
+    for level in ("auto", "function"):
+        fields = {"model": engine_args.engine.model, "dtype": "float32", "max_model_len": 256}
+        args = from_fields({**fields, "tool_call_parser": "glm47", "tool_strict_level": level})
+        by_level[level] = VllmTokens(args).constrains(Job(tools=TOOLS))
+    assert by_level == {"auto": False, "function": True}
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (Job(tools=TOOLS, tool_choice="function:none_such"), "tool_choice"),
+        (Job(response_format=ResponseFormat(type="json_schema", schema={"type": "no such type"})), None),
+    ],
+)
+async def test_what_no_grammar_can_be_made_of_is_refused(tokens, job, field):
+    with pytest.raises(BadRequest) as caught:
+        await draw(tokens, ask(tokens, "nice", job, **NOT_THINKING), Sampling(max_tokens=4), job)
+    assert field is None or field in str(caught.value.field) + caught.value.message
