@@ -33,19 +33,22 @@ make_venv() {
   "$python" -m venv --clear "$folder"
 }
 
-# install_pins VENV FILE: exactly the pinned set, and nothing when the file has not changed since.
+# install_pins VENV FILE...: exactly the pinned set, and nothing when the files have not changed since. Where two files pin the same
+# package, the first one counts.
 install_pins() {
-  local venv=$1 file=$2 stamp want
-  stamp="$venv/.installed-$(basename "$file" .txt)"
-  want=$(cat requirements/runtime.txt "$file" pyproject.toml | sha256sum)
+  local venv=$1 stamp want
+  shift
+  stamp="$venv/.installed-$(basename "$1" .txt)"
+  want=$(cat "$@" pyproject.toml | sha256sum)
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then return; fi
-  say "installing $file"
+  say "installing $*"
   # --no-deps: the pins are the whole set, and torch's own requirement list would bring 3 GB of CUDA along.
-  cat requirements/runtime.txt "$file" | grep -Ev '^(torch==|-r |#|$)' | sort -u >"$venv/.pins.txt"
+  cat "$@" | awk -F== '/^[A-Za-z0-9]/ { name = tolower($1); gsub(/[-_.]+/, "-", name); if (name != "torch" && !seen[name]++) print }' \
+    >"$venv/.pins.txt"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r "$venv/.pins.txt"
   install_torch "$venv"
-  # The checkout itself, editable: it brings the command `steno`.
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+  # The checkout itself, editable: it brings the command `steno`. Not where several checkouts share an environment.
+  [ "$venv" != "$PWD/.venv" ] || "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
   printf '%s\n' "$want" >"$stamp"
 }
 

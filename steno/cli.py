@@ -10,7 +10,7 @@ import typer
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
 from steno.commands import demo, serve, sessions
-from steno.commands.flags import settings_command
+from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
 
 app = typer.Typer(
@@ -23,26 +23,32 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        number = importlib.metadata.version("steno")
+    except importlib.metadata.PackageNotFoundError:  # a checkout without an installation
+        number = "from source"
+    typer.echo(f"steno {number}")
+    raise typer.Exit
+
+
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"steno {_version()}")
-        raise typer.Exit
+    pass
 
 
-app.command("proxy", help=serve.proxy.__doc__, rich_help_panel="Run")(settings_command(ProxySettings, serve.proxy))
-app.command("worker", help=serve.worker.__doc__, rich_help_panel="Run")(settings_command(WorkerSettings, serve.worker))
-app.command("demo", rich_help_panel="Run")(demo.demo)
+_proxy = settings_command(ProxySettings, serve.proxy)
+_worker = settings_command(WorkerSettings, serve.worker, rest="engine_args")
+app.command("proxy", help=prose(serve.proxy.__doc__), rich_help_panel="Run")(_proxy)
+app.command("worker", help=prose(serve.worker.__doc__), rich_help_panel="Run")(_worker)
+app.command("demo", help=prose(demo.demo.__doc__), rich_help_panel="Run")(demo.demo)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("steno")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout, as the scripts do
-        return "from source"
 
 
 def main() -> None:

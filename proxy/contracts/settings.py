@@ -35,7 +35,9 @@ PREFIXES = {
     "STENO_WORKER_": "steno worker",
     "STENO_TRAIN_": "steno train",
     "STENO_CLIENT_": "steno sessions",
-    "STENO_TEST_": "the tests and .ci/run",
+    "STENO_TEST_": ".ci/run",
+    "STENO_AGENTS_": "the tests with agents",
+    "STENO_VLLM_": "the tests on vLLM",
 }
 """Who reads which environment variables. A program refuses unknown names under its own prefix only."""
 

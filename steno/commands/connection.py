@@ -28,7 +28,10 @@ class ClientSettings(Settings):
     timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and of silence while an answer is read")
 
 
-def connect(url: str | None, key: str | None, key_file: str | None) -> Steno:
-    """A client by flags, environment `STENO_CLIENT_*` and defaults. Raises ConfigError."""
+def connect(url: str | None, key: str | None, key_file: str | None, *, retries: int = 0) -> Steno:
+    """A client by flags, environment `STENO_CLIENT_*` and defaults. Someone at a terminal is told at once what fails.
+
+    Raises: ConfigError.
+    """
     settings = ClientSettings.load({"url": url, "key": key, "key_file": key_file}, None)
-    return Steno(settings.url, settings.key, timeout_s=settings.timeout_s)
+    return Steno(settings.url, settings.key, timeout_s=settings.timeout_s, retries=retries)

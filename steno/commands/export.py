@@ -1,14 +1,15 @@
 """Recorded sessions as JSON lines or Parquet: one row per session, turn or sample.
 
-Rows have the keys of the records (`proxy/contracts/records.py`); turns carry their trial's id, group and reward beside. In Parquet, token
-ids, log-probabilities and masks are native lists, numbers and text are columns of their own, and everything nested (messages,
-tools, spans) is a column of JSON text, since its shape differs from row to row.
+Rows have the keys of the records (`proxy/contracts/records.py`); turns carry their trial's id, group and reward beside. In
+Parquet, token ids, log-probabilities and masks are native lists, numbers and text are columns of their own, and everything nested
+(messages, tools, spans) is a column of JSON text, since its shape differs from row to row.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import typing
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -38,7 +39,13 @@ class Records(StrEnum):
 
 _MODELS: dict[Records, type[BaseModel]] = {Records.TURNS: Turn, Records.SAMPLES: Sample, Records.SESSIONS: Session}
 _SESSION_COLUMNS = {"trial_id": str, "group_id": str, "run_id": str, "reward": float}
-_LISTS = {"new_prompt_ids": "int32", "completion_ids": "int32", "token_ids": "int32", "sampling_logprobs": "float", "loss_mask": "bool"}
+_LISTS = {
+    "new_prompt_ids": "int32",
+    "completion_ids": "int32",
+    "token_ids": "int32",
+    "sampling_logprobs": "float",
+    "loss_mask": "bool",
+}
 
 
 def export_sessions(
@@ -108,7 +115,9 @@ def _write_parquet(rows: Iterator[dict[str, Any]], records: Records, path: Path)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         batch: list[dict[str, Any]] = []
         for row in rows:
-            batch.append({k: json.dumps(v, ensure_ascii=False) if k in nested and v is not None else v for k, v in row.items()})
+            batch.append(
+                {k: json.dumps(v, ensure_ascii=False) if k in nested and v is not None else v for k, v in row.items()}
+            )
             count += 1
             if len(batch) == _ROWS_PER_GROUP:
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))
@@ -119,4 +128,6 @@ def _write_parquet(rows: Iterator[dict[str, Any]], records: Records, path: Path)
 
 def _is_flat(kind: Any) -> bool:
     """A column of its own rather than JSON text; a digest is hex text."""
-    return isinstance(kind, type) and issubclass(kind, str | int | float | bytes) or kind == Session.model_fields["status"].annotation
+    if typing.get_origin(kind) is typing.Literal:
+        return True
+    return isinstance(kind, type) and issubclass(kind, str | int | float | bytes)

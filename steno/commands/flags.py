@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
+from rich.markup import escape
 
 from proxy.contracts.errors import ConfigError
 from proxy.contracts.settings import Settings
@@ -52,22 +53,38 @@ def settings_command(
 
     parameters = [parameter for name, field in fields.items() for parameter in _flags(name, field)]
     parameters.append(
-        _parameter("config", Path, typer.Option(help="YAML or TOML file with settings by name.", metavar="PATH", rich_help_panel="Configuration"))
+        _parameter(
+            "config",
+            Path,
+            typer.Option(
+                help="YAML or TOML file with settings by name.", metavar="PATH", rich_help_panel="Configuration"
+            ),
+        )
     )
     parameters.append(
         _parameter(
             "print_config",
             bool,
-            typer.Option("--print-config", help="Print the settings in effect and where each comes from.", rich_help_panel="Configuration"),
+            typer.Option(
+                "--print-config",
+                help="Print the settings in effect and where each comes from.",
+                rich_help_panel="Configuration",
+            ),
             default=False,
         )
     )
     if rest is not None:
-        words = typer.Argument(metavar="[-- ARGS]…", help=settings.model_fields[rest].description, show_default=False)
+        words = typer.Argument(metavar="-- ARGS", help=settings.model_fields[rest].description, show_default=False)
         parameters.append(_parameter(rest, list[str], words))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def prose(doc: str | None) -> str:
+    """A docstring as help text: its paragraphs unwrapped, since the terminal wraps them to its own width."""
+    paragraphs = inspect.cleandoc(doc or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def unwrap(annotation: Any) -> Any:
@@ -89,16 +106,17 @@ def default_text(field: FieldInfo) -> str:
 def _flags(name: str, field: FieldInfo) -> Iterator[inspect.Parameter]:
     kind = _kind(field)
     flag = "--" + name.replace("_", "-")
-    text = (field.description or "").strip()
-    shown = default_text(field) or False
+    text = escape(field.description or "")
+    if shown := default_text(field):
+        text += f" [dim]({shown})[/]"
     if kind is bool:
-        yield _parameter(name, bool, typer.Option(f"{flag}/--no-{flag[2:]}", help=text, show_default=shown))
+        yield _parameter(name, bool, typer.Option(f"{flag}/--no-{flag[2:]}", help=text))
     elif kind is list:
-        yield _parameter(name, list[str], typer.Option(flag, help=text, show_default=shown, metavar=_metavar(name, field)))
+        yield _parameter(name, list[str], typer.Option(flag, help=text, metavar=_metavar(name, field)))
     else:
         annotation = unwrap(field.annotation) if kind is Literal else str
         metavar = None if kind is Literal else _metavar(name, field)
-        yield _parameter(name, annotation, typer.Option(flag, help=text, show_default=shown, metavar=metavar))
+        yield _parameter(name, annotation, typer.Option(flag, help=text, metavar=metavar))
     if kind is SecretStr:
         beside = typer.Option(f"{flag}-file", help=f"File that holds the {name.replace('_', ' ')}.", metavar="PATH")
         yield _parameter(f"{name}_file", str, beside)

@@ -28,14 +28,19 @@ class Status(StrEnum):
     ABORTED = "aborted"
 
 
+_TAIL_RETRIES = 5
+"""Attempts to reconnect without an event, about 15 s in all: a proxy that restarts is back by then."""
+
 _PANEL = "Connection"
 Url = Annotated[
     str | None,
-    typer.Option(help="Base URL of the proxy [env: STENO_CLIENT_URL; default: http://127.0.0.1:8000]", rich_help_panel=_PANEL),
+    typer.Option(
+        help="Base URL of the proxy; else STENO_CLIENT_URL, else http://127.0.0.1:8000.", rich_help_panel=_PANEL
+    ),
 ]
 Key = Annotated[
     str | None,
-    typer.Option(help="Admin or harness key [env: STENO_CLIENT_KEY, else STENO_ADMIN_KEY]", rich_help_panel=_PANEL),
+    typer.Option(help="Admin or harness key; else STENO_CLIENT_KEY, else STENO_ADMIN_KEY.", rich_help_panel=_PANEL),
 ]
 KeyFile = Annotated[str | None, typer.Option(help="File that holds the key.", rich_help_panel=_PANEL)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead.")]
@@ -130,7 +135,7 @@ def tail(
     key_file: KeyFile = None,
 ) -> None:
     """Follow a session's events as they happen, until it ends."""
-    with connect(url, key, key_file) as steno:
+    with connect(url, key, key_file, retries=_TAIL_RETRIES) as steno:
         for _, event in steno.events(trial_id):
             if as_json:
                 typer.echo(json.dumps(event, ensure_ascii=False))
