@@ -25,22 +25,12 @@ CLOSE_WITHIN_S = 2.0
 
 
 class RelayCounts:
-    """Totals since the start, for metrics."""
-
-    __slots__ = (
-        "channels_lost",
-        "deltas",
-        "packets",
-        "protocol_errors",
-        "refused",
-        "resent_packets",
-        "resumes",
-        "tokens",
-    )
+    """Totals since the start, for metrics. late_tokens: of streams that had been cancelled; no record holds them (I4)."""
 
     def __init__(self) -> None:
-        self.tokens = self.deltas = self.packets = self.resent_packets = 0
-        self.resumes = self.channels_lost = self.protocol_errors = self.refused = 0
+        self.packets = self.deltas = self.tokens = self.late_tokens = 0
+        self.resumes = self.resent_packets = 0
+        self.channels_lost = self.protocol_errors = self.refused = 0
 
 
 class Link:
@@ -117,6 +107,8 @@ class Worker:
                         counts.tokens += len(event.ids) >> 2  # type: ignore[union-attr]
                 elif not 0 < event.stream <= self._next_stream:  # type: ignore[union-attr]
                     raise ProtocolError("a frame of a stream that was never opened")
+                elif kind is Delta:
+                    counts.late_tokens += len(event.ids) >> 2  # type: ignore[union-attr]
             elif isinstance(event, Announce):
                 self.models, self.healthy, self.draining = event.models, event.healthy, event.draining
                 state = "draining" if event.draining else "healthy" if event.healthy else "not healthy"

@@ -24,8 +24,10 @@ class Stream:
         received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
     """
 
-    __slots__ = ("_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_send", "_spent", "_waiter", "_window", "card",
-                 "ended", "number", "received_tokens", "started", "worker_id")  # fmt: skip
+    __slots__ = (
+        "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_send", "_spent", "_waiter", "_window",
+        "card", "ended", "number", "received_tokens", "started", "worker_id",
+    )  # fmt: skip
 
     def __init__(
         self, number: int, worker_id: str, card: ModelCard, window_tokens: int, prefix_tokens: int,

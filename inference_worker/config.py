@@ -1,0 +1,97 @@
+"""The worker's settings: one frozen tree, checked at load, each field with its unit and the reason for its default.
+
+How the values are found (command line, environment `STENO_WORKER_*`, file) is `proxy/contracts/settings.py`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from proxy.contracts.settings import Settings, SettingsConfigDict
+
+
+class WorkerSettings(Settings):
+    """What `steno worker` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_WORKER_")
+
+    # -- whom it serves
+    proxy: list[str] = Field(
+        default_factory=lambda: ["ws://127.0.0.1:8000"], min_length=1, max_length=64,
+        description="proxy to dial, ws://HOST:PORT or wss://…; repeat for several, each is served alike",
+    )  # fmt: skip
+    key: SecretStr | None = Field(None, description="the workers' key of the proxies")
+    worker_id: str = Field(
+        default_factory=lambda: f"{socket.gethostname()[:100]}-{secrets.token_hex(3)}", pattern=r"^[A-Za-z0-9._:-]{1,128}$",
+        description="name of this worker, one at a time; fixed, it keeps its trials over restarts; default: host and a random part",
+    )  # fmt: skip
+
+    # -- what it runs
+    engine: Literal["vllm", "transformers", "scripted"] = Field("transformers", description="what samples the tokens")
+    model: str | None = Field(None, description="model directory (or a name, where the engine fetches it)")
+    script: str | None = Field(None, description="FILE.py:function that says what the scripted engine says")
+    policy: str = Field(
+        "default", min_length=1, max_length=128, description="name of the policy that these weights are of"
+    )
+    context_tokens: int | None = Field(
+        None, ge=1, description="prompt + completion at most; default: what the model takes"
+    )
+    max_streams: int = Field(
+        64, ge=1, le=65536, description="generations at once; above it the proxy looks elsewhere first"
+    )
+    engine_args: list[str] = Field(
+        default_factory=list, description="the engine's own arguments, as words: what follows -- on the command line"
+    )
+
+    # -- how it behaves
+    grace_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds that generations go on without a socket; default: as long as the proxy waits for it",
+    )
+    drain_s: float = Field(30.0, ge=0, description="seconds that generations get to finish on SIGTERM")
+    max_backoff_s: float = Field(10.0, gt=0, description="seconds between two attempts to dial, at most")
+    max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a proxy")
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics' listener")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port for /metrics; 0 takes a free one and logs it; unset: none"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="INFO is lifecycle, DEBUG is frames"
+    )
+
+    @field_validator("proxy")
+    @classmethod
+    def _are_websocket_urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.query or parts.fragment:
+                raise ValueError(f"{url!r} is not ws://HOST:PORT or wss://HOST[:PORT][/PREFIX]")
+        if len(set(urls)) < len(urls):
+            raise ValueError("the same proxy is given twice")
+        return urls
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _from_a_mapping(cls, given: Any) -> Any:
+        """A file may give {max_num_seqs: 64, enforce_eager: true} instead of words."""
+        if not isinstance(given, Mapping):
+            return given
+        words: list[str] = []
+        for name, value in given.items():
+            flag = str(name).replace("_", "-")
+            words += (
+                [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+            )
+        return words
+
+
+def dial_url(proxy: str) -> str:
+    """ws://host:port[/prefix] -> the URL of its workers' socket."""
+    return proxy.rstrip("/") + "/workers/connect"

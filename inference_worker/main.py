@@ -1,0 +1,167 @@
+"""`steno worker`: an engine, one client per proxy, and an orderly end.
+
+Exit codes: 0 it was told to stop; 1 the engine died, so that a supervisor starts a new one; 2 every proxy refused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+import uuid
+from typing import Any, cast
+
+import prometheus_client
+
+from inference_worker.client import Client
+from inference_worker.config import WorkerSettings
+from inference_worker.engines.base import Engine
+from inference_worker.metrics import WorkerMetrics
+from proxy.contracts.errors import ConfigError, EngineFailed, WorkerLost
+
+logger = logging.getLogger(__name__)
+STOPPED, ENGINE_DIED, REFUSED = 0, 1, 2
+
+
+def build_engine(settings: WorkerSettings) -> Engine:
+    """The engine by its name; what it needs is imported only now. Raises ConfigError."""
+    try:
+        module: Any = importlib.import_module(f"inference_worker.engines.{settings.engine}")
+    except ImportError as error:
+        if error.name is None or error.name.startswith("inference_worker"):
+            raise
+        raise ConfigError(
+            f"engine {settings.engine!r} needs {error.name}, which is not installed", field="engine"
+        ) from error
+    return cast(Engine, module.build(settings))
+
+
+class Worker:
+    """One engine and its clients. `stop` may be called from a signal handler; a second time it does not wait for streams."""
+
+    def __init__(self, settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._metrics = metrics
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._death: str | None = None
+        boot_id = uuid.uuid4().hex
+        self._clients = [
+            Client(url, settings, boot_id=boot_id, engine=engine, metrics=metrics, on_engine_death=self._engine_died)
+            for url in settings.proxy
+        ]
+
+    def stop(self) -> None:
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Serve until stopped, refused by all, or the engine's death. Returns the exit code."""
+        self._metrics.engine_up.set(1)
+        runs = [asyncio.create_task(client.run()) for client in self._clients]
+        serving: asyncio.Future[Any] = asyncio.gather(*runs)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await self._leave()
+            await serving
+        finally:
+            stopping.cancel()
+            for task in runs:
+                task.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+        if self._death is not None:
+            return ENGINE_DIED
+        refusals = [client.refused for client in self._clients if client.refused is not None]
+        for client in self._clients:
+            if client.refused is not None:
+                logger.error("%s refused this worker: %s", client.url, client.refused.reason)
+        return REFUSED if len(refusals) == len(self._clients) else STOPPED
+
+    async def _leave(self) -> None:
+        if self._death is not None:
+            error: EngineFailed | WorkerLost = EngineFailed(f"the engine died: {self._death}")
+            for client in self._clients:
+                client.streams.fail_all(error)
+                client.announce(healthy=False, draining=False, reason=self._death)
+            await self._streams_end(within_s=1.0)
+        else:
+            error = WorkerLost("the worker was told to stop")
+            for client in self._clients:
+                client.announce(healthy=True, draining=True, reason="told to stop")
+            await self._streams_end(within_s=self._settings.drain_s)
+            for client in self._clients:
+                client.streams.fail_all(error)
+            await self._streams_end(within_s=1.0)
+        await asyncio.gather(*(client.leave(error.code, error.message) for client in self._clients))
+
+    async def _streams_end(self, *, within_s: float) -> None:
+        """Wait for every generation to end, unless time runs out or a second stop hurries."""
+        waits = [asyncio.create_task(client.streams.finished()) for client in self._clients]
+        hurry = asyncio.create_task(self._hurry.wait())
+        done: asyncio.Future[Any] = asyncio.gather(*waits)
+        try:
+            await asyncio.wait({done, hurry}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*waits, hurry):
+                task.cancel()
+            await asyncio.gather(*waits, hurry, return_exceptions=True)
+            done.cancel()
+
+    def _engine_died(self, reason: str) -> None:
+        if self._death is None:
+            self._death = reason
+            logger.error("the engine died: %s", reason)
+            self._metrics.engine_up.set(0)
+            self._stopping.set()
+
+
+async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: WorkerMetrics | None = None) -> int:
+    """Build and start the engine, serve until SIGTERM or SIGINT, stop the engine. Returns the exit code.
+
+    Raises: ConfigError: settings, or an engine that does not start.
+    """
+    metrics = metrics or WorkerMetrics()
+    engine = engine or build_engine(settings)
+    await engine.start()
+    try:
+        worker = Worker(settings, engine, metrics)
+        server = _serve_metrics(settings, metrics)
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for name in signals:
+            loop.add_signal_handler(name, worker.stop)
+        cards = ", ".join(card.name for card in engine.cards())
+        logger.info("worker %s serves %s for %s", settings.worker_id, cards, ", ".join(settings.proxy))
+        try:
+            return await worker.run()
+        finally:
+            for name in signals:
+                loop.remove_signal_handler(name)
+            if server is not None:
+                server.shutdown()
+                server.server_close()
+    finally:
+        await engine.stop()
+
+
+def main(settings: WorkerSettings) -> int:
+    """`run` in an event loop of its own, with logging. For the command line."""
+    import uvloop
+
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
+    )
+    return uvloop.run(run(settings))
+
+
+def _serve_metrics(settings: WorkerSettings, metrics: WorkerMetrics) -> Any:
+    if settings.metrics_port is None:
+        return None
+    server, _ = prometheus_client.start_http_server(settings.metrics_port, settings.metrics_host, metrics.registry)
+    logger.info("metrics at http://%s:%d/metrics", settings.metrics_host, server.server_port)
+    return server

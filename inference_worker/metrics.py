@@ -1,0 +1,79 @@
+"""What a worker counts. Each metric is declared once, with help that says how to read it.
+
+`relay_seconds / tokens` is what the relay costs per token beside the engine.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+
+class WorkerMetrics:
+    """One set per registry: a process has one, a test as many as it starts workers."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
+        self.streams = Gauge(
+            "steno_worker_streams", "Generations now on this worker, of all proxies", registry=registry
+        )
+        self.connected = Gauge(
+            "steno_worker_proxies",
+            "Proxies with an open socket; less than configured: look at the log",
+            registry=registry,
+        )
+        self.generations = Counter(
+            "steno_worker_generations_total", "Generations by how they ended: a finish reason, or an error's code",
+            ["end"], registry=registry,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "steno_worker_tokens_total", "Sampled tokens sent; its rate is throughput", registry=registry
+        )
+        self.deltas = Counter(
+            "steno_worker_deltas_total", "Deltas sent; tokens per delta grow with an engine's step", registry=registry
+        )
+        self.packets = Counter(
+            "steno_worker_packets_total",
+            "Packets written; deltas per packet is how well they coalesce",
+            registry=registry,
+        )
+        self.resent = Counter(
+            "steno_worker_resent_packets_total", "Packets written again after a lost socket", registry=registry
+        )
+        self.reconnects = Counter(
+            "steno_worker_reconnects_total",
+            "Sockets opened after the first; a rate means a bad network",
+            registry=registry,
+        )
+        self.channels_lost = Counter(
+            "steno_worker_channels_lost_total", "Channels given up, by why; the generations on them were cancelled",
+            ["code"], registry=registry,
+        )  # fmt: skip
+        self.stalls = Counter(
+            "steno_worker_credit_stalls_total", "Times a generation waited for a slow reader", registry=registry
+        )
+        self.relay_seconds = Counter(
+            "steno_worker_relay_seconds_total", "Time in the relay (encode, pack, write); by tokens: cost beside the engine",
+            registry=registry,
+        )  # fmt: skip
+        self.engine_up = Gauge(
+            "steno_worker_engine_up", "1 while the engine can generate, 0 once it is dead", registry=registry
+        )
+        self._tokens = self._deltas = 0
+        self._relay_s = 0.0
+
+    def sent(self, tokens: int) -> None:
+        """One delta. Summed up here, since a counter's lock would be the dearest part of sending it."""
+        self._tokens += tokens
+        self._deltas += 1
+
+    def spent(self, seconds: float) -> None:
+        self._relay_s += seconds
+
+    def flush(self, packets: int) -> None:
+        """What was summed up, into the counters; with each write."""
+        self.packets.inc(packets)
+        self.tokens.inc(self._tokens)
+        self.deltas.inc(self._deltas)
+        self.relay_seconds.inc(self._relay_s)
+        self._tokens = self._deltas = 0
+        self._relay_s = 0.0

@@ -1,0 +1,211 @@
+"""The generations of one channel: one task each, which pulls from the engine as fast as its reader has given credit.
+
+Owns what happens between a Generate frame and its last frame. Knows nothing of sockets: frames leave by `send`. Each stream
+ends in exactly one Finish or Failed, whatever happens to it; only when the whole channel is given up it ends in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from inference_worker.engines.base import Engine
+from inference_worker.metrics import WorkerMetrics
+from proxy.contracts.errors import ContextOverflow, EngineFailed, ProtocolError, StenoError
+from proxy.contracts.frames import Cancel, Credit, Delta, Failed, Finish, Frame, Generate, Started, StreamEvent
+
+logger = logging.getLogger(__name__)
+MAX_MESSAGE_CHARS = 2000
+
+
+class Streams:
+    """Args: send: queues a frame on the channel.  on_trouble: called when the engine raised what may mean that it is dead."""
+
+    def __init__(
+        self, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics, on_trouble: Callable[[], None]
+    ) -> None:
+        self._engine = engine
+        self._send = send
+        self._metrics = metrics
+        self._on_trouble = on_trouble
+        self._running: dict[int, _Stream] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def handle(self, frame: Frame) -> None:
+        """Generate, Cancel or Credit. One for a stream that has ended is late, not wrong. Raises ProtocolError."""
+        if isinstance(frame, Credit):
+            if not 0 < frame.tokens < 2**31:
+                raise ProtocolError("Credit: tokens is out of bounds")
+            if (stream := self._running.get(frame.stream)) is not None:
+                stream.grant(frame.tokens)
+        elif isinstance(frame, Cancel):
+            if (stream := self._running.get(frame.stream)) is not None:
+                stream.stop(None)
+        elif isinstance(frame, Generate):
+            if frame.stream <= self._last or frame.window_tokens < 1:
+                raise ProtocolError("Generate: stream numbers ascend, and window_tokens is positive")
+            self._last = frame.stream
+            self._start(frame)
+        else:
+            raise ProtocolError(f"{type(frame).__name__} is no frame for a worker here")
+
+    def fail_all(self, error: StenoError) -> None:
+        """Stop every generation, each ending in this error."""
+        for stream in list(self._running.values()):
+            stream.stop(error)
+
+    async def abandon(self) -> None:
+        """The channel is gone: stop everything and wait until the engine has been told. Nobody hears of it."""
+        tasks = [stream.task for stream in self._running.values()]
+        for stream in list(self._running.values()):
+            stream.mute = True
+            stream.stop(None)
+        self._running.clear()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def finished(self) -> None:
+        """Wait until there is none. Cancel-safe."""
+        while self._running:
+            await asyncio.wait([stream.task for stream in self._running.values()])
+
+    def _start(self, request: Generate) -> None:
+        stream = _Stream(request, self._engine, self._send, self._metrics, self._on_trouble)
+        self._running[request.stream] = stream
+        self._metrics.streams.inc()
+        stream.task.add_done_callback(lambda task: self._ended(request.stream, stream))
+
+    def _ended(self, number: int, stream: _Stream) -> None:
+        self._metrics.streams.dec()
+        self._metrics.generations.labels(stream.end).inc()
+        if self._running.get(number) is stream:
+            del self._running[number]
+
+
+class _Stream:
+    """One generation.
+
+    Attributes:
+        mute: send nothing more.
+        end: how it ended, for metrics.
+    """
+
+    def __init__(
+        self, request: Generate, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics,
+        on_trouble: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.mute = False
+        self.end = "cancelled"
+        self._number = request.stream
+        self._credit = request.window_tokens
+        self._credited = asyncio.Event()
+        self._send_frame = send
+        self._metrics = metrics
+        self._on_trouble = on_trouble
+        self._sent_tokens = 0
+        self._stopped_by: StenoError | None = None
+        self._begun = False
+        self._closed = False
+        self.task = asyncio.create_task(self._run(engine, request), name=f"stream {request.stream}")
+
+    def grant(self, tokens: int) -> None:
+        self._credit += tokens
+        if self._credit > 0:
+            self._credited.set()
+
+    def stop(self, error: StenoError | None) -> None:
+        """Cancel the generation; it ends in `Finish(cancelled)`, or in the error. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stopped_by = error
+        if self._begun:
+            self.task.cancel()
+
+    async def _run(self, engine: Engine, request: Generate) -> None:
+        if self._closed:  # cancelled before its first step: a task cancelled then would not run, and say nothing
+            self._say_stopped()
+            return
+        self._begun = True
+        events = engine.generate(request)
+        try:
+            await self._pump(events)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise  # the loop is being torn down
+            self._say_stopped()
+        except StenoError as error:
+            self._fail(error)
+            if isinstance(error, EngineFailed):
+                self._on_trouble()
+        except Exception:  # recorded: the stream ends in an error, and the log has its traceback
+            logger.exception("turn %s attempt %d failed in the engine", request.turn_id, request.attempt)
+            self._fail(EngineFailed("the engine failed on this request; the worker's log says how"))
+            self._on_trouble()
+        finally:
+            self._closed = True
+            await _close(events, request)
+
+    async def _pump(self, events: AsyncIterator[StreamEvent]) -> None:
+        """Engine to channel, up to the Finish. Without credit nothing is pulled: the engine's own buffer holds this stream."""
+        async for event in events:
+            event.stream = self._number
+            if type(event) is Delta:
+                tokens = len(event.ids) >> 2
+                self._sent_tokens += tokens
+                self._credit -= tokens or 1
+                self._metrics.sent(tokens)
+                self._send(event)
+                if self._credit <= 0:
+                    await self._await_credit()
+            elif type(event) is Finish:
+                self._closed = True
+                if event.completion_tokens != self._sent_tokens:
+                    raise EngineFailed(
+                        f"the engine counts {event.completion_tokens} tokens, {self._sent_tokens} were sent"
+                    )
+                self.end = event.reason
+                self._send(event)
+                return
+            elif type(event) is Started:
+                self._send(event)
+        raise EngineFailed("the engine stopped without saying how the turn ended")
+
+    async def _await_credit(self) -> None:
+        self._metrics.stalls.inc()
+        self._credited.clear()
+        await self._credited.wait()
+
+    def _send(self, frame: Frame) -> None:
+        if not self.mute:
+            self._send_frame(frame)
+
+    def _say_stopped(self) -> None:
+        if self._stopped_by is not None:
+            self._fail(self._stopped_by)
+        else:
+            self._send(Finish(self._number, "cancelled", self._sent_tokens))
+
+    def _fail(self, error: StenoError) -> None:
+        self.end = error.code
+        detail: dict[str, int] = {}
+        if isinstance(error, ContextOverflow):
+            detail = {"prompt_tokens": error.prompt_tokens, "context_tokens": error.context_tokens}
+        self._send(Failed(self._number, error.code, error.message[:MAX_MESSAGE_CHARS], error.field or "", detail))
+
+
+async def _close(events: AsyncIterator[StreamEvent], request: Generate) -> None:
+    """Closing the iterator is what cancels in the engine (`Engine.generate`); after its end it changes nothing."""
+    aclose = getattr(events, "aclose", None)
+    if aclose is None:
+        return
+    try:
+        await aclose()
+    except Exception:  # recorded: the stream has had its last frame already
+        logger.exception(
+            "turn %s attempt %d: the engine failed while it was cancelled", request.turn_id, request.attempt
+        )
