@@ -28,7 +28,7 @@ from proxy.sessions.trie import ASKED_AGAIN, CROWDED, LEAD, REPLIED, ROOT, Trie
 PARTIAL, PARENTED, BARREN = 1, 2, 4
 """Turn flags. PARENTED: a turn has gone on from it. BARREN: partial without a token, so none can."""
 
-_NODE_BYTES, _TURN_BYTES = 190, 420
+_NODE_BYTES, _TURN_BYTES = 170, 300
 """What a node and a turn weigh in CPython 3.11, measured; for bounding caches, not for accounting."""
 
 
@@ -51,25 +51,29 @@ class Recognition(NamedTuple):
 
 
 class Tree:
-    """Turns are numbered from 0 in commit order; -1 means none."""
+    """Turns are numbered from 0 in commit order; -1 means none.
+
+    ids, parents, finishes, tokens: by turn number, to be read only: turn id, parent's number, finish reason, tokens of the
+    whole path, completion included.
+    """
 
     __slots__ = (
-        "_anchors", "_best", "_context_of", "_contexts", "_ends", "_finishes", "_flags", "_history", "_ids", "_keys", "_numbers",
-        "_own", "_parents", "_tokens", "_trie", "_twins",
+        "_anchors", "_best", "_context_of", "_contexts", "_ends", "_flags", "_history", "_keys", "_numbers", "_own",
+        "_trie", "_twins", "finishes", "ids", "parents", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._trie = Trie()
         self._history = History(self._trie)
-        self._ids: list[str] = []
+        self.ids: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._parents = array("i")
+        self.parents = array("i")
         self._ends = array("i")
-        self._tokens = array("q")
+        self.tokens = array("q")
         self._anchors = array("i")  # nearest turn that called tools: itself or an ancestor
         self._context_of = array("i")
         self._flags = bytearray()
-        self._finishes: list[str] = []
+        self.finishes: list[str] = []
         self._own: dict[int, tuple[str, ...]] = {}
         self._keys: list[tuple[bytes, bytes]] = []  # contexts: (tools, options)
         self._contexts: dict[tuple[bytes, bytes], int] = {}
@@ -80,31 +84,18 @@ class Tree:
 
     def __len__(self) -> int:
         """How many turns: the row to read next."""
-        return len(self._ids)
+        return len(self.ids)
 
-    @property
     def size_bytes(self) -> int:
         """About what the tree weighs in memory."""
-        return 2000 + _NODE_BYTES * len(self._trie) + _TURN_BYTES * len(self._ids)
+        return 2000 + _NODE_BYTES * len(self._trie) + _TURN_BYTES * len(self.ids)
 
     def number(self, turn_id: str) -> int:
         return self._numbers.get(turn_id, -1)
 
-    def turn_id(self, number: int) -> str:
-        return self._ids[number]
-
-    def parent(self, number: int) -> int:
-        return self._parents[number]
-
     def messages(self, number: int) -> int:
         """How many messages a turn's conversation has, its reply included."""
         return self._trie.depth[self._ends[number]]
-
-    def path_tokens(self, number: int) -> int:
-        return self._tokens[number]
-
-    def finish(self, number: int) -> str:
-        return self._finishes[number]
 
     def partial(self, number: int) -> bool:
         return bool(self._flags[number] & PARTIAL)
@@ -118,7 +109,7 @@ class Tree:
         path = []
         while number >= 0:
             path.append(number)
-            number = self._parents[number]
+            number = self.parents[number]
         path.reverse()
         return path
 
@@ -127,7 +118,7 @@ class Tree:
 
         Raises: StenoError: the row can't be one (a parent that is not there yet, digests of a wrong length).
         """
-        number = len(self._ids)
+        number = len(self.ids)
         if not -1 <= row.parent < number:
             raise StenoError(f"index row {number} ({row.turn_id}) names parent {row.parent}")
         if not row.digests or len(row.digests) % DIGEST_BYTES:
@@ -144,14 +135,14 @@ class Tree:
         if context == len(self._keys):
             self._keys.append((row.tools, row.options))
         barren = row.partial and row.completion_tokens == 0
-        self._ids.append(row.turn_id)
+        self.ids.append(row.turn_id)
         self._numbers[row.turn_id] = number
-        self._parents.append(row.parent)
+        self.parents.append(row.parent)
         self._ends.append(end)
-        self._tokens.append(row.path_tokens)
+        self.tokens.append(row.path_tokens)
         self._context_of.append(context)
         self._flags.append(PARTIAL * row.partial | BARREN * barren)
-        self._finishes.append(sys.intern(row.finish))
+        self.finishes.append(sys.intern(row.finish))
         if row.own_call_ids:
             self._own[number] = tuple(row.own_call_ids)
         above = self._anchors[row.parent] if row.parent >= 0 else -1
@@ -174,7 +165,7 @@ class Tree:
             digests: `message_digest` of each of its messages. tools, options: their digests.
             call_ids: the tool-call ids in each message as the client sent them (`calls.echoed_ids`).
         """
-        if not self._ids:
+        if not self.ids:
             return Recognition(-1, 0, [], None, -1)
         trie = self._trie
         nodes = trie.walk(digests)
@@ -246,7 +237,7 @@ class Tree:
         if asked < 0:
             return -1
         if not self._trie.flags[node] & ASKED_AGAIN:
-            return asked if self._context_of[asked] == context and self._parents[asked] in (parent, -1) else -1
+            return asked if self._context_of[asked] == context and self.parents[asked] in (parent, -1) else -1
         twin = self._twins.get((node, context, parent), -1)
         return twin if twin >= 0 else self._twins.get((node, context, -1), -1)
 
@@ -271,9 +262,9 @@ class Tree:
         trie.asked_at[node] = number
         if first >= 0 and not trie.flags[node] & ASKED_AGAIN:
             trie.flags[node] |= ASKED_AGAIN
-            self._prefer(self._twins, (node, self._context_of[first], self._parents[first]), first)
+            self._prefer(self._twins, (node, self._context_of[first], self.parents[first]), first)
         if trie.flags[node] & ASKED_AGAIN:
-            self._prefer(self._twins, (node, self._context_of[number], self._parents[number]), number)
+            self._prefer(self._twins, (node, self._context_of[number], self.parents[number]), number)
 
     def _prefer(self, table: dict[tuple[int, ...], int], key: tuple[int, ...], number: int) -> None:
         """The newest that is not partial, else the newest. `number` is newer than what the table holds."""
