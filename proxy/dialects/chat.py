@@ -25,8 +25,8 @@ from proxy.contracts.canonical import (
 from proxy.contracts.errors import BadRequest, StenoError
 from proxy.dialects import openai
 from proxy.dialects.base import Choice, Header, Piece, Writer, check_range, check_wire, decode
-from proxy.dialects.openai_schema import CHAT
 from proxy.dialects.openai import to_json
+from proxy.dialects.openai_schema import CHAT
 
 
 class _Function(msgspec.Struct):

@@ -16,8 +16,8 @@ from proxy.contracts.errors import BadRequest, StenoError
 from proxy.contracts.records import ids_to_bytes
 from proxy.dialects import openai
 from proxy.dialects.base import Choice, Header, Piece, Writer, check_range, decode
-from proxy.dialects.openai_schema import COMPLETIONS
 from proxy.dialects.openai import to_json
+from proxy.dialects.openai_schema import COMPLETIONS
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default for this route, where chat has none."""

@@ -1,0 +1,132 @@
+"""Before a turn: which recorded conversation it goes on with, and what the worker is given for it (I2).
+
+Recognition is `sessions/tree.py` (chats) and `prompts.py` (plain prompts); this fetches the tokens that the prompt must begin
+with, and keeps what the turn's record and index row will say. One linear pass over the request (I5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy import prompts
+from proxy.contracts.canonical import Job, Message
+from proxy.contracts.frames import Started
+from proxy.contracts.records import ForkReason
+from proxy.recorder import Recorder, Recording
+from proxy.sessions.calls import echoed_ids, restore_calls
+from proxy.sessions.normalise import message_digest, options_digest, tools_digest
+
+_NO_TOOLS = b"\0" * 8
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one request continues.
+
+    job: for the worker; tool-call ids are the model's own, and the parent's reply stands as it was recorded.
+    parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
+    prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
+    messages: of the request, as the client sent them. digests: 16 bytes for each of them.
+    seen_turns: how many turns the tree had by then. refused: the worker could not continue.
+    """
+
+    job: Job
+    messages: list[Message]
+    digests: list[bytes]
+    tools: bytes
+    options: bytes
+    parent: int = -1
+    parent_id: str | None = None
+    prefix_ids: bytes = b""
+    prefix_messages: int = 0
+    prefix_finish: str = ""
+    fork_reason: ForkReason | None = None
+    seen_turns: int = 0
+    refused: bool = False
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.options in (prompts.IDS, prompts.TEXT)
+
+    @property
+    def new_messages(self) -> list[Message]:
+        return self.messages[self.prefix_messages :]
+
+    @property
+    def new_digests(self) -> bytes:
+        return b"".join(self.digests[self.prefix_messages :])
+
+    def rerooted(self, started: Started) -> Plan:
+        """This plan when the worker could not continue: a root of its own, and the reason that it gave."""
+        differs = started.refused.startswith(ForkReason.RENDER_DIFFERS.value)
+        reason = ForkReason.RENDER_DIFFERS if differs else ForkReason.RENDER_REFUSED
+        return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, refused=True)
+
+
+async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
+    """Recognise the request and fetch what it continues.
+
+    Raises: StoreUnavailable, Gone.
+    """
+    if not job.messages:
+        return await _plan_prompt(recorder, recording, job)
+    tree = recording.tree
+    messages = job.messages
+    found = Plan(
+        job=job,
+        messages=messages,
+        digests=[message_digest(message) for message in messages],
+        tools=tools_digest(job.tools),
+        options=options_digest(job.template_kwargs),
+    )
+    seen = tree.recognise(found.digests, found.tools, found.options, [echoed_ids(message) for message in messages])
+    found.fork_reason = seen.fork_reason
+    found.seen_turns = len(tree)
+    for_worker = restore_calls(messages, tree)
+    if seen.parent >= 0:
+        path = await recorder.store.path(recording.trial_id, seen.path)
+        found.parent = seen.parent
+        found.parent_id = tree.turn_id(seen.parent)
+        found.prefix_ids = path.ids
+        found.prefix_messages = seen.prefix_messages
+        found.prefix_finish = tree.finish(seen.parent)
+        for_worker = list(for_worker)
+        for_worker[seen.prefix_messages - 1] = restore_calls([path.reply], tree)[0]
+    found.job = msgspec.structs.replace(job, messages=for_worker)
+    return found
+
+
+def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
+    """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
+    if plan.refused or plan.is_prompt or len(recording) == plan.seen_turns:
+        return plan.fork_reason
+    seen = recording.tree.recognise(
+        plan.digests, plan.tools, plan.options, [echoed_ids(message) for message in plan.messages]
+    )
+    return seen.fork_reason if seen.parent == plan.parent else plan.fork_reason
+
+
+async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Plan:
+    """A plain prompt: goes on from the turn whose whole path it begins with.
+
+    A text prompt is tokenised whole by the worker, which says whether it still begins with the recorded ids."""
+    tree = recording.tree
+    if job.prompt_ids is not None:
+        seen = recording.prompts.find(prompts.IDS, job.prompt_ids)
+        found = Plan(job, [], [], _NO_TOOLS, prompts.IDS, prefix_ids=job.prompt_ids[: seen.length])
+    else:
+        text = job.prompt_text or ""
+        seen = recording.prompts.find(prompts.TEXT, text.encode())
+        found = Plan(job, [{"role": "prompt", "content": text}], [], _NO_TOOLS, prompts.TEXT)
+        if seen.parent >= 0:
+            found.prefix_ids = (await recorder.store.path(recording.trial_id, tree.path(seen.parent))).ids
+    if seen.parent >= 0:
+        found.parent = seen.parent
+        found.parent_id = tree.turn_id(seen.parent)
+        found.prefix_finish = tree.finish(seen.parent)
+        found.fork_reason = ForkReason.DIVERGED if seen.has_children else None
+    elif len(recording):
+        found.fork_reason = ForkReason.NEW_CONVERSATION
+    return found

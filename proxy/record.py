@@ -1,0 +1,155 @@
+"""From a finished stream to its record: the `Turn` and the `IndexRow` that are committed together.
+
+Pure but for reading the recording's tree. The record is built without validation, since every value was made here: pydantic's
+checks would cost more than the rest of a turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy import prompts
+from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
+from proxy.contracts.errors import StenoError
+from proxy.contracts.frames import Started
+from proxy.contracts.records import ForkReason, IndexRow, Timings, Turn
+from proxy.plan import Plan, fork_reason_now
+from proxy.recorder import Recording
+from proxy.sessions.normalise import message_digest
+from proxy.streams import Stream
+from proxy.transcript import Transcript
+
+_CANCELLED = frozenset({"client_left", "session_closed", "proxy_stopped"})
+"""Codes of the ends that come from outside the model: `cancelled`. Any other failure is `error`."""
+
+
+class Facts(msgspec.Struct):
+    """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
+
+    changed: what the trial's sampling policy changed.
+    """
+
+    dialect: str
+    asked: CanonicalRequest
+    changed: dict[str, Any]
+    queued: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+def turn_of(
+    recording: Recording,
+    index: int,
+    stream: Stream,
+    plan: Plan,
+    transcript: Transcript,
+    facts: Facts,
+    error: StenoError | None,
+    streamed: bool,
+) -> tuple[Turn, IndexRow]:
+    """The record of a completion, and what recognition will need of it.
+
+    Args: index: of the choice; siblings after the first fork by that. error: why it ended before the model did; None: it
+        did not. streamed: `delivered` is known by now; an answer in one piece has yet to leave.
+    """
+    started = transcript.started
+    assert started is not None
+    finish = transcript.finish.reason if transcript.finish is not None and error is None else _end(error)
+    reply = transcript.message()
+    turn = Turn.model_construct(
+        turn_id=transcript.turn_id,
+        parent_id=plan.parent_id,
+        fork_reason=_fork_reason(recording, plan, index),
+        index=-1,
+        dialect=facts.dialect,
+        model=facts.asked.model,
+        served_model=stream.card.name,
+        worker_id=stream.worker_id,
+        attempt=0,
+        policy=stream.card.policy,
+        new_prompt_ids=started.new_ids,
+        prompt_tokens=started.prompt_tokens,
+        prompt_digest=started.prompt_digest,
+        completion_ids=bytes(transcript.ids),
+        sampling_logprobs=bytes(transcript.logprobs),
+        versions=transcript.versions(),
+        constrained=transcript.constrained(),
+        finish_reason=finish,
+        partial=error is not None,
+        error=f"{error.code}: {error.message}" if error is not None else None,
+        delivered=transcript.delivered if streamed or error is not None else None,
+        asked=facts.asked.asked,
+        law=_law(started.law),
+        messages=plan.new_messages,
+        reply=reply,
+        call_ids=dict(
+            zip(
+                (call["id"] for call in reply.get("tool_calls", ())),
+                (own for own in transcript.own_call_ids()),
+                strict=False,
+            )
+        ),
+        tools=plan.job.tools,
+        options=_options(plan.job, facts.changed),
+        thinking_kept=started.thinking_kept,
+        cached_tokens=transcript.finish.cached_tokens if transcript.finish is not None else started.cached_tokens,
+        timings=Timings.model_construct(
+            queued=facts.queued, started=facts.started, first_token=facts.first_token, last_token=facts.last_token
+        ),
+    )
+    row = IndexRow(
+        turn_id=turn.turn_id,
+        parent=plan.parent,
+        digests=_digests(plan, started, transcript, reply),
+        tools=plan.tools,
+        options=plan.options,
+        finish=finish,
+        partial=turn.partial,
+        path_tokens=started.prompt_tokens + transcript.tokens,
+        own_call_ids=transcript.own_call_ids(),
+        completion_tokens=transcript.tokens,
+    )
+    return turn, row
+
+
+def _end(error: StenoError | None) -> str:
+    return "cancelled" if error is not None and error.code in _CANCELLED else "error"
+
+
+def _fork_reason(recording: Recording, plan: Plan, index: int) -> ForkReason | None:
+    now = fork_reason_now(recording, plan)
+    return ForkReason.SIBLING if index and now is None else now
+
+
+def _digests(plan: Plan, started: Started, transcript: Transcript, reply: dict[str, Any]) -> bytes:
+    if not plan.is_prompt:
+        return plan.new_digests + message_digest(reply)
+    if plan.options == prompts.IDS:
+        prompt = plan.job.prompt_ids or b""
+        return prompts.digests(prompt, prompt + bytes(transcript.ids))
+    text = plan.job.prompt_text or ""
+    return prompts.digests(text.encode(), (text + reply["content"]).encode())
+
+
+def _law(law: Sampling) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(law, str_keys=True)
+    return found
+
+
+def _options(job: Job, changed: dict[str, Any]) -> dict[str, Any]:
+    """How the turn was served besides its sampling law: what differs from the defaults, and what the policy changed."""
+    options: dict[str, Any] = {}
+    if job.tool_choice != "auto":
+        options["tool_choice"] = job.tool_choice
+    if not job.parallel_tool_calls:
+        options["parallel_tool_calls"] = False
+    if job.response_format.type != "text":
+        options["response_format"] = msgspec.to_builtins(job.response_format)
+    if job.template_kwargs:
+        options["template_kwargs"] = job.template_kwargs
+    if changed:
+        options["changed"] = changed
+    return options

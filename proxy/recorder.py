@@ -1,0 +1,214 @@
+"""What the process knows of sessions while their agents talk: the conversation trees, and the turns in flight.
+
+A `Recording` is one session's tree, brought up to date from the tail of its index rows at each request, so that any replica can
+serve any turn. It is a cache: bounded in bytes, dropped and rebuilt at will, while the store holds the truth. Recognition
+itself is `proxy/sessions`; what is done with a plan is `proxy/turn.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy import metrics
+from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
+from proxy.contracts.records import IndexRow, Session, Turn
+from proxy.prompts import PromptIndex
+from proxy.sessions import limits
+from proxy.sessions.tree import Tree
+from proxy.store.base import SessionStore, Tail
+
+log = logging.getLogger(__name__)
+
+_OVERHEAD_BYTES = 4000
+"""What a recording takes beside its tree's own count: the session record, mostly. About."""
+FREEZE_WAIT_S = 10.0
+"""How long completing a session waits for its cancelled turns to be recorded. Seconds; commits take milliseconds."""
+
+
+class InFlight(Protocol):
+    """A request of a session that is being answered."""
+
+    done: asyncio.Event
+
+    def abort(self, error: StenoError) -> None:
+        """Stop, keep what was sampled as partial turns, answer `error` where that is still possible. Idempotent."""
+        ...
+
+
+class Recording:
+    """One session in this process. Everything here can be rebuilt from the store, except `in_flight`."""
+
+    __slots__ = ("cost_bytes", "in_flight", "prompts", "session", "tree", "trial_id")
+
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
+        self.session: Session | None = None
+        self.tree = Tree()
+        self.prompts = PromptIndex()
+        self.in_flight: set[InFlight] = set()
+        self.cost_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+    def add(self, row: IndexRow) -> None:
+        self.prompts.add(len(self.tree), row)
+        self.tree.add(row)
+
+    def recount(self) -> int:
+        """Bring `cost_bytes` up to date; returns by how much it has changed."""
+        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes
+        return self.cost_bytes - before
+
+
+class Recorder:
+    """The recordings of this process, least recently used dropped first. Turns of one trial may run at the same time."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        cache_bytes: int,
+        implicit: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """implicit: register a session on its first use (where auth is off)."""
+        self.store = store
+        self._cache_bytes = cache_bytes
+        self._implicit = implicit
+        self._clock = clock
+        self._recordings: OrderedDict[str, Recording] = OrderedDict()
+        self._bytes = 0
+
+    async def enter(self, trial_id: str) -> Recording:
+        """The session's recording, up to date, open for one more turn.
+
+        Raises: NotFound, Gone (completed or deleted), BudgetSpent (and the session has ended), StoreUnavailable.
+        """
+        recording = await self._refresh(trial_id)
+        session = recording.session
+        assert session is not None
+        if session.status != "open":
+            raise Gone(f"the session has ended ({session.end_reason or session.status})")
+        now = self._clock()
+        spent = limits.spent(session.limits, session, now)
+        if spent is not None:
+            reason = f"limit:{spent}"
+            try:
+                recording.session = await self.store.complete(
+                    trial_id, status="aborted", reward=None, end_reason=reason, metrics={}, now=now
+                )
+            except Conflict:
+                raise Gone("the session has ended") from None
+            log.info("session ended: %s", reason)
+            self.abort(trial_id, Gone(f"the session has ended ({reason})"))
+            raise BudgetSpent(f"this trial's limit {spent} is spent; the session has ended")
+        return recording
+
+    async def _refresh(self, trial_id: str) -> Recording:
+        """The recording after reading what the store has that it has not; one round trip, unless something has changed."""
+        while True:
+            recording = self._recordings.get(trial_id) or Recording(trial_id)
+            start = len(recording)
+            session, rows = await self._tail(trial_id, start)
+            current = self._recordings.get(trial_id, recording)
+            if current is not recording:
+                continue  # another request came first, with a tree of its own: use that
+            if recording.session is not None and recording.session.created_at != session.created_at:
+                self.forget(trial_id)  # deleted, and its id is in use again: nothing of this tree holds
+                continue
+            self._recordings[trial_id] = recording
+            recording.session = session
+            # Another request may have added rows while this one waited: the list only ever grows at its end.
+            for row in rows[len(recording) - start :]:
+                recording.add(row)
+            self._account(recording)
+            self._recordings.move_to_end(trial_id)
+            self._evict()
+            return recording
+
+    async def _tail(self, trial_id: str, start: int) -> Tail:
+        try:
+            return await self.store.tail(trial_id, start)
+        except NotFound:
+            self.forget(trial_id)
+            if not self._implicit:
+                raise
+            now = self._clock()
+            await self.store.register(Session(trial_id=trial_id, created_at=now, updated_at=now))
+            log.info("session registered on first use")
+            return await self.store.tail(trial_id, 0)
+        except Gone:
+            self.forget(trial_id)
+            raise
+        except StoreUnavailable:
+            metrics.STORE_ERRORS.labels("tail").inc()
+            raise
+
+    def _account(self, recording: Recording) -> None:
+        self._bytes += recording.recount()
+
+    def _evict(self) -> None:
+        excess = self._bytes - self._cache_bytes
+        if excess <= 0:
+            return
+        for trial_id, recording in list(self._recordings.items())[:-1]:
+            if excess <= 0:
+                return
+            if not recording.in_flight:
+                excess -= recording.cost_bytes
+                self.forget(trial_id)
+
+    def forget(self, trial_id: str) -> None:
+        """Drop what the process remembers of a session; the store is not touched."""
+        recording = self._recordings.pop(trial_id, None)
+        if recording is not None:
+            self._bytes -= recording.cost_bytes
+
+    async def commit(self, recording: Recording, turn: Turn, row: IndexRow) -> int:
+        """Make a turn durable (I3). When this returns, its last event may leave.
+
+        Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable.
+        """
+        began = time.perf_counter()
+        try:
+            number = await self.store.commit(recording.trial_id, turn, row, now=self._clock())
+        except StoreUnavailable:
+            metrics.STORE_ERRORS.labels("commit").inc()
+            raise
+        metrics.COMMIT.observe(time.perf_counter() - began)
+        if number == len(recording):
+            recording.add(row)
+            if self._recordings.get(recording.trial_id) is recording:
+                self._account(recording)
+        return number
+
+    # -- what others do to running turns
+
+    def abort(self, trial_id: str, error: StenoError) -> list[InFlight]:
+        """Stop the session's turns in flight here; they are kept as partial ones. Returns them."""
+        recording = self._recordings.get(trial_id)
+        running = list(recording.in_flight) if recording else []
+        for request in running:
+            request.abort(error)
+        return running
+
+    async def settle(self, running: list[InFlight]) -> None:
+        """Wait until these turns are recorded, within reason."""
+        waits = [asyncio.ensure_future(request.done.wait()) for request in running]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=FREEZE_WAIT_S)
+        for wait in late:
+            wait.cancel()
+        if late:
+            log.warning("%d turns were not recorded %.0f s after they were cancelled", len(late), FREEZE_WAIT_S)
+
+    def trees(self) -> tuple[int, int]:
+        """How many recordings are in memory, and their bytes, about."""
+        return len(self._recordings), self._bytes

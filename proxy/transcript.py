@@ -1,0 +1,148 @@
+"""What one stream said, taken down: the stenographer's pad. Stream events in, pieces for the dialect out; then the record.
+
+Pure. Keeps I1: as many log-probabilities as ids, as many ids as the worker says it sampled, one version for each id; what
+does not add up is an EngineFailed, never padded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.contracts.canonical import TokenLogprob, ToolCallPiece
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Delta, Finish, ModelCard, Started
+from proxy.contracts.records import TokenSpan
+from proxy.dialects.base import Choice, Piece
+from proxy.sessions.calls import client_call_id
+
+_CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
+
+
+class Transcript:
+    """One completion, as far as it has come.
+
+    Attributes:
+        started, finish: the frames, None until they came.
+        tokens: sampled so far. delivered: of those, how many have left for the client in events.
+        ids, logprobs: int32 LE and float32 LE.
+    """
+
+    __slots__ = (
+        "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_spans", "_synthetic", "_token_logprobs",
+        "_whole", "delivered", "finish", "ids", "logprobs", "started", "tokens", "turn_id",
+    )  # fmt: skip
+
+    def __init__(self, turn_id: str, call_prefix: str, card: ModelCard) -> None:
+        self.turn_id = turn_id
+        self.started: Started | None = None
+        self.finish: Finish | None = None
+        self.tokens = 0
+        self.delivered = 0
+        self.ids = bytearray()
+        self.logprobs = bytearray()
+        self._call_prefix = call_prefix
+        self._synthetic = card.synthetic or card.text_only
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, list[Any]] = {}
+        self._token_logprobs: list[TokenLogprob] = []
+        self._spans: list[list[Any]] = []
+        self._constrained: list[list[int]] = []
+        self._whole = False
+
+    def take(self, event: Started | Delta | Finish) -> Piece | None:
+        """Note one event; for a Delta, what of it the client is to see.
+
+        Raises: EngineFailed: the events contradict each other (I1).
+        """
+        if type(event) is Delta:
+            return self._delta(event)
+        if type(event) is Started:
+            self.started = event
+            self._whole = event.constrained or not event.law.is_plain()
+        elif type(event) is Finish:
+            if event.completion_tokens != self.tokens:
+                raise EngineFailed(f"the worker sampled {event.completion_tokens} tokens and sent {self.tokens}")
+            self.finish = event
+        return None
+
+    def _delta(self, event: Delta) -> Piece:
+        count = len(event.ids) >> 2
+        if count:
+            if len(event.logprobs) != len(event.ids) and not (self._synthetic and not event.logprobs):
+                raise EngineFailed(f"{count} tokens came with {len(event.logprobs) >> 2} log-probabilities")
+            start, end = self.tokens, self.tokens + count
+            self.tokens = end
+            self.ids += event.ids
+            self.logprobs += event.logprobs
+            if self._spans and self._spans[-1][0] == event.version:
+                self._spans[-1][2] = end
+            else:
+                self._spans.append([event.version, start, end])
+            if event.constrained:
+                if self._constrained and self._constrained[-1][1] == start:
+                    self._constrained[-1][1] = end
+                else:
+                    self._constrained.append([start, end])
+        if event.content:
+            self._content.append(event.content)
+        if event.reasoning:
+            self._reasoning.append(event.reasoning)
+        if event.tokens:
+            self._token_logprobs += event.tokens
+        calls = [self._call(call) for call in event.tool_calls] if event.tool_calls else []
+        return Piece(event.content, event.reasoning, calls, event.tokens, event.ids)
+
+    def _call(self, piece: ToolCallPiece) -> ToolCallPiece:
+        """The piece with the id that clients see; the model's own is kept for the index row."""
+        known = self._calls.get(piece.index)
+        if known is None:
+            self._calls[piece.index] = [[piece.arguments], piece.name, piece.id]
+            shown = client_call_id(self._call_prefix, self.turn_id, piece.index)
+            return ToolCallPiece(piece.index, piece.arguments, shown, piece.name)
+        known[_CALL_ARGUMENTS].append(piece.arguments)
+        return ToolCallPiece(piece.index, piece.arguments)
+
+    # -- what is on the pad
+
+    def message(self) -> dict[str, Any]:
+        """The canonical assistant message, with the tool-call ids that the client sees."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": client_call_id(self._call_prefix, self.turn_id, index),
+                    "type": "function",
+                    "function": {"name": call[_CALL_NAME], "arguments": "".join(call[_CALL_ARGUMENTS])},
+                }
+                for index, call in sorted(self._calls.items())
+            ]
+        return message
+
+    def own_call_ids(self) -> list[str]:
+        """The model's own ids, by index; "" where its format has none (and for an index that never came)."""
+        last = max(self._calls, default=-1)
+        return [self._calls[i][_CALL_OWN_ID] if i in self._calls else "" for i in range(last + 1)]
+
+    def versions(self) -> list[TokenSpan]:
+        return [TokenSpan.model_construct(version=version, start=start, end=end) for version, start, end in self._spans]
+
+    def constrained(self) -> list[tuple[int, int]]:
+        """Ranges of tokens that were not drawn by plain temperature sampling."""
+        if self._whole:
+            return [(0, self.tokens)] if self.tokens else []
+        return [(start, end) for start, end in self._constrained]
+
+    def choice(self, index: int) -> Choice:
+        assert self.started is not None and self.finish is not None
+        return Choice(
+            index=index,
+            message=self.message(),
+            finish_reason=self.finish.reason,
+            prompt_tokens=self.started.prompt_tokens,
+            completion_tokens=self.tokens,
+            cached_tokens=self.finish.cached_tokens or self.started.cached_tokens,
+            tokens=self._token_logprobs,
+        )

@@ -1,0 +1,392 @@
+"""One turn, from an agent's request to its last event: what `docs/architecture.md` calls "One turn, start to end".
+
+    enter the session > the trial's sampling law > recognise > open a stream on a worker > started > deltas > finish
+      > commit > the last event leaves > delivered
+
+I3: the event that ends a choice leaves only after its turn is in the store. Whatever else happens (the client leaves, the
+session is completed, the worker dies, the proxy is told to stop), what was sampled until then is committed as a partial turn.
+Knows no HTTP: the client is a `Client`, the wire format a `Dialect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from proxy import metrics
+from proxy.contracts.canonical import CanonicalRequest, Job
+from proxy.contracts.errors import EngineFailed, Gone, StenoError
+from proxy.contracts.records import IndexRow, Turn
+from proxy.dialects.base import Choice, Dialect, Header, Writer
+from proxy.hub import Hub
+from proxy.plan import Plan, plan
+from proxy.record import Facts, turn_of
+from proxy.recorder import Recorder, Recording
+from proxy.sessions import law, limits
+from proxy.streams import Stream
+from proxy.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+ABORT_S = 2.0
+"""After an abort, how long a turn may stay stuck in a write to a client that does not read. Seconds."""
+
+
+class ClientLeft(StenoError):
+    """The agent closed its connection. Nobody is told; 499 is nginx's word for it, for the metrics."""
+
+    status = 499
+    code = "client_left"
+
+
+class Stopping(StenoError):
+    """The proxy was told to stop, and its streams had their time."""
+
+    status = 503
+    code = "proxy_stopped"
+    retryable = True
+
+
+class Client(Protocol):
+    """Who asked, as far as a turn cares. Writes after the client has left do nothing."""
+
+    gone: bool
+
+    def ready(self) -> None:
+        """The prompt is accepted: from here on silences may be filled with keepalives."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Some events; the first ones start the response."""
+        ...
+
+    async def end(self, data: bytes) -> None:
+        """The last events."""
+        ...
+
+    async def answer(self, body: bytes) -> None:
+        """The whole answer to a request that is not streamed."""
+        ...
+
+
+class Turns:
+    """Runs requests. One per proxy."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        hub: Hub,
+        *,
+        default_max_tokens: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.recorder = recorder
+        self.hub = hub
+        self.clock = clock
+        self._default_max_tokens = default_max_tokens
+
+    async def open(self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client) -> Request:
+        """Make the request ready: its session entered, its place found, its streams open. Then `await request.run()`.
+
+        Raises: StenoError, with nothing recorded and nothing sent.
+        """
+        queued = self.clock()
+        recording = await self.recorder.enter(trial_id)
+        job, changed = self._allowed(recording, asked.job)
+        found = await plan(self.recorder, recording, job)
+        request = Request(self, recording, dialect, asked, client, found)
+        facts = Facts(dialect.name, asked, changed, queued)
+        try:
+            for index in range(asked.n):
+                request.choices.append(self._open(request, index, facts))
+        except BaseException:
+            for choice in request.choices:
+                choice.stream.cancel("a sibling could not be started")
+            raise
+        recording.in_flight.add(request)
+        return request
+
+    def _allowed(self, recording: Recording, job: Job) -> tuple[Job, dict[str, object]]:
+        """The job under the trial's sampling policy and within its budget, and what that changed."""
+        session = recording.session
+        assert session is not None
+        job, changed = law.apply(session.sampling, False, job)
+        sampling = job.sampling
+        if sampling.max_tokens is None and self._default_max_tokens is not None:
+            sampling = msgspec.structs.replace(sampling, max_tokens=self._default_max_tokens)
+        left = limits.tokens_left(session.limits, session)
+        if left is not None and (sampling.max_tokens is None or sampling.max_tokens > left):
+            sampling = msgspec.structs.replace(sampling, max_tokens=max(left, 1))
+        if sampling is not job.sampling:
+            job = msgspec.structs.replace(job, sampling=sampling)
+        return job, changed
+
+    def _open(self, request: Request, index: int, facts: Facts) -> OpenChoice:
+        found = request.plan
+        job = found.job
+        if index and job.sampling.seed is not None:
+            # The same seed would draw the same completion n times.
+            seed = (job.sampling.seed + index + 2**63) % 2**64 - 2**63
+            job = msgspec.structs.replace(job, sampling=msgspec.structs.replace(job.sampling, seed=seed))
+        turn_id = os.urandom(6).hex()
+        stream = self.hub.open(
+            trial_id=request.recording.trial_id,
+            turn_id=turn_id,
+            attempt=0,
+            job=job,
+            prefix_ids=found.prefix_ids,
+            prefix_messages=found.prefix_messages,
+            prefix_finish=found.prefix_finish,
+        )
+        metrics.STREAMS.inc()
+        transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
+        return OpenChoice(index, stream, transcript, msgspec.structs.replace(facts))
+
+
+class OpenChoice:
+    """One completion of a request while it runs."""
+
+    __slots__ = ("begun", "commit", "facts", "index", "plan", "stream", "transcript")
+
+    def __init__(self, index: int, stream: Stream, transcript: Transcript, facts: Facts) -> None:
+        self.index = index
+        self.stream = stream
+        self.transcript = transcript
+        self.facts = facts
+        self.plan: Plan | None = None  # set where the worker made a root of it
+        self.begun = False
+        self.commit: asyncio.Task[None] | None = None
+
+
+class Request:
+    """One request in flight, with its `n` choices. `recorder.InFlight` for those who end sessions."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        recording: Recording,
+        dialect: Dialect,
+        asked: CanonicalRequest,
+        client: Client,
+        found: Plan,
+    ) -> None:
+        self.recording = recording
+        self.dialect = dialect
+        self.plan = found
+        self.choices: list[OpenChoice] = []
+        self.done = asyncio.Event()
+        self._turns = turns
+        self._asked = asked
+        self._client = client
+        self._aborted: StenoError | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._writer: Writer | None = None
+
+    def abort(self, error: StenoError) -> None:
+        """Stop; keep what was sampled as partial turns; `run` raises `error`. Idempotent, and too late once committing."""
+        if self._aborted is not None or self.done.is_set():
+            return
+        self._aborted = error
+        for choice in self.choices:
+            choice.stream.cancel(error.code)
+        if self._task is not None:
+            asyncio.get_running_loop().call_later(ABORT_S, self._unstick, self._task)
+
+    def _unstick(self, task: asyncio.Task[object]) -> None:
+        if not self.done.is_set():
+            task.cancel()
+
+    async def run(self) -> None:
+        """Answer the client. Returns when every choice is committed and its last event has left.
+
+        Raises: StenoError: what the client should be told, if it can still be told; its turns are recorded as partial.
+        """
+        self._task = asyncio.current_task()
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            if self._aborted is None or self._task is None:
+                raise
+            self._task.uncancel()
+            raise self._aborted from None
+        finally:
+            pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
+            if pending:
+                await asyncio.wait(pending)
+            metrics.STREAMS.dec(len(self.choices))
+            self.recording.in_flight.discard(self)
+            self.done.set()
+
+    async def _run(self) -> None:
+        header = Header(
+            answer_id=self.choices[0].transcript.turn_id,
+            created=int(self.choices[0].facts.queued),
+            model=self._asked.model or self.choices[0].stream.card.name,
+        )
+        if self._asked.stream:
+            self._writer = self.dialect.writer(self._asked, header)
+        if len(self.choices) == 1:
+            finished = [await self._choice(self.choices[0])]
+        else:
+            finished = await self._siblings()
+        if self._writer is None:
+            await self._client.answer(self.dialect.answer(self._asked, header, finished))
+            await self._delivered()
+        elif len(finished) == 1:
+            await self._client.end(self._last_of(finished[0]) + self._writer.end(finished))
+        else:
+            await self._client.end(self._writer.end(finished))
+
+    async def _siblings(self) -> list[Choice]:
+        tasks = [asyncio.ensure_future(self._sibling(choice)) for choice in self.choices]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _sibling(self, open_choice: OpenChoice) -> Choice:
+        choice = await self._choice(open_choice)
+        if self._writer is not None:
+            await self._client.write(self._last_of(choice))
+        return choice
+
+    def _last_of(self, choice: Choice) -> bytes:
+        """The events that end a choice, after the first one where nothing was ever said."""
+        assert self._writer is not None
+        begin = b"" if self.choices[choice.index].begun else self._writer.begin(choice.index)
+        return begin + self._writer.finish(choice)
+
+    async def _choice(self, choice: OpenChoice) -> Choice:
+        """Stream one completion and commit it."""
+        transcript = choice.transcript
+        try:
+            while transcript.finish is None:
+                await self._take(choice, await choice.stream.next())
+            if transcript.finish.reason in ("cancelled", "error"):
+                raise self._aborted or EngineFailed(f"the worker ended the turn: {transcript.finish.reason}")
+            if self._aborted is not None:
+                raise self._aborted
+        except asyncio.CancelledError:
+            error = self._aborted or Stopping("the proxy stopped")
+            choice.stream.cancel(error.code)
+            await self._committed(choice, error)
+            raise
+        except StenoError as error:
+            choice.stream.cancel(error.code)
+            await self._committed(choice, error)
+            raise
+        await self._committed(choice, None)
+        return transcript.choice(choice.index)
+
+    async def _take(self, choice: OpenChoice, events: list) -> None:  # type: ignore[type-arg]
+        """What has arrived together leaves together."""
+        transcript, facts = choice.transcript, choice.facts
+        out = []
+        for event in events:
+            piece = transcript.take(event)
+            if piece is None:
+                if transcript.started is event:
+                    await self._begun(choice)
+                continue
+            facts.last_token = self._turns.clock()
+            if facts.first_token is None:
+                facts.first_token = facts.last_token
+            if self._writer is not None:
+                data = self._writer.piece(choice.index, piece)
+                if data:
+                    if not choice.begun:
+                        choice.begun = True
+                        data = self._writer.begin(choice.index) + data
+                    out.append(data)
+        if out:
+            await self._client.write(b"".join(out))
+        if self._writer is not None and not self._client.gone:
+            transcript.delivered = transcript.tokens
+
+    async def _begun(self, choice: OpenChoice) -> None:
+        """The worker has the prompt."""
+        started, card, session = choice.transcript.started, choice.stream.card, self.recording.session
+        assert started is not None and session is not None
+        choice.facts.started = self._turns.clock()
+        if self.plan.prefix_ids and not started.kept_tokens:
+            choice.plan = self.plan.rerooted(started)
+        if started.kept_tokens not in (0, len(self.plan.prefix_ids) // 4):
+            raise EngineFailed(f"the worker kept {started.kept_tokens} of {len(self.plan.prefix_ids) // 4} recorded tokens")
+        marks = [mark for mark in ("synthetic", "text_only") if getattr(card, mark) and mark not in session.marks]
+        if marks:
+            await self._turns.recorder.store.add_marks(self.recording.trial_id, marks)
+            session.marks.extend(marks)
+        self._client.ready()
+
+    # -- the record
+
+    async def _committed(self, choice: OpenChoice, error: StenoError | None) -> None:
+        """Commit, to the end even if this task is cancelled meanwhile: half a commit is none.
+
+        Raises: what the commit failed with; nothing where the turn has failed already, since `error` is raised then.
+        """
+        if choice.transcript.started is None or choice.commit is not None:
+            return
+        choice.commit = asyncio.ensure_future(self._commit(choice, error))
+        await asyncio.shield(choice.commit)
+
+    async def _commit(self, choice: OpenChoice, error: StenoError | None) -> None:
+        recorder, transcript = self._turns.recorder, choice.transcript
+        turn, row = self._record(choice, error)
+        try:
+            try:
+                turn.index = await recorder.commit(self.recording, turn, row)
+            except Gone as gone:
+                if turn.partial:
+                    raise
+                # Frozen while this turn ran, at another replica or in the instant before: it was in flight, so it is partial.
+                turn, row = self._record(choice, gone)
+                turn.index = await recorder.commit(self.recording, turn, row)
+                raise
+        except StenoError as failure:
+            if turn.index < 0:
+                metrics.UNRECORDED_TOKENS.labels(failure.code).inc(transcript.tokens)
+                log.error("turn %s could not be recorded, %d tokens: %s", turn.turn_id, transcript.tokens, failure.message)
+            if error is None:
+                raise
+        finally:
+            if turn.index >= 0:
+                self._count(choice, turn)
+
+    def _record(self, choice: OpenChoice, error: StenoError | None) -> tuple[Turn, IndexRow]:
+        found = choice.plan or self.plan
+        streamed = self._writer is not None
+        return turn_of(self.recording, choice.index, choice.stream, found, choice.transcript, choice.facts, error, streamed)
+
+    async def _delivered(self) -> None:
+        """After an answer in one piece: note how much of it left. The client has it by now, so a failure is only counted."""
+        for choice in self.choices:
+            sent = 0 if self._client.gone else choice.transcript.tokens
+            try:
+                await self._turns.recorder.store.mark_delivered(
+                    self.recording.trial_id, choice.transcript.turn_id, sent
+                )
+            except StenoError as error:
+                metrics.STORE_ERRORS.labels("mark_delivered").inc()
+                log.warning("turn %s: delivery not noted: %s", choice.transcript.turn_id, error.message)
+
+    def _count(self, choice: OpenChoice, turn: Turn) -> None:
+        dialect, tokens = self.dialect.name, choice.transcript.tokens
+        metrics.TURNS.labels(dialect, turn.finish_reason).inc()
+        metrics.PROMPT_TOKENS.inc(len(turn.new_prompt_ids) // 4)
+        metrics.COMPLETION_TOKENS.inc(tokens)
+        bent = sum(end - start for start, end in turn.constrained)
+        if bent:
+            metrics.CONSTRAINED_TOKENS.inc(bent)
+        how = turn.fork_reason or ("continued" if turn.parent_id else "root")
+        metrics.RECOGNISED.labels(dialect, str(how)).inc()
+        if choice.facts.first_token is not None:
+            metrics.TTFT.labels(dialect).observe(choice.facts.first_token - choice.facts.queued)
