@@ -58,14 +58,27 @@ class SessionStore(Protocol):
         ...
 
     async def list_sessions(
-        self, *, status: str | None, group_id: str | None, since: float | None, until: float | None,
-        cursor: str | None, limit: int,
+        self,
+        *,
+        status: str | None,
+        group_id: str | None,
+        since: float | None,
+        until: float | None,
+        cursor: str | None,
+        limit: int,
     ) -> Page:
         """By creation time, oldest first. The cursor is opaque, stable under concurrent inserts; a bad one is BadRequest."""
         ...
 
     async def complete(
-        self, trial_id: str, *, status: str, reward: float | None, end_reason: str, metrics: dict[str, float], now: float
+        self,
+        trial_id: str,
+        *,
+        status: str,
+        reward: float | None,
+        end_reason: str,
+        metrics: dict[str, float],
+        now: float,
     ) -> Session:
         """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone."""
         ...

@@ -1,0 +1,230 @@
+"""A turn at rest: what both stores keep of it, byte for byte the same. The layout in prose is docs/recording-format.md.
+
+    turns      msgpack [row, refs, meta]: the IndexRow; positions in texts; what else there is to say (Meta)
+    ids        msgpack [bin new prompt ids, bin completion ids], int32 LE
+    logprobs   float32 LE, one per completion id
+    texts      JSON of the settings, the tools, each new message and the reply, in the order of refs
+
+Nothing is said twice: what the row knows is not in Meta, what turns have in common (names, sampling law, options, tools) is a
+text that they share, and tool-call ids that clients see are made again from the turn's id. That keeps I5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.contracts.records import IndexRow, TokenSpan, Turn
+from proxy.store.text import Text, text
+
+FORMAT = 1
+_HEX_ID = re.compile(r"[0-9a-f]{12}")
+_VOLATILE = ("max_tokens", "seed", "max_completion_tokens")
+"""Sampling fields that change from turn to turn (clamped, counted up): kept in Meta by position, so that the rest is shared."""
+_NAMES = ("dialect", "model", "served_model", "worker_id", "policy")
+_ENTRY_HEAD = b"\x93"  # msgpack: an array of three
+
+
+class Meta(msgspec.Struct, array_like=True):
+    """What neither the index row nor a shared text says of a turn.
+
+    parent: the parent's turn_id as 6 bytes (as text if it is not 12 hex digits). finish: None if it is the row's.
+    calls: prefix of the clients' tool-call ids `<prefix>_<turn_id>_<i>`, the model's own being the row's; or the whole map.
+    law, asked: the volatile sampling fields, by position in _VOLATILE. timings: queued, started, first and last token, Unix s.
+    """
+
+    parent: Any  # bytes | str | None, which msgspec will not tell apart
+    fork_reason: str | None
+    attempt: int
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_digest: bytes
+    versions: list[tuple[str, int, int]]
+    constrained: list[tuple[int, int]]
+    finish: str | None
+    error: str | None
+    delivered: int | None
+    calls: str | dict[str, str] | None
+    thinking_kept: bool
+    cached_tokens: int
+    law: dict[int, Any]
+    asked: dict[int, Any]
+    timings: tuple[float, float | None, float | None, float | None]
+
+
+class Entry(msgspec.Struct, array_like=True):
+    """An element of turns, read back."""
+
+    row: IndexRow
+    refs: list[int]
+    meta: Meta
+
+
+class _RowOnly(msgspec.Struct, array_like=True):
+    row: IndexRow
+
+
+class EncodedTurn(msgspec.Struct):
+    """A turn ready for rest, but for `refs`, which the store knows. `texts`: settings, tools, messages…, reply."""
+
+    turn_id: str
+    row: bytes
+    meta: bytes
+    ids: bytes
+    logprobs: bytes
+    texts: list[Text]
+    shared_texts: int
+    new_prompt_tokens: int
+    completion_tokens: int
+    constrained_tokens: int
+    fork: bool
+    partial: bool
+    began_at: float
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entry = msgspec.msgpack.Decoder(Entry).decode
+_decode_row = msgspec.msgpack.Decoder(_RowOnly).decode
+_decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
+    """Linear in the turn's own content. Raises ValueError when row and turn are not of the same turn."""
+    if row.turn_id != turn.turn_id or row.partial != turn.partial:
+        raise ValueError(f"the index row is of turn {row.turn_id}, not of {turn.turn_id}, or disagrees about `partial`")
+    law, volatile_law = _split(turn.law)
+    asked, volatile_asked = _split(turn.asked)
+    settings: dict[str, Any] = {name: getattr(turn, name) for name in _NAMES}
+    settings |= {"law": law, "asked": asked, "options": turn.options}
+    timings = turn.timings
+    completion_tokens = len(turn.completion_ids) // 4
+    meta = Meta(
+        parent=_pack_id(turn.parent_id),
+        fork_reason=turn.fork_reason,
+        attempt=turn.attempt,
+        prompt_tokens=turn.prompt_tokens,
+        completion_tokens=completion_tokens,
+        prompt_digest=turn.prompt_digest,
+        versions=[(span.version, span.start, span.end) for span in turn.versions],
+        constrained=turn.constrained,
+        finish=None if turn.finish_reason == row.finish else turn.finish_reason,
+        error=turn.error,
+        delivered=turn.delivered,
+        calls=_pack_calls(turn, row),
+        thinking_kept=turn.thinking_kept,
+        cached_tokens=turn.cached_tokens,
+        law=volatile_law,
+        asked=volatile_asked,
+        timings=(timings.queued, timings.started, timings.first_token, timings.last_token),
+    )
+    return EncodedTurn(
+        turn_id=turn.turn_id,
+        row=_encode(row),
+        meta=_encode(meta),
+        ids=_encode([turn.new_prompt_ids, turn.completion_ids]),
+        logprobs=turn.sampling_logprobs,
+        texts=[text(settings), text(turn.tools), *map(text, turn.messages), text(turn.reply)],
+        shared_texts=2,
+        new_prompt_tokens=len(turn.new_prompt_ids) // 4,
+        completion_tokens=completion_tokens,
+        constrained_tokens=sum(end - start for start, end in turn.constrained),
+        fork=turn.fork_reason is not None,
+        partial=turn.partial,
+        began_at=timings.queued,
+    )
+
+
+def join_entry(encoded: EncodedTurn, refs: Sequence[int]) -> bytes:
+    """The element of turns. The Redis store does the same in commit.lua, where the positions are known."""
+    return _ENTRY_HEAD + encoded.row + _encode(list(refs)) + encoded.meta
+
+
+def decode_entry(raw: bytes) -> Entry:
+    return _decode_entry(raw)
+
+
+def decode_row(raw: bytes) -> IndexRow:
+    """The index row of an element of turns; the rest is skipped, not decoded."""
+    return _decode_row(raw).row
+
+
+def path_ids(raw: Sequence[bytes]) -> bytes:
+    """Elements of ids -> prompt and completion ids of all of them, concatenated, int32 LE."""
+    return b"".join([part for element in raw for part in _decode_ids(element)])
+
+
+def decode_turn(
+    index: int, entry: Entry, ids: bytes, logprobs: bytes, text_at: Callable[[int], Any], delivered: int | None
+) -> Turn:
+    """Put a turn back together.
+
+    Args: text_at: the value of the text at a position. delivered: a count recorded after the commit, None if there is none.
+    """
+    row, meta = entry.row, entry.meta
+    settings, tools, *messages, reply = [text_at(position) for position in entry.refs]
+    new_prompt_ids, completion_ids = _decode_ids(ids)
+    queued, started, first_token, last_token = meta.timings
+    return Turn(
+        turn_id=row.turn_id,
+        parent_id=_unpack_id(meta.parent),
+        fork_reason=meta.fork_reason,
+        index=index,
+        attempt=meta.attempt,
+        new_prompt_ids=new_prompt_ids,
+        prompt_tokens=meta.prompt_tokens,
+        prompt_digest=meta.prompt_digest,
+        completion_ids=completion_ids,
+        sampling_logprobs=logprobs,
+        versions=[TokenSpan(version=version, start=start, end=end) for version, start, end in meta.versions],
+        constrained=meta.constrained,
+        finish_reason=row.finish if meta.finish is None else meta.finish,
+        partial=row.partial,
+        error=meta.error,
+        delivered=meta.delivered if delivered is None else delivered,
+        asked=settings["asked"] | _named(meta.asked),
+        law=settings["law"] | _named(meta.law),
+        options=settings["options"],
+        messages=messages,
+        reply=reply,
+        call_ids=_unpack_calls(meta.calls, row),
+        tools=tools,
+        thinking_kept=meta.thinking_kept,
+        cached_tokens=meta.cached_tokens,
+        timings={"queued": queued, "started": started, "first_token": first_token, "last_token": last_token},
+        **{name: settings[name] for name in _NAMES},
+    )
+
+
+def _split(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+    volatile = {i: fields[name] for i, name in enumerate(_VOLATILE) if name in fields}
+    if not volatile:
+        return fields, volatile
+    return {name: value for name, value in fields.items() if name not in _VOLATILE}, volatile
+
+
+def _named(volatile: dict[int, Any]) -> dict[str, Any]:
+    return {_VOLATILE[position]: value for position, value in volatile.items()}
+
+
+def _pack_id(turn_id: str | None) -> bytes | str | None:
+    return bytes.fromhex(turn_id) if turn_id is not None and _HEX_ID.fullmatch(turn_id) else turn_id
+
+
+def _unpack_id(packed: bytes | str | None) -> str | None:
+    return packed.hex() if isinstance(packed, bytes) else packed
+
+
+def _pack_calls(turn: Turn, row: IndexRow) -> str | dict[str, str] | None:
+    if not turn.call_ids:
+        return None
+    prefix = next(iter(turn.call_ids)).partition("_" + turn.turn_id)[0]
+    return prefix if _unpack_calls(prefix, row) == turn.call_ids else turn.call_ids
+
+
+def _unpack_calls(calls: str | dict[str, str] | None, row: IndexRow) -> dict[str, str]:
+    if isinstance(calls, str):
+        return {f"{calls}_{row.turn_id}_{i}": own for i, own in enumerate(row.own_call_ids)}
+    return calls or {}

@@ -1,0 +1,288 @@
+"""Sessions in the memory of one process: the embedded default, and what tests of everything else run on.
+
+Keeps what the Redis store keeps, the same encoded bytes, so that a session costs what its tokens cost. Nothing outlives the
+process (I3 holds only as long as it does). Every method runs without awaiting: atomic in one event loop, and bound to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from proxy.contracts.errors import Conflict, Gone, NotFound
+from proxy.contracts.records import Group, IndexRow, Session, Turn
+from proxy.store.base import Page, Path, Tail
+from proxy.store.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
+from proxy.store.groups import same_group, with_recorded_ids
+from proxy.store.head import Head, doc_of, head_of, session_of
+from proxy.store.text import Text, pack, unpack
+from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
+
+
+class _Recording:
+    """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit."""
+
+    __slots__ = ("delivered", "digests", "doc", "head", "ids", "logprobs", "numbers", "texts", "turns", "watchers")
+
+    def __init__(self, head: Head, doc: bytes) -> None:
+        self.head = head
+        self.doc = doc
+        self.turns: list[bytes] = []
+        self.ids: list[bytes] = []
+        self.logprobs: list[bytes] = []
+        self.texts: list[bytes] = []
+        self.digests: dict[bytes, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.delivered: dict[int, int] = {}
+        self.watchers: set[asyncio.Event] = set()
+
+    def place(self, texts: Sequence[Text]) -> list[int]:
+        """Positions of a turn's texts, after storing those that are not here yet. The last, the reply, is always new."""
+        refs = []
+        for text in texts[:-1]:
+            position = self.digests.get(text.digest)
+            if position is None:
+                position = self.digests[text.digest] = self._append(text)
+            refs.append(position)
+        refs.append(self._append(texts[-1]))
+        return refs
+
+    def _append(self, text: Text) -> int:
+        self.texts.append(pack(text.raw))
+        return len(self.texts) - 1
+
+    def wake(self) -> None:
+        for watcher in self.watchers:
+            watcher.set()
+
+
+class MemoryStore:
+    """Keeps the `SessionStore` protocol, in this process only."""
+
+    def __init__(self) -> None:
+        self._recordings: dict[str, _Recording] = {}
+        self._groups: dict[str, Group] = {}
+        self._places: list[Position] = []
+        self._group_places: dict[str, list[Position]] = {}
+        self._tombstones: dict[str, float] = {}
+        self._now = 0.0
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close: what was recorded goes with the process."""
+
+    async def ping(self) -> None:
+        """Always there."""
+
+    def _get(self, trial_id: str) -> _Recording:
+        recording = self._recordings.get(trial_id)
+        if recording is not None:
+            return recording
+        if self._buried(trial_id):
+            raise Gone(f"session {trial_id} is closed")
+        raise NotFound(f"no session {trial_id}")
+
+    def _buried(self, trial_id: str) -> bool:
+        until = self._tombstones.get(trial_id)
+        if until is None or until > self._now:
+            return until is not None
+        del self._tombstones[trial_id]
+        return False
+
+    def _session(self, trial_id: str, recording: _Recording) -> Session:
+        return session_of(trial_id, recording.head, recording.doc)
+
+    # -- groups and sessions
+
+    async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
+        recorded = self._groups.setdefault(group.group_id, group.model_copy(deep=True))
+        same_group(recorded, group)
+        for session in with_recorded_ids(recorded, sessions):
+            await self.register(session)
+        return recorded.model_copy(deep=True)
+
+    async def group(self, group_id: str) -> Group:
+        if group_id not in self._groups:
+            raise NotFound(f"no group {group_id}")
+        return self._groups[group_id].model_copy(deep=True)
+
+    async def register(self, session: Session) -> Session:
+        trial_id = session.trial_id
+        if trial_id not in self._recordings:
+            self._now = max(self._now, session.created_at)
+            if self._buried(trial_id):
+                raise Gone(f"session {trial_id} is closed")
+            self._recordings[trial_id] = _Recording(head_of(session), doc_of(session))
+            for places in self._places_of(session.group_id):
+                insort(places, Position(session.created_at, trial_id))
+        return self._session(trial_id, self._recordings[trial_id])
+
+    def _places_of(self, group_id: str | None) -> Iterator[list[Position]]:
+        yield self._places
+        if group_id is not None:
+            yield self._group_places.setdefault(group_id, [])
+
+    async def session(self, trial_id: str) -> Session:
+        return self._session(trial_id, self._get(trial_id))
+
+    async def list_sessions(
+        self, *, status: str | None, group_id: str | None, since: float | None, until: float | None,
+        cursor: str | None, limit: int,
+    ) -> Page:  # fmt: skip
+        places = self._places if group_id is None else self._group_places.get(group_id, [])
+        last = position(cursor)
+        low = 0 if since is None else bisect_left(places, Position(since, ""))
+        if last is not None:
+            low = max(low, bisect_right(places, last))
+        high = len(places) if until is None else bisect_left(places, Position(until, ""))
+        found: list[Session] = []
+        for place in places[low:high] if limit >= high - low else (places[i] for i in range(low, high)):
+            recording = self._recordings[place.trial_id]
+            if status in (None, recording.head.status):
+                if len(found) == limit:
+                    return Page(found, Position(found[-1].created_at, found[-1].trial_id).cursor())
+                found.append(self._session(place.trial_id, recording))
+        return Page(found, None)
+
+    async def complete(
+        self,
+        trial_id: str,
+        *,
+        status: str,
+        reward: float | None,
+        end_reason: str,
+        metrics: dict[str, float],
+        now: float,
+    ) -> Session:
+        recording = self._get(trial_id)
+        head = recording.head
+        if head.status == "open":
+            head.status, head.end_reason, head.ended, head.updated = status, end_reason or None, now, now
+        elif head.status != status or (head.reward is not None and head.reward != reward):
+            raise Conflict(f"session {trial_id} has ended with another status or reward")
+        if head.reward is None and reward is not None:
+            head.reward, head.updated = float(reward), now
+        head.metrics = head.metrics or dict(metrics)
+        recording.wake()
+        return self._session(trial_id, recording)
+
+    async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
+        self._now = max(self._now, now)
+        if trial_id not in self._recordings and self._buried(trial_id):
+            return
+        self._remove(trial_id)
+        self._tombstones[trial_id] = now + tombstone_s
+
+    def _remove(self, trial_id: str) -> None:
+        recording = self._get(trial_id)
+        head = recording.head
+        del self._recordings[trial_id]
+        for places in self._places_of(head.group):
+            del places[bisect_left(places, Position(head.created, trial_id))]
+        if head.group is not None and not self._group_places[head.group]:
+            del self._group_places[head.group]
+            self._groups.pop(head.group, None)
+        head.status = "deleted"
+        recording.wake()
+
+    async def expire(self, *, now: float, retention_s: float) -> int:
+        self._now = max(self._now, now)
+        for trial_id in list(self._tombstones):
+            self._buried(trial_id)
+        cutoff = now - retention_s
+        ended = ((trial_id, recording.head.ended) for trial_id, recording in self._recordings.items())
+        old = [trial_id for trial_id, at in ended if at is not None and at <= cutoff]
+        for trial_id in old:
+            self._remove(trial_id)
+        return len(old)
+
+    # -- the recording
+
+    async def tail(self, trial_id: str, start: int) -> Tail:
+        recording = self._get(trial_id)
+        return Tail(self._session(trial_id, recording), [decode_row(raw) for raw in recording.turns[start:]])
+
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+        recording = self._get(trial_id)
+        if not numbers:
+            return Path(b"", {})
+        if not all(0 <= number < len(recording.turns) for number in numbers):
+            raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
+        reply_at = decode_entry(recording.turns[numbers[-1]]).refs[-1]
+        return Path(path_ids([recording.ids[number] for number in numbers]), unpack(recording.texts[reply_at]))
+
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        recording = self._get(trial_id)
+        head = recording.head
+        number = recording.numbers.get(turn.turn_id)
+        if number is None:
+            if head.status != "open" and not turn.partial:
+                raise Gone(f"session {trial_id} is closed")
+            encoded = encode_turn(turn, row)
+            number = recording.numbers[turn.turn_id] = len(recording.turns)
+            recording.turns.append(join_entry(encoded, recording.place(encoded.texts)))
+            recording.ids.append(encoded.ids)
+            recording.logprobs.append(encoded.logprobs)
+            head.updated = now
+            head.first_turn = encoded.began_at if head.first_turn is None else head.first_turn
+            head.turns += 1
+            head.prompt += encoded.new_prompt_tokens
+            head.completion += encoded.completion_tokens
+            head.constrained += encoded.constrained_tokens
+            head.forks += encoded.fork
+            recording.wake()
+        turn.index = number
+        return number
+
+    async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
+        recording = self._recordings.get(trial_id)
+        if recording is not None and turn_id in recording.numbers:
+            recording.delivered[recording.numbers[turn_id]] = delivered
+
+    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
+        head = self._get(trial_id).head
+        head.marks = list(dict.fromkeys([*head.marks, *marks]))
+
+    async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
+        recording = self._get(trial_id)
+        stop = len(recording.turns) if limit is None else min(start + limit, len(recording.turns))
+        return [self._turn(recording, number) for number in range(start, stop)]
+
+    def _turn(self, recording: _Recording, number: int) -> Turn:
+        return decode_turn(
+            number, decode_entry(recording.turns[number]), recording.ids[number], recording.logprobs[number],
+            lambda at: unpack(recording.texts[at]), recording.delivered.get(number),
+        )  # fmt: skip
+
+    # -- what watchers see
+
+    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[Event]:
+        recording = self._get(trial_id)
+        if after == END:
+            return
+        seen = turns_seen(after)
+        awake = asyncio.Event()
+        recording.watchers.add(awake)
+        try:
+            while True:
+                awake.clear()
+                fresh = recording.turns[seen:]
+                for event in turn_events(seen, fresh):
+                    yield event
+                seen += len(fresh)
+                if recording.head.status != "open" and seen >= len(recording.turns):
+                    yield end_event(recording.head)
+                    return
+                await awake.wait()
+        finally:
+            recording.watchers.discard(awake)
+
+    async def stats(self) -> dict[str, Any]:
+        counts = dict.fromkeys(("open", "completed", "aborted"), 0)
+        for recording in self._recordings.values():
+            counts[recording.head.status] += 1
+        return {"backend": "memory", "sessions": counts, "used_bytes": None}

@@ -1,0 +1,71 @@
+"""What both stores show of a recording besides the record itself: events for watchers, cursors for pages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.contracts.errors import BadRequest
+from proxy.store.codec import decode_entry
+from proxy.store.head import Head
+
+END = "end"
+"""The cursor of the event that ends a session."""
+
+Event = tuple[str, dict[str, Any]]
+
+
+def turn_events(start: int, entries: Sequence[bytes]) -> list[Event]:
+    """One event per turn from number `start` on; its cursor is the number of turns seen with it."""
+    return [(str(number + 1), _turn_event(number, raw)) for number, raw in enumerate(entries, start)]
+
+
+def _turn_event(number: int, raw: bytes) -> dict[str, Any]:
+    entry = decode_entry(raw)
+    row, meta = entry.row, entry.meta
+    return {
+        "type": "turn", "index": number, "turn_id": row.turn_id, "parent": row.parent, "fork_reason": meta.fork_reason,
+        "finish_reason": row.finish if meta.finish is None else meta.finish, "partial": row.partial,
+        "prompt_tokens": meta.prompt_tokens, "completion_tokens": meta.completion_tokens, "at": meta.timings[3],
+    }  # fmt: skip
+
+
+def end_event(head: Head | None) -> Event:
+    """The last event. `head` None: deleted."""
+    if head is None or head.status == "deleted":
+        return END, {"type": "deleted"}
+    return END, {"type": head.status, "reward": head.reward, "end_reason": head.end_reason, "at": head.ended}
+
+
+def turns_seen(cursor: str | None) -> int:
+    """How many turns a cursor stands for. Raises BadRequest."""
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
+        raise BadRequest("not a cursor of this session's events", field="after")
+    return int(cursor)
+
+
+class Position(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """A place in a list of sessions: creation time, then trial id. Stable whatever is inserted before or after."""
+
+    created: float
+    trial_id: str
+
+    def cursor(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+
+def position(cursor: str | None) -> Position | None:
+    """Raises BadRequest."""
+    if cursor is None:
+        return None
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        return msgspec.msgpack.decode(raw, type=Position)
+    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        raise BadRequest("not a cursor of this list", field="cursor") from None
