@@ -29,7 +29,7 @@ class WorkerSettings(Settings):
     key: SecretStr | None = Field(None, description="the workers' key of the proxies")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()[:100]}-{secrets.token_hex(3)}", pattern=r"^[A-Za-z0-9._:-]{1,128}$",
-        description="name of this worker, one at a time; fixed, it keeps its trials over restarts; default: host and a random part",
+        description="name of this worker, one at a time; fixed, it keeps its trials; default: host and a random part",
     )  # fmt: skip
 
     # -- what it runs

@@ -1,0 +1,110 @@
+"""Real sockets: a hub behind uvicorn, and real worker clients, in one uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+from fastapi import Depends, FastAPI
+from prometheus_client import CollectorRegistry
+
+from inference_worker.config import WorkerSettings
+from inference_worker.main import Worker
+from inference_worker.metrics import WorkerMetrics
+from proxy.api.workers import router
+from proxy.contracts.frames import StreamEvent
+from proxy.hub import Hub, RelaySettings, Stream
+from tests.support.counting import CountingEngine, job
+from tests.support.server import serve
+
+KEY = "the workers' key"
+_turns = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> Any:
+    return uvloop.EventLoopPolicy()
+
+
+@dataclass
+class Running:
+    """A worker under test; `code` is its exit code once it has ended."""
+
+    worker: Worker
+    engine: CountingEngine
+    metrics: WorkerMetrics
+    task: asyncio.Task[int] = field(repr=False)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+class Relay:
+    """One hub, its port, and the workers that a test starts."""
+
+    def __init__(self, hub: Hub, port: int) -> None:
+        self.hub = hub
+        self.port = port
+        self._running: list[Running] = []
+
+    async def worker(
+        self, engine: CountingEngine | None = None, *, port: int | None = None, connected: bool = True, **settings: Any
+    ) -> Running:
+        engine = engine or CountingEngine()
+        metrics = WorkerMetrics(CollectorRegistry())
+        given = {"proxy": [f"ws://127.0.0.1:{port or self.port}"], "key": KEY, "max_backoff_s": 0.2} | settings
+        worker = Worker(WorkerSettings(**given), engine, metrics)
+        running = Running(worker, engine, metrics, asyncio.create_task(worker.run()))
+        self._running.append(running)
+        if connected:
+            before = len(self._running)
+            await until(lambda: len(self.hub.workers()) >= before and all(view.connected for view in self.hub.workers()))
+        return running
+
+    def open(self, tokens: int, trial_id: str = "trial") -> Stream:
+        return self.hub.open(trial_id=trial_id, turn_id=f"{next(_turns):012x}", attempt=1, job=job(tokens))
+
+    async def stop_workers(self) -> None:
+        for running in self._running:
+            running.worker.stop()
+            running.worker.stop()
+        await asyncio.gather(*(running.task for running in self._running), return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def relay(**settings: Any) -> AsyncIterator[Relay]:
+    """A hub with short deadlines behind a real server."""
+    given = {"heartbeat_s": 0.2, "silence_s": 2.0, "resume_grace_s": 5.0, "worker_key": KEY} | settings
+    hub = Hub(RelaySettings(**given), proxy_id="proxy-under-test")
+    app = FastAPI()
+    app.state.hub = hub
+    app.include_router(router(Depends(lambda: None)))
+    async with serve(app) as port:
+        running = Relay(hub, port)
+        try:
+            yield running
+        finally:
+            await running.stop_workers()
+            await hub.close()
+
+
+async def drain(stream: Stream, events: list[StreamEvent] | None = None) -> list[StreamEvent]:
+    """Everything to the end of the stream."""
+    taken = [] if events is None else events
+    while True:
+        taken += await stream.next()
+        if stream.ended and type(taken[-1]).__name__ == "Finish":
+            return taken
+
+
+async def until(condition: Any, within_s: float = 10.0) -> None:
+    """Wait for a condition of the real world: polled, since nothing announces it."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,122 @@
+"""Streams over real sockets: whole, in order, cancelled, failed, and held by their own readers only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from proxy.contracts.errors import BodyTooLarge, ContextOverflow, EngineFailed, NoWorker, TooManyRequests
+from proxy.contracts.frames import Finish, Generate, Started
+from tests.integration.relay.conftest import drain, relay, until
+from tests.support.counting import CountingEngine, ids_of, job
+
+
+async def test_a_stream_arrives_whole_and_in_order() -> None:
+    async with relay() as running:
+        await running.worker()
+        events = await drain(running.open(300))
+        assert isinstance(events[0], Started)
+        assert ids_of(events) == list(range(300))
+        assert isinstance(events[-1], Finish)
+        assert events[-1].reason == "length"
+        assert running.hub.workers()[0].in_flight == 0
+        assert running.hub.counts.tokens == 300
+
+
+async def test_many_streams_share_packets() -> None:
+    async with relay() as running:
+        worker = await running.worker(CountingEngine(pace_s=0.01), max_streams=64)
+        streams = [running.open(20) for _ in range(50)]
+        for events in await asyncio.gather(*map(drain, streams)):
+            assert ids_of(events) == list(range(20))
+        assert running.hub.counts.deltas == 1000
+        assert worker.metric("steno_worker_packets_total") < 200
+        assert worker.metric("steno_worker_tokens_total") == 1000
+
+
+async def test_a_cancel_reaches_the_engine_and_late_frames_are_dropped() -> None:
+    async with relay() as running:
+        worker = await running.worker(CountingEngine(pace_s=0.005))
+        stream = running.open(10_000)
+        await stream.next()
+        stream.cancel("the client left")
+        stream.cancel("again")
+        await until(lambda: worker.engine.closed)
+        made = next(iter(worker.engine.generated.values()))
+        assert made < 1000
+        events = await drain(stream)
+        assert isinstance(events[-1], Finish)
+        assert events[-1].reason == "cancelled"
+        assert events[-1].completion_tokens == stream.received_tokens
+        assert (await drain(running.open(5)))[-1].completion_tokens == 5  # type: ignore[union-attr]
+
+
+async def test_a_slow_reader_is_held_by_credit_and_delays_nobody() -> None:
+    async with relay(window_tokens=64) as running:
+        worker = await running.worker()
+        slow = running.open(1000)
+        await until(lambda: slow.received_tokens == 64)
+        started = time.perf_counter()
+        assert ids_of(await drain(running.open(2000))) == list(range(2000))
+        assert time.perf_counter() - started < 5
+        assert slow.received_tokens == 64
+        assert worker.engine.generated[next(iter(worker.engine.generated))] <= 65
+        assert worker.metric("steno_worker_credit_stalls_total") >= 1
+        assert ids_of(await drain(slow)) == list(range(1000))
+
+
+async def test_an_engines_errors_come_back_as_they_were() -> None:
+    async with relay() as running:
+        engine = CountingEngine()
+        await running.worker(engine)
+
+        def overflow(request: Generate) -> None:
+            raise ContextOverflow("too long", prompt_tokens=9, context_tokens=8, field="messages")
+
+        def surprise(request: Generate) -> None:
+            raise ZeroDivisionError("secret words of a surprise")
+
+        engine.before = overflow
+        with pytest.raises(ContextOverflow) as caught:
+            await drain(running.open(1))
+        assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (9, 8, "messages")
+        engine.before = surprise
+        with pytest.raises(EngineFailed) as failed:
+            await drain(running.open(1))
+        assert "secret" not in failed.value.message
+
+
+async def test_without_a_worker_with_a_full_one_and_with_a_job_that_is_too_large() -> None:
+    async with relay(max_waiting=1, max_packet_bytes=65536) as running:
+        with pytest.raises(NoWorker):
+            running.open(1)
+        await running.worker(CountingEngine(pace_s=0.05), max_streams=1)
+        first, waiting = running.open(3), running.open(3)
+        with pytest.raises(TooManyRequests):
+            running.open(1)
+        big = job(1)
+        big.messages[0]["content"] = "x" * 70_000
+        await drain(first)
+        with pytest.raises(BodyTooLarge):
+            running.hub.open(trial_id="t", turn_id="f" * 12, attempt=1, job=big)
+        assert ids_of(await drain(waiting)) == [0, 1, 2]
+
+
+async def test_a_trial_stays_on_its_worker_and_another_takes_over() -> None:
+    async with relay() as running:
+        workers = {f"w{index}": await running.worker(worker_id=f"w{index}") for index in range(3)}
+        chosen = set()
+        for _ in range(6):
+            stream = running.open(2, trial_id="sticky")
+            chosen.add(stream.worker_id)
+            await drain(stream)
+        assert len(chosen) == 1
+        gone = chosen.pop()
+        workers[gone].worker.stop()
+        assert await workers[gone].task == 0
+        await until(lambda: len(running.hub.workers()) == 2)
+        stream = running.open(2, trial_id="sticky")
+        assert stream.worker_id != gone
+        await drain(stream)

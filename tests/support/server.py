@@ -1,0 +1,39 @@
+"""A real uvicorn, uvloop and httptools as in production, in the test's own event loop, on a free port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # the test runner's signals are not ours to take
+
+
+@contextlib.asynccontextmanager
+async def serve(app: Any, **options: Any) -> AsyncIterator[int]:
+    """Serve an ASGI app; yields its port. `options` go to `uvicorn.Config`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings: dict[str, Any] = {
+        "http": "httptools", "ws": "websockets-sansio", "ws_max_size": 64 * 2**20, "ws_per_message_deflate": False,
+        "ws_ping_interval": None, "log_level": "warning", "timeout_graceful_shutdown": 2,
+    }  # fmt: skip
+    server = _Server(uvicorn.Config(app, **(settings | options)))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        if task.done():
+            task.result()
+        await asyncio.sleep(0.005)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
