@@ -85,10 +85,16 @@ class _call(Generic[P, T]):
 
 
 class _Table:
-    """docs/api.md, row by row."""
+    """The REST table of docs/api.md, row by row."""
 
     def __init__(
-        self, base_url: str, key: str | SecretStr | None = None, *, timeout_s: float = 30.0, retries: int = 2
+        self,
+        base_url: str,
+        key: str | SecretStr | None = None,
+        *,
+        timeout_s: float = 30.0,
+        retries: int = 2,
+        transport: Any = None,
     ) -> None:
         """
         Args:
@@ -96,11 +102,15 @@ class _Table:
             key: the admin key or a group's harness key; None where the proxy asks for none.
             timeout_s: for each attempt to connect and for each silence while an answer is read.
             retries: further attempts after `Unreachable` or an error that is `retryable`.
+            transport: an httpx transport instead of sockets (a Unix socket, a test's fake).
         """
         secret = key.get_secret_value() if isinstance(key, SecretStr) else key
         headers = {"accept": MSGPACK} | ({"authorization": f"Bearer {secret}"} if secret else {})
-        self._options: dict[str, Any] = {"base_url": base_url.rstrip("/"), "headers": headers, "timeout": timeout_s}
         self._retries = retries
+        self._open(base_url=base_url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
+
+    def _open(self, **options: Any) -> None:
+        raise NotImplementedError
 
     @_call
     def create_group(self, spec: GroupSpec) -> _Request[GroupTrials]:
@@ -173,9 +183,8 @@ class _Table:
 class Steno(_Table):
     """Blocking client. Safe to share between threads; one pool of connections, closed by `close` or `with`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._http = httpx.Client(**self._options)
+    def _open(self, **options: Any) -> None:
+        self._http = httpx.Client(**options)
 
     def __enter__(self) -> Self:
         return self
@@ -239,9 +248,8 @@ class Steno(_Table):
 class AsyncSteno(_Table):
     """The same client for asyncio; its calls are safe to cancel."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._http = httpx.AsyncClient(**self._options)
+    def _open(self, **options: Any) -> None:
+        self._http = httpx.AsyncClient(**options)
 
     async def __aenter__(self) -> Self:
         return self

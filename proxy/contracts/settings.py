@@ -119,6 +119,9 @@ class Settings(BaseSettings):
         dumped: dict[str, Any] = _mask(self.model_dump(mode="json"))
         return dumped
 
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return self.resolved().items()
+
     def origin(self, key: str) -> str:
         """Where a top-level field's value came from: `--port`, `STENO_PORT`, `port in steno.yaml` or `default`."""
         found = [name for path, name in self._origins.items() if path == key or path.startswith(key + ".")]

@@ -1,0 +1,207 @@
+"""The REST client: one table for both clients, errors as the tree, paging, events, and light to import."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from proxy import client as module
+from proxy.client import AsyncSteno, Steno
+from proxy.contracts.errors import BudgetSpent, Gone, NotFound, ProtocolError, StenoError, Unreachable
+from proxy.contracts.records import Session, Timings, Turn, ids_to_bytes
+from proxy.contracts.rest import Completion, GroupSpec
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a client would have waited before it tried again."""
+    waited: list[float] = []
+
+    async def asleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(module.time, "sleep", waited.append)
+    monkeypatch.setattr(module.asyncio, "sleep", asleep)
+    return waited
+
+
+def steno(handler: Handler, **options: Any) -> Steno:
+    return Steno("http://proxy/prefix/", transport=httpx.MockTransport(handler), **options)
+
+
+def msgpack(body: Any) -> httpx.Response:
+    return httpx.Response(200, content=msgspec.msgpack.encode(body), headers={"content-type": module.MSGPACK})
+
+
+def session(trial_id: str) -> dict[str, Any]:
+    return Session(trial_id=trial_id, created_at=1.0, updated_at=2.0).model_dump()
+
+
+def refusal(status: int, code: str, message: str = "no", **headers: str) -> httpx.Response:
+    body = {"error": {"code": code, "message": message, "field": "x.y", "retryable": False}, "request_id": "r1"}
+    return httpx.Response(status, json=body, headers={"x-request-id": "r1", **headers})
+
+
+def test_importing_the_client_brings_neither_server_nor_store_nor_model_code() -> None:
+    heavy = ["fastapi", "starlette", "uvicorn", "redis", "torch", "transformers", "numpy", "typer"]
+    code = f"import sys, proxy.client; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_call_carries_key_prefix_and_escaped_ids() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return msgpack(session("a b"))
+
+    assert steno(handler, key="k").session("a b/c").trial_id == "a b"
+    assert seen[0].url.raw_path == b"/prefix/sessions/a%20b%2Fc"
+    assert seen[0].headers["authorization"] == "Bearer k"
+    assert seen[0].headers["accept"] == module.MSGPACK
+
+
+def test_turns_come_page_by_page_with_their_arrays_as_raw_bytes() -> None:
+    asked: list[str] = []
+    turn = Turn(turn_id="0" * 12, completion_ids=ids_to_bytes([1, 2]), timings=Timings(queued=1.0))
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["start"])
+        last = asked[-1] == "1"
+        items = [turn.model_copy(update={"index": int(asked[-1])}).model_dump()]
+        return msgpack({"items": items, "next_start": None if last else 1})
+
+    turns = list(steno(handler).turns("t"))
+    assert [turn.index for turn in turns] == [0, 1]
+    assert turns[0].completion_ids == ids_to_bytes([1, 2])
+    assert asked == ["0", "1"]
+
+
+def test_sessions_follow_the_cursor_with_the_same_filters() -> None:
+    asked: list[dict[str, str]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        return msgpack({"items": [session(f"s{len(asked)}")], "next_cursor": "c" if len(asked) == 1 else None})
+
+    assert [found.trial_id for found in steno(handler).sessions(status="open")] == ["s1", "s2"]
+    assert asked == [{"status": "open"}, {"status": "open", "cursor": "c"}]
+
+
+async def test_the_asynchronous_client_has_the_same_calls() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/turns"):
+            return msgpack({"items": [], "next_start": None})
+        if request.url.path.endswith("/sessions"):
+            return msgpack({"items": [session("t")], "next_cursor": None})
+        return msgpack(session("t"))
+
+    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(handler)) as client:
+        assert (await client.session("t")).trial_id == "t"
+        assert (await client.complete("t", Completion(reward=0.0))).trial_id == "t"
+        assert [found.trial_id async for found in client.sessions()] == ["t"]
+        assert [turn async for turn in client.turns("t")] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(404, "not_found"), NotFound),
+        (refusal(410, "session_closed"), Gone),
+        (refusal(403, "budget_spent"), BudgetSpent),
+        (refusal(410, "a word of a newer proxy"), Gone),
+        (httpx.Response(404, text="<html>nginx</html>"), NotFound),
+        (refusal(500, "internal_error"), StenoError),
+        (httpx.Response(200, text="<html>not Steno</html>"), ProtocolError),
+        (httpx.Response(200, json={"unexpected": 1}), ProtocolError),
+    ],
+)
+def test_a_refusal_raises_its_class_of_the_error_tree(answer: httpx.Response, kind: type[StenoError]) -> None:
+    with pytest.raises(kind) as caught:
+        steno(lambda request: answer, retries=0).session("t")
+    assert type(caught.value) is kind
+
+
+def test_an_error_names_field_and_request() -> None:
+    with pytest.raises(NotFound, match=r"no \(request r1\)") as caught:
+        steno(lambda request: refusal(404, "not_found")).session("t")
+    assert caught.value.field == "x.y"
+
+
+def test_what_may_pass_is_tried_again_after_the_time_the_proxy_names(pauses: list[float]) -> None:
+    answers = [refusal(503, "store_unavailable", **{"retry-after": "3"}), msgpack(session("t"))]
+    assert steno(lambda request: answers.pop(0)).session("t").trial_id == "t"
+    assert pauses == [3.0]
+
+
+def test_no_answer_is_unreachable_after_the_retries(pauses: list[float]) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(Unreachable, match="http://proxy/prefix: refused"):
+        steno(handler, retries=2).session("t")
+    assert len(pauses) == 2
+
+
+def test_what_will_not_pass_is_not_tried_again(pauses: list[float]) -> None:
+    with pytest.raises(Gone):
+        steno(lambda request: refusal(410, "session_closed")).session("t")
+    assert pauses == []
+
+
+def test_a_repeated_registration_of_a_group_names_the_same_group(pauses: list[float]) -> None:
+    names: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        names.append(json.loads(request.content)["group_id"])
+        if len(names) == 1:
+            raise httpx.ReadError("cut off")
+        group = {"group_id": names[-1], "size": 1, "created_at": 1.0}
+        return httpx.Response(200, json={"group": group, "trials": [], "harness_key": None})
+
+    steno(handler).create_group(GroupSpec(size=1))
+    assert names[0] == names[1]
+
+
+def events(*pairs: tuple[str, dict[str, Any]]) -> httpx.Response:
+    text = ": keepalive\n\n" + "".join(f"id: {cursor}\ndata: {json.dumps(event)}\n\n" for cursor, event in pairs)
+    return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+
+def test_events_go_on_from_the_last_cursor_after_a_lost_connection_until_the_session_ends() -> None:
+    cursors: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        cursors.append(request.headers.get("last-event-id"))
+        if len(cursors) == 1:
+            return events(("1", {"type": "turn"}))
+        return events(("2", {"type": "completed"}))
+
+    assert list(steno(handler).events("t")) == [("1", {"type": "turn"}), ("2", {"type": "completed"})]
+    assert cursors == [None, "1"]
+
+
+async def test_asynchronous_events_stop_at_a_refusal() -> None:
+    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(lambda r: refusal(404, "not_found"))) as client:
+        with pytest.raises(NotFound):
+            async for _ in client.events("t"):
+                pass
+
+
+def test_both_clients_offer_the_same_public_calls() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert public(Steno) == public(AsyncSteno)
+    assert asyncio.iscoroutinefunction(AsyncSteno.close)

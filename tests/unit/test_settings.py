@@ -1,0 +1,189 @@
+"""Settings: command line > environment > file > default; what is not known or not valid is refused by name and source."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel, Field, SecretStr
+
+from inference_worker.config import WorkerSettings
+from proxy.config import ProxySettings
+from proxy.contracts.errors import ConfigError
+from proxy.contracts.settings import PREFIXES, Settings, SettingsConfigDict
+
+
+class Nested(BaseModel):
+    depth: int = 1
+    width: int = 1
+
+
+class Example(Settings):
+    model_config = SettingsConfigDict(env_prefix="STENO_")
+
+    port: int = Field(8000, ge=0, le=65535)
+    admin_key: SecretStr | None = None
+    worker_key: SecretStr | None = None
+    redis_url: str | None = None
+    words: list[str] = Field(default_factory=list)
+    nested: Nested = Nested()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("STENO_"):
+            monkeypatch.delenv(name)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "steno.yaml", "port: 1\nredis_url: redis://file\nwords: [file]\n")
+    monkeypatch.setenv("STENO_PORT", "2")
+    monkeypatch.setenv("STENO_REDIS_URL", "redis://environment")
+    settings = Example.load({"port": "3", "redis_url": None, "words": []}, file)
+    assert (settings.port, settings.redis_url, settings.words) == (3, "redis://environment", ["file"])
+    assert [settings.origin(key) for key in ("port", "redis_url", "words", "nested")] == [
+        "--port",
+        "STENO_REDIS_URL",
+        f"words in {file}",
+        "default",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"STENO_PROT": "1"}, "STENO_PROT: no such setting; did you mean STENO_PORT?"),
+        ({"STENO_PORT": "x"}, "STENO_PORT: Input should be a valid integer"),
+        ({"STENO_PORT": "70000"}, "STENO_PORT: Input should be less than or equal to 65535"),
+        ({"STENO_WORDS": "[1"}, "STENO_WORDS: not valid JSON"),
+        ({"STENO_NESTED__DEPTH": "x"}, "STENO_NESTED__DEPTH: Input should be a valid integer"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_name(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as caught:
+        Example.load({}, None)
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.yaml", "prot: 1", "prot in {file}: no such setting; did you mean port?"),
+        ("c.toml", "port = -1", "port in {file}: Input should be greater than or equal to 0"),
+        ("c.toml", "port = ", "{file}: not valid TOML"),
+        ("c.yaml", "a: [", "{file}: not valid YAML"),
+        ("c.yaml", "- port", "{file}: must hold settings by name, holds a list"),
+    ],
+)
+def test_a_bad_file_is_refused_by_key(tmp_path: Path, name: str, text: str, message: str) -> None:
+    file = written(tmp_path / name, text)
+    with pytest.raises(ConfigError) as caught:
+        Example.load({}, file)
+    assert caught.value.message.startswith(message.format(file=file))
+
+
+def test_a_missing_file_and_an_unknown_flag_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml: No such file"):
+        Example.load({}, tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match=r"--redis-ulr: no such setting; did you mean redis_url\?"):
+        Example.load({"redis_ulr": "x"}, None)
+
+
+def test_every_wrong_value_is_named_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_PORT", "x")
+    with pytest.raises(ConfigError) as caught:
+        Example.load({"nested": {"depth": "y"}}, None)
+    assert "STENO_PORT: " in caught.value.message and "--nested-depth: " in caught.value.message
+
+
+def test_other_programs_variables_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix in PREFIXES:
+        if prefix != "STENO_":
+            monkeypatch.setenv(f"{prefix}ANYTHING", "1")
+    monkeypatch.setenv("STENO_WORKER_KEY", "shared")
+    settings = Example.load({}, None)
+    assert settings.worker_key is not None and settings.worker_key.get_secret_value() == "shared"
+
+
+def test_one_variable_gives_proxy_and_worker_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_WORKER_KEY", "shared")
+    keys = [ProxySettings.load({}, None).worker_key, WorkerSettings.load({}, None).key]
+    assert [key and key.get_secret_value() for key in keys] == ["shared", "shared"]
+
+
+def test_lists_take_words_between_commas_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_WORDS", "a, b,")
+    assert Example.load({}, None).words == ["a", "b"]
+    monkeypatch.setenv("STENO_WORDS", '["a,b"]')
+    assert Example.load({}, None).words == ["a,b"]
+
+
+def test_nested_values_of_several_sources_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path / "c.toml", "[nested]\ndepth = 2\nwidth = 2\n")
+    monkeypatch.setenv("STENO_NESTED__DEPTH", "3")
+    assert Example.load({}, file).nested == Nested(depth=3, width=2)
+
+
+def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = written(tmp_path / "key", "hunter2\n")
+    monkeypatch.setenv("STENO_ADMIN_KEY_FILE", str(secret))
+    settings = Example.load({"redis_url": "redis://user:hunter2@host/0"}, None)
+    assert settings.admin_key is not None and settings.admin_key.get_secret_value() == "hunter2"
+    assert settings.origin("admin_key") == "STENO_ADMIN_KEY_FILE"
+    assert "hunter2" not in repr(settings) + str(settings.resolved())
+    assert settings.resolved()["redis_url"] == "redis://***@host/0"
+
+
+def test_a_bad_secret_file_is_refused_without_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, message in [(tmp_path / "none", "No such file"), (written(tmp_path / "empty", "\n"), "is empty")]:
+        with pytest.raises(ConfigError, match=message):
+            Example.load({"admin_key_file": str(path)}, None)
+    monkeypatch.setenv("STENO_ADMIN_KEY", "a")
+    monkeypatch.setenv("STENO_ADMIN_KEY_FILE", "b")
+    with pytest.raises(ConfigError, match="STENO_ADMIN_KEY and STENO_ADMIN_KEY_FILE are both given"):
+        Example.load({}, None)
+
+
+def test_a_rejected_secret_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_ADMIN_KEY", "hunter2")
+    with pytest.raises(ConfigError) as caught:
+        Example.load({"admin_key": ["hunter2"]}, None)
+    assert "hunter2" not in caught.value.message
+
+
+def test_settings_are_frozen_and_constructing_them_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_PORT", "1")
+    settings = Example(port=7)
+    assert settings.port == 7
+    assert Example().port == 8000
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("program", [ProxySettings, WorkerSettings])
+def test_every_setting_says_what_it_is_and_its_unit(program: type[Settings]) -> None:
+    for name, field in program.model_fields.items():
+        assert field.description, f"{program.__name__}.{name} has no description"
+        if name.endswith("_s"):
+            assert "second" in field.description, f"{program.__name__}.{name} does not name its unit"
+
+
+@pytest.mark.parametrize("program", [ProxySettings, WorkerSettings])
+def test_what_print_config_shows_is_a_config_file(program: type[Settings], tmp_path: Path) -> None:
+    shown = {key: value for key, value in program().resolved().items() if value is not None}
+    file = written(tmp_path / "c.yaml", yaml.safe_dump(shown))
+    assert program.load({}, file).resolved() == program(**shown).resolved()
