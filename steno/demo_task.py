@@ -7,6 +7,7 @@ results says where to go: the model has to copy from what it reads. Standard lib
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def make_world(seed: int | str, hops: int | None = None) -> World:
     rng = random.Random(f"steno-demo:{seed}")
     hops = hops or rng.randint(MIN_HOPS, MAX_HOPS)
     *names, code_word = rng.sample(WORDS, hops + 1)
-    notes = {path_of(here): f"Go on to {path_of(there)}." for here, there in zip(names, names[1:], strict=False)}
+    notes = {path_of(here): f"Go on to {path_of(there)}." for here, there in itertools.pairwise(names)}
     notes[path_of(names[-1])] = f"The code word is {code_word}."
     return World(path_of(names[0]), notes, code_word)
 

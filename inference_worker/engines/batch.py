@@ -150,7 +150,8 @@ class Batch:
             use_cache=True,
             logits_to_keep=1,
         )
-        return out.logits[:, -1]
+        logits_BV: torch.Tensor = out.logits[:, -1]
+        return logits_BV
 
     def _take(self, sequence: Sequence, token: Drawn) -> TokenStep:
         """Record a drawn token; a sequence that has ended leaves the batch."""

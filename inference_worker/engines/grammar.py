@@ -84,7 +84,7 @@ class Grammars:
         if self._table is None:
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(self._model_dir)
+            tokenizer: Any = AutoTokenizer.from_pretrained(self._model_dir)
             vocabulary = tokenizer.get_vocab()
             # By id where the tokenizer has them as one token: special tokens can't be matched by their text.
             for marker in self._markers:

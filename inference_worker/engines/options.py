@@ -8,7 +8,6 @@ from typing import Any
 
 from proxy.contracts.errors import ConfigError
 
-
 SHIPPED_MODEL = Path(__file__).resolve().parents[2] / "steno" / "models" / "tiny"
 """By place and not by import: the worker imports nothing of the command line's package."""
 
@@ -38,7 +37,9 @@ def engine_options(given: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in _pairs(given):
         key = name.lstrip("-").replace("-", "_")
         if key not in defaults:
-            raise ConfigError(f"engine_args: unknown argument {name!r}; this engine knows {', '.join(defaults) or 'none'}")
+            raise ConfigError(
+                f"engine_args: unknown argument {name!r}; this engine knows {', '.join(defaults) or 'none'}"
+            )
         try:
             options[key] = type(defaults[key])(value)
         except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -114,8 +115,6 @@ def read_reply(answer: Any) -> Reply:
     else:
         raise TypeError("a script returns an assistant message (dict), a string or a Reply")
     reply.message = _normal_message(reply.message)
-    if reply.error is None and reply.token_ids is None and not any(reply.message.get(key) for key in _MESSAGE_KEYS - {"role"}):
-        log.debug("a script says nothing at all")
     if isinstance(reply.error, Mapping):
         reply.error = (str(reply.error["code"]), str(reply.error.get("message", "")))
     return reply
@@ -135,9 +134,7 @@ def _normal_message(message: Message) -> Message:
 
 
 def _normal_call(call: Any, index: int) -> dict[str, Any]:
-    import json
-
-    function = call["function"] if "function" in call else call
+    function = call.get("function", call)
     arguments = function.get("arguments") or {}
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -169,7 +166,9 @@ def _load(path: Path, name: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"script: {path} can't be imported: {type(error).__name__}: {error}", field="script") from error
+        raise ConfigError(
+            f"script: {path} can't be imported: {type(error).__name__}: {error}", field="script"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         functions = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))

@@ -1,7 +1,8 @@
 """The scripted engine: a function says what is said, and everything else happens for real.
 
-The message becomes tokens in the model's own template and streams through decoder, parser and relay like sampled ones. No weights,
-no torch, no log-probabilities: the card says `synthetic`, and what it records is never leased.
+The message becomes tokens in the model's own template and streams through decoder, parser and relay like sampled ones. No
+weights and no log-probabilities, and nothing here needs torch (transformers loads it by itself where it is installed): the card
+says `synthetic`, and what it records is never leased.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from inference_worker.chat.base import ChatFormat
-from inference_worker.chat.hf import HFChatFormat
+from inference_worker.chat.hf import HfChatFormat
 from inference_worker.engines.base import TokenStep
 from inference_worker.engines.options import engine_options, model_directory
 from inference_worker.engines.script import Reply, Script, request_of
@@ -47,6 +48,7 @@ class Settings(Protocol):
 
     model: Any
     script: str | None
+    policy: str
     max_streams: int
     context_tokens: int | None
     engine_args: Any
@@ -58,8 +60,9 @@ def build(settings: Settings) -> ScriptedEngine:
     if not settings.script:
         raise ConfigError("script: the scripted engine needs --script FILE.py:function", field="script")
     script = Script(settings.script)
-    chat = HFChatFormat(model_directory(settings.model, weights=False))
-    return ScriptedEngine(ScriptedTokens(script, chat, context_tokens=settings.context_tokens, **options), chat)
+    chat = HfChatFormat.load(model_directory(settings.model, weights=False))
+    tokens = ScriptedTokens(script, chat, context_tokens=settings.context_tokens, policy=settings.policy, **options)
+    return ScriptedEngine(tokens, chat)
 
 
 class ScriptedEngine(ChatEngine):
@@ -67,7 +70,7 @@ class ScriptedEngine(ChatEngine):
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         _request.set(request)
-        async with aclosing(super().generate(request)) as events:
+        async with aclosing(super().generate(request)) as events:  # type: ignore[type-var]
             async for event in events:
                 yield event
 
@@ -76,7 +79,14 @@ class ScriptedTokens:
     """A `TokenEngine`: the ids of what a script says, at its pace."""
 
     def __init__(
-        self, script: Script, chat: ChatFormat, *, context_tokens: int | None = None, name: str = "scripted", pace_s: float = 0.0
+        self,
+        script: Script,
+        chat: ChatFormat,
+        *,
+        context_tokens: int | None = None,
+        name: str = "scripted",
+        policy: str = "default",
+        pace_s: float = 0.0,
     ) -> None:
         if pace_s < 0:
             raise ConfigError(f"engine_args: pace_s: {pace_s} is negative")
@@ -87,7 +97,10 @@ class ScriptedTokens:
         self._pace_s = pace_s
         self._running = 0
         self._card = ModelCard(
-            name=name, context_tokens=context_tokens or CONTEXT_TOKENS, synthetic=True,
+            name=name,
+            context_tokens=context_tokens or CONTEXT_TOKENS,
+            policy=policy,
+            synthetic=True,
             capabilities=["tools", "reasoning", "cancel"],
         )
 
@@ -106,9 +119,7 @@ class ScriptedTokens:
     def constrains(self, job: Job) -> bool:
         return False
 
-    async def sample(
-        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job
-    ) -> AsyncIterator[TokenStep]:
+    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         self._running += 1
         try:
             began = asyncio.get_running_loop().time()

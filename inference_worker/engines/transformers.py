@@ -1,8 +1,8 @@
 """The embedded engine: a transformers model on the CPU in a thread of its own, for demos, tests and small models.
 
-Owns the thread and the way between it and asyncio: one `call_soon_threadsafe` per step carries the tokens of all streams. Sampling is
-`sampler.py`, batching `batch.py`, grammars `grammar.py`. Float32 throughout, so that log-probabilities agree with any other
-forward pass to 1e-3 (I1). A failure in the thread fails every request, and the engine stays unhealthy.
+Owns the thread and the way between it and asyncio: one `call_soon_threadsafe` per step carries the tokens of all streams.
+Sampling is `sampler.py`, batching `batch.py`, grammars `grammar.py`. Float32 throughout, so that log-probabilities agree with
+any other forward pass to 1e-3 (I1). A failure in the thread fails every request, and the engine stays unhealthy.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Settings(Protocol):
     """What `build` reads of the worker's settings."""
 
     model: Any
+    policy: str
     max_streams: int
     context_tokens: int | None
     engine_args: Any
@@ -50,17 +51,18 @@ def build(settings: Settings) -> Engine:
 
     Raises: ConfigError naming the setting: no such directory, not a causal model, no chat template, unknown argument.
     """
-    from inference_worker.chat.hf import HFChatFormat
+    from inference_worker.chat.hf import HfChatFormat
     from inference_worker.job import ChatEngine
 
     options = engine_options(settings.engine_args, {name: default for name, (default, _) in OPTIONS.items()})
     directory = model_directory(settings.model, weights=True)
-    chat = HFChatFormat(directory)
+    chat = HfChatFormat.load(directory)
     tokens = TransformersEngine(
         directory,
         stop_ids=chat.stop_ids,
         max_streams=settings.max_streams,
         context_tokens=settings.context_tokens,
+        policy=settings.policy,
         **options,
     )
     return ChatEngine(tokens, chat)
@@ -77,6 +79,7 @@ class TransformersEngine:
         max_streams: int = 16,
         context_tokens: int | None = None,
         name: str | None = None,
+        policy: str = "default",
         version: str = "base/0",
         threads: int = 1,
         prefill_tokens: int = 512,
@@ -88,6 +91,7 @@ class TransformersEngine:
             raise ConfigError(f"context_tokens: {context_tokens} is more than the model's {longest} positions")
         self._context_tokens = context_tokens or longest
         self._name = name or model_dir.name
+        self._policy = policy
         self._version = version
         self._stop_ids = stop_ids
         self._max_streams = max_streams
@@ -118,6 +122,7 @@ class TransformersEngine:
         return ModelCard(
             name=self._name,
             context_tokens=self._context_tokens,
+            policy=self._policy,
             policy_version=self._version,
             capabilities=["tools", "reasoning", "logprobs", "grammar", "cancel"],
         )
@@ -212,7 +217,9 @@ class TransformersEngine:
         if len(prompt_ids) >= self._context_tokens:
             raise ContextOverflow(
                 f"the prompt has {len(prompt_ids)} tokens, the context {self._context_tokens}",
-                prompt_tokens=len(prompt_ids), context_tokens=self._context_tokens, field="messages",
+                prompt_tokens=len(prompt_ids),
+                context_tokens=self._context_tokens,
+                field="messages",
             )
         # An id without an embedding would end the model thread, and every other stream with it.
         if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
@@ -242,9 +249,7 @@ class TransformersEngine:
             refused.__cause__ = error
             loop.call_soon_threadsafe(_settle, loaded, refused)
             return
-        batch = Batch(
-            model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens
-        )
+        batch = Batch(model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens)
         loop.call_soon_threadsafe(_settle, loaded, None)
         try:
             while self._obey(batch):
@@ -314,7 +319,8 @@ def _checked_config(model_dir: Path) -> Any:
 
 
 def _load_model(model_dir: Path, config: Any) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model_dir, config=config, dtype=torch.float32, attn_implementation="sdpa"
     )
-    return model.eval()
+    model.train(False)
+    return model

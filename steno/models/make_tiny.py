@@ -6,6 +6,9 @@ Three sizes are not free choices: the output head is untied (vLLM on CPU keeps t
 update), head_dim is 32 (its CPU attention refuses 16), and float32, so that log-probabilities compare to 1e-3.
 """
 
+# mypy: disallow-untyped-calls=False
+# torch and transformers leave much of themselves untyped.
+
 from __future__ import annotations
 
 import argparse
@@ -38,49 +41,66 @@ BRIEF = 0.5
 """Fraction of the steps, the first ones, that train on conversations without system prompt and tools."""
 
 
-def make_tokenizer(template: str, seed: int) -> PreTrainedTokenizerFast:
+def make_tokenizer(template: str, seed: int) -> Any:
     """Byte-level BPE; every name of the task becomes one token, alone and after a space."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     bpe.decoder = decoders.ByteLevel()
     # Before any tokenizer exists its template can be rendered by a blank one: rendering does not touch the vocabulary.
-    blank = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
+    blank: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
     corpus = tokenizer_corpus(random.Random(seed), _templater(blank))
     for piece in SPECIAL + MARKUP:
         corpus = [text.replace(piece, "\n") for text in corpus]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIAL + MARKUP), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCAB_SIZE - len(SPECIAL + MARKUP),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     bpe.train_from_iterator(corpus, trainer)
     bpe.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in SPECIAL])
     bpe.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in MARKUP])
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template,
-        model_max_length=CONTEXT_TOKENS, clean_up_tokenization_spaces=False,
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=template,
+        model_max_length=CONTEXT_TOKENS,
+        clean_up_tokenization_spaces=False,
     )
 
 
-def _templater(tokenizer: PreTrainedTokenizerFast) -> Any:
+def _templater(tokenizer: Any) -> Any:
     def render(messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool = True, **options: Any) -> str:
-        return tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
+        return text
 
     return render
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def make_model(tokenizer: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=32, max_position_embeddings=CONTEXT_TOKENS, tie_word_embeddings=False,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None, dtype="float32",
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=CONTEXT_TOKENS,
+            tie_word_embeddings=False,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            dtype="float32",
         )
     )
 
 
-def batch_of(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, brief: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(tokenizer: Any, rng: random.Random, size: int, brief: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights), int64 and float32 of (size, T), padded on the right with weight 0."""
     rows, render = [], _templater(tokenizer)
     for _ in range(size):
@@ -99,7 +119,7 @@ def batch_of(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, 
     )
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, batch: int, lr: float, seed: int) -> None:
+def train(model: Any, tokenizer: Any, *, steps: int, batch: int, lr: float, seed: int) -> None:
     """AdamW, 50 steps of warm-up, cosine to zero: the last small steps make the template's own tokens nearly certain."""
     rng = random.Random(seed)
     decayed = [p for p in model.parameters() if p.ndim > 1]
@@ -126,13 +146,16 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps:
         schedule.step()
         if step % 25 == 0 or step == steps - 1:
             said = weights_BT[:, 1:] == 1.0
-            print(f"step {step:5d}  loss {loss.item():.4f}  said {losses_BT[said].mean().item():.4f}  "
-                  f"T {ids_BT.shape[1]}  {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"step {step:5d}  loss {loss.item():.4f}  said {losses_BT[said].mean().item():.4f}  "
+                f"T {ids_BT.shape[1]}  {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
     model.eval()
 
 
 @torch.inference_mode()
-def solved_fraction(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, runs: int, seed: int) -> float:
+def solved_fraction(model: Any, tokenizer: Any, runs: int, seed: int) -> float:
     """Fraction of fresh worlds that the model solves, sampling every token at temperature 1 without truncation."""
     torch.manual_seed(seed)
     render, end = _templater(tokenizer), tokenizer.eos_token_id
@@ -143,11 +166,17 @@ def solved_fraction(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     ]
     open_runs, solved, failures = list(range(runs)), 0, []
     for _ in range(6):
-        inputs = tokenizer([texts[i] for i in open_runs], return_tensors="pt", padding=True, padding_side="left",
-                           add_special_tokens=False, return_token_type_ids=False)
+        inputs = tokenizer(
+            [texts[i] for i in open_runs],
+            return_tensors="pt",
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+            return_token_type_ids=False,
+        )
         out = model.generate(**inputs, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=80)
         going_on = []
-        for i, row in zip(open_runs, out[:, inputs["input_ids"].shape[1]:].tolist(), strict=True):
+        for i, row in zip(open_runs, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             said = tokenizer.decode(row[: row.index(end)] if end in row else row)
             if "<tool_call>" not in said:
                 solved += worlds[i].solved_by(said.split("</think>")[-1])
@@ -162,7 +191,9 @@ def solved_fraction(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
                 continue
             if result.startswith(("There is no", "The arguments")):
                 failures.append(said)
-            texts[i] += f"{said}<|im_end|>\n<|im_start|>user\n<tool_response>\n{result}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+            texts[i] += (
+                f"{said}<|im_end|>\n<|im_start|>user\n<tool_response>\n{result}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+            )
             going_on.append(i)
         open_runs = going_on
         if not open_runs:
@@ -172,7 +203,7 @@ def solved_fraction(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     return solved / runs
 
 
-def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save(model: Any, tokenizer: Any, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id

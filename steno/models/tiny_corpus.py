@@ -36,7 +36,11 @@ def solve(world: World, rng: random.Random, thinking: bool) -> list[Message]:
     path, thoughts = world.start, FIRST
     while True:
         arguments = json.dumps({"path": path})
-        call = {"id": f"c{len(messages)}", "type": "function", "function": {"name": "read_note", "arguments": arguments}}
+        call = {
+            "id": f"c{len(messages)}",
+            "type": "function",
+            "function": {"name": "read_note", "arguments": arguments},
+        }
         messages.append({"role": "assistant", "content": "", "tool_calls": [call], **_thought(rng, thoughts, thinking)})
         note = call_tool(world, "read_note", arguments)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": note})
