@@ -1,6 +1,6 @@
 """A turn at rest: what both stores keep of it, byte for byte the same. The layout in prose is docs/recording-format.md.
 
-    turns      msgpack [row, refs, meta]: the IndexRow; positions in texts; what else there is to say (Meta)
+    turns      msgpack [row, refs, meta]: the IndexRow (its turn_id as 6 bytes); positions in texts; all else (Meta)
     ids        msgpack [bin new prompt ids, bin completion ids], int32 LE
     logprobs   float32 LE, one per completion id
     texts      JSON of the settings, the tools, each new message and the reply, in the order of refs
@@ -12,12 +12,12 @@ text that they share, and tool-call ids that clients see are made again from the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from proxy.contracts.records import IndexRow, TokenSpan, Turn
+from proxy.contracts.records import IndexRow, Timings, TokenSpan, Turn
 from proxy.store.text import Text, text
 
 FORMAT = 1
@@ -25,6 +25,8 @@ _HEX_ID = re.compile(r"[0-9a-f]{12}")
 _VOLATILE = ("max_tokens", "seed", "max_completion_tokens")
 """Sampling fields that change from turn to turn (clamped, counted up): kept in Meta by position, so that the rest is shared."""
 _NAMES = ("dialect", "model", "served_model", "worker_id", "policy")
+TICK_S = 2.0**-22
+"""Seconds. The spacing of float64 near today's Unix times (until 2038), so that ticks are exact and shorter than floats."""
 _ENTRY_HEAD = b"\x93"  # msgpack: an array of three
 
 
@@ -33,16 +35,18 @@ class Meta(msgspec.Struct, array_like=True):
 
     parent: the parent's turn_id as 6 bytes (as text if it is not 12 hex digits). finish: None if it is the row's.
     calls: prefix of the clients' tool-call ids `<prefix>_<turn_id>_<i>`, the model's own being the row's; or the whole map.
-    law, asked: the volatile sampling fields, by position in _VOLATILE. timings: queued, started, first and last token, Unix s.
+    prompt_tokens, completion_tokens: None if the row says them. versions: the version alone where one sampled them all.
+    law, asked: the volatile sampling fields, by position in _VOLATILE; asked None: the same as law.
+    queued: Unix s. timings: started, first and last token as ticks after it (or in Unix s, where ticks are not exact).
     """
 
     parent: Any  # bytes | str | None, which msgspec will not tell apart
     fork_reason: str | None
     attempt: int
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     prompt_digest: bytes
-    versions: list[tuple[str, int, int]]
+    versions: str | list[tuple[str, int, int]]
     constrained: list[tuple[int, int]]
     finish: str | None
     error: str | None
@@ -51,20 +55,42 @@ class Meta(msgspec.Struct, array_like=True):
     thinking_kept: bool
     cached_tokens: int
     law: dict[int, Any]
-    asked: dict[int, Any]
-    timings: tuple[float, float | None, float | None, float | None]
+    asked: dict[int, Any] | None
+    queued: float
+    timings: tuple[int | float | None, ...]
+
+    def at(self, position: int) -> float | None:
+        """A time in Unix s, by its position in `timings`."""
+        moment = self.timings[position]
+        return self.queued + moment * TICK_S if isinstance(moment, int) else moment
 
 
-class Entry(msgspec.Struct, array_like=True):
+class Entry(msgspec.Struct):
     """An element of turns, read back."""
 
     row: IndexRow
     refs: list[int]
     meta: Meta
 
+    @property
+    def completion_tokens(self) -> int:
+        known = self.row.completion_tokens if self.meta.completion_tokens is None else self.meta.completion_tokens
+        return known or 0
 
-class _RowOnly(msgspec.Struct, array_like=True):
-    row: IndexRow
+    @property
+    def prompt_tokens(self) -> int:
+        known = self.meta.prompt_tokens
+        return self.row.path_tokens - self.completion_tokens if known is None else known
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    row: list[Any]
+    refs: list[int]
+    meta: Meta
+
+
+class _StoredRow(msgspec.Struct, array_like=True):
+    row: list[Any]
 
 
 class EncodedTurn(msgspec.Struct):
@@ -86,8 +112,8 @@ class EncodedTurn(msgspec.Struct):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_entry = msgspec.msgpack.Decoder(Entry).decode
-_decode_row = msgspec.msgpack.Decoder(_RowOnly).decode
+_decode_stored = msgspec.msgpack.Decoder(_Stored).decode
+_decode_stored_row = msgspec.msgpack.Decoder(_StoredRow).decode
 _decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
@@ -102,13 +128,13 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
     timings = turn.timings
     completion_tokens = len(turn.completion_ids) // 4
     meta = Meta(
-        parent=_pack_id(turn.parent_id),
+        parent=pack_id(turn.parent_id),
         fork_reason=turn.fork_reason,
         attempt=turn.attempt,
-        prompt_tokens=turn.prompt_tokens,
-        completion_tokens=completion_tokens,
+        prompt_tokens=None if turn.prompt_tokens == row.path_tokens - completion_tokens else turn.prompt_tokens,
+        completion_tokens=None if completion_tokens == row.completion_tokens else completion_tokens,
         prompt_digest=turn.prompt_digest,
-        versions=[(span.version, span.start, span.end) for span in turn.versions],
+        versions=_pack_versions(turn.versions, completion_tokens),
         constrained=turn.constrained,
         finish=None if turn.finish_reason == row.finish else turn.finish_reason,
         error=turn.error,
@@ -117,12 +143,13 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         thinking_kept=turn.thinking_kept,
         cached_tokens=turn.cached_tokens,
         law=volatile_law,
-        asked=volatile_asked,
-        timings=(timings.queued, timings.started, timings.first_token, timings.last_token),
+        asked=None if volatile_asked == volatile_law else volatile_asked,
+        queued=timings.queued,
+        timings=tuple(_ticks(timings.queued, (timings.started, timings.first_token, timings.last_token))),
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
-        row=_encode(row),
+        row=_encode([pack_id(row.turn_id), *msgspec.structs.astuple(row)[1:]]),
         meta=_encode(meta),
         ids=_encode([turn.new_prompt_ids, turn.completion_ids]),
         logprobs=turn.sampling_logprobs,
@@ -143,12 +170,17 @@ def join_entry(encoded: EncodedTurn, refs: Sequence[int]) -> bytes:
 
 
 def decode_entry(raw: bytes) -> Entry:
-    return _decode_entry(raw)
+    stored = _decode_stored(raw)
+    return Entry(_row(stored.row), stored.refs, stored.meta)
 
 
 def decode_row(raw: bytes) -> IndexRow:
     """The index row of an element of turns; the rest is skipped, not decoded."""
-    return _decode_row(raw).row
+    return _row(_decode_stored_row(raw).row)
+
+
+def _row(fields: list[Any]) -> IndexRow:
+    return IndexRow(unpack_id(fields[0]), *fields[1:])
 
 
 def path_ids(raw: Sequence[bytes]) -> bytes:
@@ -166,25 +198,24 @@ def decode_turn(
     row, meta = entry.row, entry.meta
     settings, tools, *messages, reply = [text_at(position) for position in entry.refs]
     new_prompt_ids, completion_ids = _decode_ids(ids)
-    queued, started, first_token, last_token = meta.timings
     return Turn(
         turn_id=row.turn_id,
-        parent_id=_unpack_id(meta.parent),
+        parent_id=unpack_id(meta.parent),
         fork_reason=meta.fork_reason,
         index=index,
         attempt=meta.attempt,
         new_prompt_ids=new_prompt_ids,
-        prompt_tokens=meta.prompt_tokens,
+        prompt_tokens=entry.prompt_tokens,
         prompt_digest=meta.prompt_digest,
         completion_ids=completion_ids,
         sampling_logprobs=logprobs,
-        versions=[TokenSpan(version=version, start=start, end=end) for version, start, end in meta.versions],
+        versions=_unpack_versions(meta.versions, len(completion_ids) // 4),
         constrained=meta.constrained,
         finish_reason=row.finish if meta.finish is None else meta.finish,
         partial=row.partial,
         error=meta.error,
         delivered=meta.delivered if delivered is None else delivered,
-        asked=settings["asked"] | _named(meta.asked),
+        asked=settings["asked"] | _named(meta.law if meta.asked is None else meta.asked),
         law=settings["law"] | _named(meta.law),
         options=settings["options"],
         messages=messages,
@@ -193,7 +224,7 @@ def decode_turn(
         tools=tools,
         thinking_kept=meta.thinking_kept,
         cached_tokens=meta.cached_tokens,
-        timings={"queued": queued, "started": started, "first_token": first_token, "last_token": last_token},
+        timings=Timings(queued=meta.queued, started=meta.at(0), first_token=meta.at(1), last_token=meta.at(2)),
         **{name: settings[name] for name in _NAMES},
     )
 
@@ -209,11 +240,30 @@ def _named(volatile: dict[int, Any]) -> dict[str, Any]:
     return {_VOLATILE[position]: value for position, value in volatile.items()}
 
 
-def _pack_id(turn_id: str | None) -> bytes | str | None:
+def _pack_versions(spans: list[TokenSpan], completion_tokens: int) -> str | list[tuple[str, int, int]]:
+    if len(spans) == 1 and spans[0].start == 0 and spans[0].end == completion_tokens:
+        return spans[0].version
+    return [(span.version, span.start, span.end) for span in spans]
+
+
+def _unpack_versions(packed: str | list[tuple[str, int, int]], completion_tokens: int) -> list[TokenSpan]:
+    spans = [(packed, 0, completion_tokens)] if isinstance(packed, str) else packed
+    return [TokenSpan(version=version, start=start, end=end) for version, start, end in spans]
+
+
+def _ticks(queued: float, times: Iterable[float | None]) -> Iterator[int | float | None]:
+    """Times as ticks after `queued` where that loses nothing, else as they are."""
+    for time in times:
+        ticks = None if time is None else round((time - queued) / TICK_S)
+        yield ticks if ticks is not None and queued + ticks * TICK_S == time else time
+
+
+def pack_id(turn_id: str | None) -> bytes | str | None:
+    """Turn ids at rest: 6 bytes where they are 12 lowercase hex digits."""
     return bytes.fromhex(turn_id) if turn_id is not None and _HEX_ID.fullmatch(turn_id) else turn_id
 
 
-def _unpack_id(packed: bytes | str | None) -> str | None:
+def unpack_id(packed: Any) -> Any:
     return packed.hex() if isinstance(packed, bytes) else packed
 
 

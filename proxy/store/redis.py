@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from proxy.contracts.errors import Conflict, Gone, NotFound
 from proxy.contracts.records import Group, IndexRow, Session, Turn
 from proxy.store.base import Page, Path, Tail
-from proxy.store.codec import EncodedTurn, decode_entry, decode_row, decode_turn, encode_turn, path_ids
+from proxy.store.codec import EncodedTurn, decode_entry, decode_row, decode_turn, encode_turn, pack_id, path_ids
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import Head, doc_of, head_from_hash, head_of, head_to_hash, session_of
 from proxy.store.keys import TrialKeys, group_key, trial_keys
@@ -247,7 +247,7 @@ class RedisStore:
         return number
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
-        await self._run("delivered", [trial_keys(trial_id).numbers], [turn_id, delivered])
+        await self._run("delivered", [trial_keys(trial_id).numbers], [pack_id(turn_id), delivered])
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))
@@ -275,7 +275,7 @@ class RedisStore:
         entries = [decode_entry(element) for element in raw]
         positions = sorted({ref for entry in entries for ref in entry.refs})
         pipe = self._link.client.pipeline(transaction=False)
-        pipe.hmget(keys.numbers, [entry.row.turn_id for entry in entries])
+        pipe.hmget(keys.numbers, [pack_id(entry.row.turn_id) for entry in entries])
         for first, last in _runs(positions):
             pipe.lrange(keys.texts, first, last)
         numbers, *runs = await self._link.call(pipe.execute())
@@ -329,7 +329,7 @@ _NO_ROWS = -1
 
 def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float) -> list[Any]:
     args: list[Any] = [
-        encoded.turn_id, b"1" if encoded.partial else b"0", encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
+        pack_id(encoded.turn_id), b"1" if encoded.partial else b"0", encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
         encoded.new_prompt_tokens, encoded.completion_tokens, encoded.constrained_tokens, b"1" if encoded.fork else b"0",
         repr(encoded.began_at), repr(now),
     ]  # fmt: skip

@@ -30,7 +30,7 @@ def _turn_event(number: int, raw: bytes) -> dict[str, Any]:
     return {
         "type": "turn", "index": number, "turn_id": row.turn_id, "parent": row.parent, "fork_reason": meta.fork_reason,
         "finish_reason": row.finish if meta.finish is None else meta.finish, "partial": row.partial,
-        "prompt_tokens": meta.prompt_tokens, "completion_tokens": meta.completion_tokens, "at": meta.timings[3],
+        "prompt_tokens": entry.prompt_tokens, "completion_tokens": entry.completion_tokens, "at": meta.at(2),
     }  # fmt: skip
 
 

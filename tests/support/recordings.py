@@ -63,11 +63,11 @@ def turn(number: int, *, parent: Turn | None = None, seed: int = 0, text_bytes: 
         "sampling_logprobs": floats_to_bytes([-draw.random() for _ in range(completion_tokens)]),
         "versions": [TokenSpan(version="base/17", start=0, end=completion_tokens)],
         "finish_reason": "tool_calls",
-        "asked": {"temperature": 0.7, "max_tokens": 4096, "seed": draw.getrandbits(31)},
-        "law": LAW | {"max_tokens": 4096 - number, "seed": draw.getrandbits(31)},
+        "asked": {"temperature": 0.7, "max_tokens": 4096},
+        "law": LAW | {"max_tokens": 4096 - number // 10},
         "messages": [new] if parent else [SYSTEM, new],
         "reply": reply,
-        "call_ids": {call: f"chatcmpl-tool-{draw.getrandbits(128):032x}"},
+        "call_ids": {call: f"functions.bash:{number}"},
         "tools": TOOLS,
         "options": {"tool_choice": "auto"},
         "cached_tokens": 128,
@@ -91,6 +91,7 @@ def row(turn: Turn, *, parent: int = -1) -> IndexRow:
         partial=turn.partial,
         path_tokens=turn.prompt_tokens + turn.completion_tokens,
         own_call_ids=list(turn.call_ids.values()),
+        completion_tokens=turn.completion_tokens,
     )
 
 
