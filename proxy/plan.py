@@ -88,10 +88,10 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
     if seen.parent >= 0:
         path = await recorder.store.path(recording.trial_id, seen.path)
         found.parent = seen.parent
-        found.parent_id = tree.turn_id(seen.parent)
+        found.parent_id = tree.ids[seen.parent]
         found.prefix_ids = path.ids
         found.prefix_messages = seen.prefix_messages
-        found.prefix_finish = tree.finish(seen.parent)
+        found.prefix_finish = tree.finishes[seen.parent]
         for_worker = list(for_worker)
         for_worker[seen.prefix_messages - 1] = restore_calls([path.reply], tree)[0]
     found.job = msgspec.structs.replace(job, messages=for_worker)
@@ -124,8 +124,8 @@ async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Pl
             found.prefix_ids = (await recorder.store.path(recording.trial_id, tree.path(seen.parent))).ids
     if seen.parent >= 0:
         found.parent = seen.parent
-        found.parent_id = tree.turn_id(seen.parent)
-        found.prefix_finish = tree.finish(seen.parent)
+        found.parent_id = tree.ids[seen.parent]
+        found.prefix_finish = tree.finishes[seen.parent]
         found.fork_reason = ForkReason.DIVERGED if seen.has_children else None
     elif len(recording):
         found.fork_reason = ForkReason.NEW_CONVERSATION

@@ -62,7 +62,7 @@ class Recording:
 
     def recount(self) -> int:
         """Bring `cost_bytes` up to date; returns by how much it has changed."""
-        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes
+        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes()
         return self.cost_bytes - before
 
 
@@ -101,7 +101,7 @@ class Recorder:
             reason = f"limit:{spent}"
             try:
                 recording.session = await self.store.complete(
-                    trial_id, status="aborted", reward=None, end_reason=reason, metrics={}, now=now
+                    trial_id, status="completed", reward=None, end_reason=reason, metrics={}, now=now
                 )
             except Conflict:
                 raise Gone("the session has ended") from None

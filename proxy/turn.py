@@ -90,6 +90,21 @@ class Turns:
         self.hub = hub
         self.clock = clock
         self._default_max_tokens = default_max_tokens
+        self._running: set[Request] = set()
+        self._draining = False
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, and wait for those in flight; what still runs after `timeout_s` is kept as partial turns."""
+        self._draining = True
+        waits = [asyncio.ensure_future(request.done.wait()) for request in self._running]
+        if waits:
+            log.info("waiting up to %.0f s for %d requests", timeout_s, len(waits))
+            await asyncio.wait(waits, timeout=timeout_s)
+            for request in list(self._running):
+                request.abort(Stopping("the proxy stopped"))
+            await asyncio.wait(waits, timeout=2 * ABORT_S)
+            for wait in waits:
+                wait.cancel()
 
     async def open(self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client) -> Request:
         """Make the request ready: its session entered, its place found, its streams open. Then `await request.run()`.
@@ -97,6 +112,8 @@ class Turns:
         Raises: StenoError, with nothing recorded and nothing sent.
         """
         queued = self.clock()
+        if self._draining:
+            raise Stopping("the proxy is about to stop")
         recording = await self.recorder.enter(trial_id)
         job, changed = self._allowed(recording, asked.job)
         found = await plan(self.recorder, recording, job)
@@ -110,7 +127,12 @@ class Turns:
                 choice.stream.cancel("a sibling could not be started")
             raise
         recording.in_flight.add(request)
+        self._running.add(request)
         return request
+
+    def forget(self, request: Request) -> None:
+        """The request is answered."""
+        self._running.discard(request)
 
     def _allowed(self, recording: Recording, job: Job) -> tuple[Job, dict[str, object]]:
         """The job under the trial's sampling policy and within its budget, and what that changed."""
@@ -221,6 +243,7 @@ class Request:
                 await asyncio.wait(pending)
             metrics.STREAMS.dec(len(self.choices))
             self.recording.in_flight.discard(self)
+            self._turns.forget(self)
             self.done.set()
 
     async def _run(self) -> None:

@@ -1,0 +1,119 @@
+"""The outermost layer: path prefix, request id, bounded bodies and one error envelope for everything but the agents' routes.
+
+Pure ASGI. The agents' routes bring their own request ids, bounds and error shapes, and pass through here untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from proxy import logs
+from proxy.api.common import error_response
+from proxy.contracts.errors import BadRequest, BodyTooLarge, Forbidden, NotFound, StenoError
+
+log = logging.getLogger(__name__)
+MAX_CONTROL_BODY_BYTES = 1 << 20
+"""Largest body of a control-plane call. 1 MiB holds a task description; token arrays never come in."""
+
+
+class Front:
+    """Args: base_path: prefix of the public URL; requests come with it, or with it stripped by what stands before the proxy."""
+
+    def __init__(self, app: ASGIApp, base_path: str = "") -> None:
+        self._app = app
+        self._base = base_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if self._base and path.startswith(self._base + "/"):
+            path = path[len(self._base) :]
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        if scope["type"] == "websocket" or "/v1/" in path:
+            await self._app(scope, receive, send)
+            return
+        request_id = os.urandom(8).hex()
+        logs.bind("", request_id)
+        scope.setdefault("state", {})["request_id"] = request_id
+        await self._app(scope, _bounded(scope, receive), _with_id(send, request_id))
+
+
+def _with_id(send: Send, request_id: str) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+        await send(message)
+
+    return sending
+
+
+def _bounded(scope: Scope, receive: Receive) -> Receive:
+    """`receive` that fails as soon as more has come than may. Raises: BodyTooLarge."""
+    taken = 0
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+
+    async def receiving() -> Message:
+        nonlocal taken
+        if declared.isdigit() and int(declared[:20]) > MAX_CONTROL_BODY_BYTES:
+            raise BodyTooLarge(f"the body is larger than {MAX_CONTROL_BODY_BYTES} bytes")
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MAX_CONTROL_BODY_BYTES:
+            raise BodyTooLarge(f"the body is larger than {MAX_CONTROL_BODY_BYTES} bytes")
+        return message
+
+    return receiving
+
+
+# -- exception handlers: everything ends in the one envelope --------------------------------------------------------------
+
+
+def request_id_of(request: Request) -> str:
+    found: str = request.scope.get("state", {}).get("request_id") or os.urandom(8).hex()
+    return found
+
+
+async def on_steno_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StenoError)
+    return error_response(error, request_id_of(request))
+
+
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    """FastAPI's: the first problem, with the dotted path of its field (`size`, `sampling.force`)."""
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    where = [str(word) for word in problem["loc"] if word not in ("body", "query", "path", "header")]
+    field = ".".join(where) or None
+    if problem["type"] == "json_invalid":
+        return error_response(BadRequest("the body is not valid JSON"), request_id_of(request))
+    message = problem["msg"].removeprefix("Value error, ")
+    return error_response(BadRequest(f"{field or 'the body'}: {message}", field=field), request_id_of(request))
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's: no such route, or no such method on it."""
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, StenoError):  # FastAPI words whatever stops it from reading a body as its own 400
+        return await on_steno_error(request, error.__cause__)
+    known: dict[int, type[StenoError]] = {403: Forbidden, 404: NotFound}
+    kind = known.get(error.status_code, BadRequest)
+    response = error_response(kind(str(error.detail)), request_id_of(request))
+    response.status_code = error.status_code
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def on_surprise(request: Request, error: Exception) -> Response:
+    """Fixed text; the exception's own words stay in the log."""
+    request_id = request_id_of(request)
+    log.error("request %s failed in a way that was not foreseen", request_id, exc_info=error)
+    return error_response(StenoError(f"internal error; the log has request {request_id}"), request_id)

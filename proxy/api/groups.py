@@ -1,0 +1,89 @@
+"""Groups: the trials of one task, made together. Each trial gets its URLs and key, the group a harness key (I8)."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from proxy.api.common import ERRORS, admin, encoded, services, trial
+from proxy.contracts.records import Group, SamplingPolicy, Session
+from proxy.contracts.rest import GroupSpec, GroupTrials
+from proxy.keys import key_of
+from proxy.sessions import law
+
+router = APIRouter(tags=["groups"], responses=ERRORS)
+
+
+def sampling_of(spec: GroupSpec) -> SamplingPolicy:
+    """The trials' sampling policy, `neutralise` resolved: training trials are plain unless told otherwise (I1)."""
+    if spec.sampling.neutralise is not None:
+        return spec.sampling
+    return spec.sampling.model_copy(update={"neutralise": spec.purpose == "train"})
+
+
+@router.post(
+    "/groups",
+    dependencies=[Depends(admin)],
+    response_model=GroupTrials,
+    summary="Make a group and its trials (idempotent by group_id; another group of that id is a conflict)",
+)
+async def create_group(request: Request, spec: GroupSpec) -> Response:
+    law.check(spec.sampling)
+    found = services(request)
+    group_id = spec.group_id or uuid.uuid4().hex
+    now = time.time()
+    sampling = sampling_of(spec)
+    trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]
+    group = Group(
+        group_id=group_id,
+        run_id=spec.run_id,
+        task=spec.task,
+        size=spec.size,
+        deadline_s=spec.deadline_s,
+        purpose=spec.purpose,
+        sampling=sampling,
+        limits=spec.limits,
+        trial_ids=trial_ids,
+        created_at=now,
+    )
+    sessions = [
+        Session(
+            trial_id=trial_id,
+            group_id=group_id,
+            run_id=spec.run_id,
+            sampling=sampling,
+            limits=spec.limits,
+            created_at=now,
+            updated_at=now,
+        )
+        for trial_id in trial_ids
+    ]
+    recorded = await found.store.create_group(group, sessions)
+    by_id = {session.trial_id: session for session in sessions}
+    if recorded.created_at != now:
+        # Made before: the sessions may have come a long way since, and have been deleted one by one.
+        by_id = await _recorded_sessions(request, group_id)
+    trials = [trial(request, by_id[trial_id]) for trial_id in recorded.trial_ids if trial_id in by_id]
+    return encoded(request, GroupTrials(group=recorded, trials=trials, harness_key=found.keys.harness_key(group_id)))
+
+
+async def _recorded_sessions(request: Request, group_id: str) -> dict[str, Session]:
+    store = services(request).store
+    found: dict[str, Session] = {}
+    cursor = None
+    while True:
+        page = await store.list_sessions(
+            status=None, group_id=group_id, since=None, until=None, cursor=cursor, limit=1000
+        )
+        found |= {session.trial_id: session for session in page.items}
+        if (cursor := page.next_cursor) is None:
+            return found
+
+
+@router.get("/groups/{group_id}", response_model=Group, summary="The group's record")
+async def read_group(request: Request, group_id: str) -> Response:
+    found = services(request)
+    found.keys.check_harness(key_of(request.scope["headers"]), group_id)
+    return encoded(request, await found.store.group(group_id))

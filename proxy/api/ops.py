@@ -1,0 +1,87 @@
+"""What operators and orchestrators ask: is it alive, can it serve, what does it count, which policy is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
+
+from proxy import metrics
+from proxy.api.common import ERRORS, Services, admin, encoded, services
+from proxy.contracts.errors import StenoError
+
+router = APIRouter(tags=["operations"], responses=ERRORS)
+
+
+class Health(BaseModel):
+    """status: "ok", or what is missing. models: that can be served now."""
+
+    status: str
+    store: str = "ok"
+    models: list[str] = []
+
+
+class ServedPolicy(BaseModel):
+    """One policy as the fleet serves it: version -> how many workers."""
+
+    policy: str
+    versions: dict[str, int]
+
+
+class ServedPolicies(BaseModel):
+    items: list[ServedPolicy]
+
+
+@router.get("/healthz", response_model=Health, summary="The process answers")
+async def healthz(request: Request) -> Response:
+    return encoded(request, Health(status="ok"))
+
+
+@router.get(
+    "/readyz",
+    response_model=Health,
+    responses={503: {"model": Health}},
+    summary="The store answers (200) and what can be served; no worker yet is not an error of the proxy",
+)
+async def readyz(request: Request) -> Response:
+    found = services(request)
+    models = [card.name for card in found.hub.cards()]
+    try:
+        await found.store.ping()
+    except StenoError as error:
+        return encoded(request, Health(status="store", store=error.message, models=models), 503)
+    return encoded(request, Health(status="ok" if models else "no worker", models=models))
+
+
+@router.get(
+    "/metrics",
+    dependencies=[Depends(admin)],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    summary="For Prometheus",
+)
+async def scrape(request: Request) -> Response:
+    _gauges(services(request))
+    return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _gauges(found: Services) -> None:
+    metrics.WORKERS.set(sum(worker.connected for worker in found.hub.workers()))
+    metrics.MODELS.set(len(found.hub.cards()))
+    trees, size = found.recorder.trees()
+    metrics.TREES.set(trees)
+    metrics.TREE_BYTES.set(size)
+
+
+@router.get(
+    "/policy", dependencies=[Depends(admin)], response_model=ServedPolicies, summary="The policy versions served now"
+)
+async def policy(request: Request) -> Response:
+    served: dict[str, dict[str, int]] = {}
+    for worker in services(request).hub.workers():
+        for card in worker.models if worker.connected and worker.healthy else ():
+            versions: dict[str, Any] = served.setdefault(card.policy, {})
+            versions[card.policy_version] = versions.get(card.policy_version, 0) + 1
+    items = [ServedPolicy(policy=name, versions=versions) for name, versions in sorted(served.items())]
+    return encoded(request, ServedPolicies(items=items))

@@ -1,0 +1,194 @@
+"""Wires the proxy: settings, store, hub, recorder, routers; and runs it on uvicorn.
+
+`create_app` is what tests and embedders use; `run` is `steno proxy`. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+from proxy import logs
+from proxy.api import generation, groups, ops, sessions, workers
+from proxy.api.common import Services, admin
+from proxy.api.front import Front, on_http_error, on_steno_error, on_surprise, on_validation_error
+from proxy.config import ProxySettings
+from proxy.contracts.errors import StenoError
+from proxy.hub import Hub, RelaySettings
+from proxy.keys import Keyring
+from proxy.recorder import Recorder
+from proxy.store.base import SessionStore
+from proxy.store.memory import MemoryStore
+from proxy.turn import Turns
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096
+"""Connections waiting to be accepted: a fleet of agents starts all at once. The kernel caps it at net.core.somaxconn."""
+
+
+def create_app(settings: ProxySettings, store: SessionStore | None = None) -> FastAPI:
+    """The application. The store is opened and closed with it.
+
+    Args: store: instead of the one that the settings name.
+    Raises: ConfigError: settings that can't be served safely.
+    """
+    settings.check()
+    store = store or _store(settings)
+    keys = Keyring.of(settings)
+    hub = Hub(relay_settings(settings, keys), proxy_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled)
+    turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await store.open()
+        sweeper = asyncio.create_task(_sweep(store, settings))
+        try:
+            yield
+        finally:
+            sweeper.cancel()
+            await asyncio.wait({sweeper})
+            await hub.close()
+            await store.close()
+
+    app = FastAPI(title="Steno", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.hub = hub
+    app.state.turns = turns
+    app.state.services = Services(settings, keys, store, recorder, hub)
+    app.router.routes += generation.routes(
+        turns,
+        hub,
+        keys,
+        keepalive_s=settings.keepalive_s,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+    )
+    for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):
+        app.include_router(router)
+    app.add_middleware(Front, base_path=settings.base_path)
+    app.add_exception_handler(StenoError, on_steno_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_surprise)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def relay_settings(settings: ProxySettings, keys: Keyring) -> RelaySettings:
+    return RelaySettings(
+        heartbeat_s=settings.heartbeat_s,
+        silence_s=settings.silence_s,
+        resume_grace_s=settings.resume_grace_s,
+        max_packet_bytes=settings.max_packet_bytes,
+        window_tokens=settings.window_tokens,
+        max_waiting=settings.max_waiting,
+        worker_key=keys.worker,
+    )
+
+
+def _store(settings: ProxySettings) -> SessionStore:
+    if settings.redis_url is None:
+        return MemoryStore()
+    from proxy.store.redis import RedisStore
+
+    return RedisStore(settings.redis_url)
+
+
+async def _sweep(store: SessionStore, settings: ProxySettings) -> None:
+    """Drop ended sessions past their retention, for as long as the proxy runs."""
+    while True:
+        await asyncio.sleep(settings.sweep_s)
+        try:
+            dropped = await store.expire(now=time.time(), retention_s=settings.retention_s)
+        except StenoError as error:
+            log.warning("the sweep failed, it will be tried again: %s", error.message)
+            continue
+        if dropped:
+            log.info("%d sessions were past their retention of %.0f s", dropped, settings.retention_s)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the agents' routes, and without the 422 that no route answers."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        schema["paths"] |= generation.openapi_paths()
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets: uvicorn's own
+    shutdown closes the workers' sockets first, and what they still had to say would be lost."""
+
+    def __init__(self, config: uvicorn.Config, turns: Turns, shutdown_s: float) -> None:
+        super().__init__(config)
+        self._turns = turns
+        self._shutdown_s = shutdown_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await self._turns.drain(self._shutdown_s)
+        await super().shutdown(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                host, port = listener.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                log.info("proxy listening on http://%s:%d", shown, port)
+
+
+def run(settings: ProxySettings) -> int:
+    """Serve until SIGTERM or SIGINT; open streams then get `shutdown_s` to finish. Returns the exit code.
+
+    Raises: ConfigError: settings that can't be served.
+    """
+    logs.setup(settings.log_level, settings.log_format)
+    app = create_app(settings)
+    if settings.admin_key is None:
+        log.warning("no admin key: everybody on this machine may read and reward every session; loopback only")
+    if settings.redis_url is None:
+        log.warning("sessions are kept in memory and end with this process; set --redis-url to keep them")
+    server = _Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            loop="uvloop" if sys.platform != "win32" else "asyncio",
+            http="httptools",
+            ws="websockets",
+            ws_max_size=settings.max_packet_bytes,
+            ws_per_message_deflate=False,  # tokens do not compress, and zlib would cost more than all else
+            ws_ping_interval=None,  # the relay has heartbeats of its own
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,  # after the streams: idle connections and the workers' goodbyes
+        ),
+        app.state.turns,
+        settings.shutdown_s,
+    )
+    server.run()
+    return 0 if server.started else 1
