@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
 
@@ -14,7 +16,7 @@ def proxy(settings: ProxySettings) -> None:
     """
     from proxy.main import run
 
-    run(settings)
+    sys.exit(run(settings))
 
 
 def worker(settings: WorkerSettings) -> None:
@@ -23,6 +25,6 @@ def worker(settings: WorkerSettings) -> None:
     Every flag is also an environment variable (--model: STENO_WORKER_MODEL) and a key of the --config file (model). What stands
     after `--` goes to the engine as it is: steno worker --engine vllm --model DIR -- --max-num-seqs 64
     """
-    from inference_worker.main import run
+    from inference_worker.main import main
 
-    run(settings)
+    sys.exit(main(settings))
