@@ -5,13 +5,19 @@ Prompts are rendered and replies parsed by the very code that `vllm serve` runs,
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMClientError
@@ -28,6 +34,8 @@ from inference_worker.chat.vllm_parser import PlainParser, VllmParser, parser_cl
 from inference_worker.engines.vllm_args import EngineArgs
 from proxy.contracts.canonical import Job, Message, Tool
 from proxy.contracts.errors import BadRequest, ConfigError
+
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
 _JOBS_REMEMBERED = 64
 """A job's grammar is asked for three times within one start of a generation; more jobs than this don't start at once."""
@@ -62,9 +70,9 @@ class VllmFormat:
         self.vocab_size: int = config.model_config.get_vocab_size()
         ends = config.model_config.try_get_generation_config().get("eos_token_id") or []
         own = self._renderer.get_eos_token_id()
-        self.stop_ids = frozenset([ends] if isinstance(ends, int) else ends) | frozenset(
-            [own] if own is not None else []
-        )
+        stops = {ends} if isinstance(ends, int) else set(ends)
+        stops |= set() if own is None else {own}
+        self.stop_ids = frozenset(stops | self._closer(stops))
 
     @property
     def has_tools(self) -> bool:
@@ -74,12 +82,23 @@ class VllmFormat:
     def has_reasoning(self) -> bool:
         return self._parser_class is not None and self._parser_class.reasoning_parser_cls is not None
 
+    @cached_property
+    def digest(self) -> str:
+        """Of vocabulary and template, 32 hex digits: for `ModelCard.tokenizer_digest`."""
+        template = self._args.chat_template or getattr(self._tokenizer, "chat_template", None)
+        whole = json.dumps([sorted(self._tokenizer.get_vocab().items()), template])
+        return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+
     # -- text to ids and back
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
+        """Template options that mean something to the renderer itself are refused: `chat_template` would run the agent's (I8)."""
+        for key in options:
+            if key in _RESERVED:
+                raise BadRequest(f"template option {key!r} can't be set", field=f"chat_template_kwargs.{key}")
         kwargs = {
-            "add_generation_prompt": True,
             **self._template_kwargs(options),
+            "add_generation_prompt": True,
             "tools": list(tools) or None,
             "tokenize": is_mistral_tokenizer(self._tokenizer),
         }
@@ -180,6 +199,22 @@ class VllmFormat:
     def _always_adjusts(self) -> bool:
         """Mistral's own tokenizer has a grammar for every request, so that its special tokens can't leak."""
         return is_mistral_tokenizer(self._tokenizer) and self._tokenizer.supports_grammar and self.has_tools
+
+    def _closer(self, stops: set[int]) -> set[int]:
+        """The special token that ends a reply in the template, if none of `stops` does: a base model's end of text is not
+        what its chat template closes a reply with, and where a reply ends must be known for it to be continued (I2)."""
+        nonce, after = secrets.token_hex(8), secrets.token_hex(8)
+        turns = [("user", "ok"), ("assistant", nonce), ("user", after)]
+        try:
+            ids = self.render([{"role": role, "content": words} for role, words in turns], [], {})
+        except BadRequest:
+            return set()
+        texts = [self.token_text(token_id)[0] for token_id in ids]
+        first = next((n for n in range(len(ids)) if nonce in "".join(texts[: n + 1])), len(ids))
+        last = next((n for n in range(len(ids), first, -1) if after in "".join(texts[n - 1 :])), len(ids))
+        between = ids[first + 1 : last - 1]
+        special = set(getattr(self._tokenizer, "all_special_ids", ()))
+        return set() if stops & set(between) else set([token_id for token_id in between if token_id in special][:1])
 
     def _template_kwargs(self, options: dict[str, Any]) -> dict[str, Any]:
         return {**(self._args.default_chat_template_kwargs or {}), **options}

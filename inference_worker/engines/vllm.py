@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -25,8 +25,9 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from inference_worker.chat.vllm import Grammar, VllmFormat
 from inference_worker.engines.base import Engine, TokenStep
-from inference_worker.engines.vllm_args import EngineArgs, from_fields, parse_args
+from inference_worker.engines.vllm_args import EngineArgs, parse_args
 from inference_worker.engines.vllm_steps import Spans, steps_of
+from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, TooManyRequests
 from proxy.contracts.frames import ModelCard
@@ -43,22 +44,26 @@ _MIN_TEMPERATURE = 0.01
 """vLLM quietly samples at this temperature when asked for a lower one above 0."""
 
 
-def build(settings: Any) -> Engine:
-    """The vLLM engine of a worker.
+class Settings(Protocol):
+    """What `build` reads of the worker's settings."""
 
-    Args: settings: `model` (a folder or a name), `engine_args`: what followed `--` on the command line (words), or a mapping
-    of vLLM's argument names; `served_model_name` and `policy`, where set, go on the card.
-    Raises: ConfigError.
+    model: str | None
+    policy: str
+    context_tokens: int | None
+    engine_args: Sequence[str]
+
+
+def build(settings: Settings) -> Engine:
+    """The vLLM engine of a worker. `engine_args` are vLLM's own command line, and win over the settings beside them.
+
+    Raises: ConfigError; SystemExit with vLLM's own message, for words that its parser refuses.
     """
-    from inference_worker.job import ChatEngine
-
-    model = str(settings.model) if getattr(settings, "model", None) else None
-    given: Mapping[str, Any] | Sequence[str] = getattr(settings, "engine_args", None) or {}
-    if isinstance(given, Mapping):
-        args = from_fields({**({"model": model} if model else {}), **given})
-    else:
-        args = parse_args(given, model)
-    tokens = VllmTokens(args, policy=getattr(settings, "policy", None) or "default")
+    words = list(settings.engine_args)
+    if settings.context_tokens is not None:
+        words = ["--max-model-len", str(settings.context_tokens), *words]
+    if settings.model is None and not any(word.split("=")[0] == "--model" for word in words):
+        raise ConfigError("model: the vllm engine needs a model directory or a name", field="model")
+    tokens = VllmTokens(parse_args(words, settings.model), policy=settings.policy)
     return ChatEngine(tokens, tokens.format)
 
 
@@ -98,7 +103,9 @@ class VllmTokens:
         able = {"tools": self.format.has_tools, "reasoning": self.format.has_reasoning}
         words = ["cancel", "grammar", "logprobs", *(word for word, has in able.items() if has)]
         context = self._config.model_config.max_model_len
-        return ModelCard(name, context, self._policy, self.version, capabilities=words)
+        return ModelCard(
+            name, context, self._policy, self.version, tokenizer_digest=self.format.digest, capabilities=words
+        )
 
     async def start(self) -> None:
         """Load the weights. Blocks the event loop as `vllm serve` does: nothing is served before.
@@ -140,6 +147,9 @@ class VllmTokens:
         return self._running()
 
     def load(self) -> tuple[int, int, float]:
+        """Raises: EngineFailed: the engine has died."""
+        if self._death:
+            raise EngineFailed(self._death)
         if self._llm is None:
             return 0, 0, 0.0
         # Statistics come with an engine step, so after an abort they are old; the number of open requests never is.
@@ -164,7 +174,7 @@ class VllmTokens:
         grammar = self.format.grammar(job)
         outputs = llm.generate(
             tokens_input(prompt_ids),
-            _sampling_params(law, job, grammar),
+            _sampling_params(law, job, grammar, self.format.stop_ids),
             request_id,
             reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
@@ -243,7 +253,7 @@ class _LastLoad(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed 
         return None
 
 
-def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None) -> SamplingParams:
+def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None, stop_ids: frozenset[int]) -> SamplingParams:
     """The law in vLLM's words. Everything is said, since vLLM's defaults are those of its HTTP API.
 
     Raises: BadRequest: a value that vLLM refuses, or would change without saying so.
@@ -264,7 +274,7 @@ def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None) -> Sampli
             min_tokens=law.min_tokens,
             max_tokens=law.max_tokens,
             seed=law.seed,
-            stop_token_ids=list(law.stop_token_ids),
+            stop_token_ids=[*law.stop_token_ids, *(() if law.ignore_eos else stop_ids)],
             ignore_eos=law.ignore_eos,
             logprobs=job.top_logprobs or 0,  # None would switch them off
             flat_logprobs=True,
