@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 
-def demo() -> None:
+import typer
+
+
+def demo(
+    trials: Annotated[int, typer.Option(min=1, max=64, help="How many agents run, each in a trial of its own.")] = 3,
+    keep: Annotated[bool, typer.Option("--keep", help="Go on serving afterwards, until Ctrl-C.")] = False,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")] = None,
+) -> None:
     """Run a proxy, a worker with the embedded engine and a small tool-using agent; then show what was recorded.
 
-    Needs no GPU, no Redis and no download.
+    Needs no GPU, no Redis and no download. Ends what it started.
     """
     from steno.demo import run
 
-    run()
+    run(trials=trials, keep=keep, port=port)

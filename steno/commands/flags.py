@@ -97,9 +97,12 @@ def unwrap(annotation: Any) -> Any:
 
 def default_text(field: FieldInfo) -> str:
     """A default as documentation shows it; "" for none."""
-    default = field.get_default(call_default_factory=False)
+    is_list = _kind(field) is list  # other factories make something new each time: a name with a random part
+    default = field.get_default(call_default_factory=is_list, validated_data={}) if is_list else field.get_default()
     if default is None or default == [] or default == {} or repr(default) == "PydanticUndefined":
         return ""
+    if isinstance(default, list):
+        return ", ".join(map(str, default))
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 

@@ -1,0 +1,222 @@
+"""The generated pages of docs/: what the code itself says of its settings, metrics, commands and routes.
+
+`PAGES` maps each page to the function that writes it; tests/unit/test_docs.py asks that none is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from pydantic import SecretStr
+from rich.text import Text
+
+from inference_worker.config import WorkerSettings
+from inference_worker.metrics import WorkerMetrics
+from proxy.config import ProxySettings
+from proxy.contracts.errors import BY_CODE
+from proxy.contracts.settings import Settings
+from steno.cli import app
+from steno.commands.connection import ClientSettings
+from steno.commands.flags import default_text, unwrap
+
+ROOT = Path(__file__).resolve().parents[1]
+_NOTE = "<!-- Made by scripts/docs. Change the code it describes, then run that. -->\n"
+PROGRAMS: dict[str, type[Settings]] = {
+    "steno proxy": ProxySettings,
+    "steno worker": WorkerSettings,
+    "steno sessions": ClientSettings,
+}
+
+_SETTINGS_INTRO = """\
+Each program reads its settings from the command line, the environment and a file, in this order; the first that has a
+value wins. A name that a program does not know is refused, with the name it is close to. `--print-config` prints what is in
+effect and where each value comes from.
+
+- **Command line**: `redis_url` is `--redis-url`. A list may be repeated.
+- **Environment**: `redis_url` is `STENO_REDIS_URL`; each program has its own prefix, below. Lists take words between commas,
+  or JSON.
+- **File**: `--config steno.yaml` or `steno.toml` (not for `steno sessions`), with the names below as keys.
+- **Secrets** (marked *secret*) may be given as `<name>_file` instead, in all three: a path whose content is the secret. They
+  are never printed."""
+
+_API_INTRO = """\
+The full document, with every body, is served at `/openapi.json`; `proxy/client.py` is a typed client, sync and async.
+Records come as JSON, or as msgpack with token arrays as raw little-endian bytes where the request says
+`Accept: application/msgpack`."""
+
+_ERRORS_INTRO = """\
+One envelope: `{"error": {"code", "message", "field", "retryable"}, "request_id"}`. Agents' routes answer in the words of
+their own dialect instead."""
+
+
+def settings_page() -> str:
+    lines = [
+        "# Settings",
+        "",
+        _NOTE,
+        *_SETTINGS_INTRO.splitlines(),
+        "",
+    ]
+    for program, settings in PROGRAMS.items():
+        prefix = settings.model_config["env_prefix"]
+        lines += [f"## {program}", "", f"Environment: `{prefix}<NAME>`.", ""]
+        lines += ["| setting | default | what it is |", "|---|---|---|"]
+        for name, field in settings.model_fields.items():
+            secret = "*secret*: " if SecretStr in (field.annotation, unwrap(field.annotation)) else ""
+            default = f"`{default_text(field)}`" if default_text(field) else ""
+            lines.append(
+                f"| `{name}` | {default} | {secret}{_cell(field.description or '')}{_choices(field.annotation)} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def metrics_page() -> str:
+    lines = [
+        "# Metrics",
+        "",
+        _NOTE,
+        "Prometheus text. The proxy serves its metrics at `/metrics`, with the admin key where there is one; the worker at",
+        "`http://<metrics_host>:<metrics_port>/metrics` where `metrics_port` is set. Labels are bounded: never a trial.",
+        "",
+    ]
+    worker = CollectorRegistry()
+    WorkerMetrics(worker)
+    for program, metrics in (("steno proxy", proxy_metrics()), ("steno worker", list(worker.collect()))):
+        lines += [f"## {program}", "", "| metric | type | labels | how to read it |", "|---|---|---|---|"]
+        for metric in sorted(metrics, key=lambda metric: metric.name):
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            lines.append(f"| `{name}` | {metric.type} | {_labels(metric)} | {_cell(metric.documentation)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def proxy_metrics() -> list[Metric]:
+    """What the proxy declares at import; the registry's own process and platform metrics are left out."""
+    import proxy.metrics
+
+    assert proxy.metrics
+    return [metric for metric in REGISTRY.collect() if metric.name.startswith("steno_proxy_")]
+
+
+def cli_page() -> str:
+    lines = ["# Command line", "", _NOTE]
+    lines += ["Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.", ""]
+    for words, command in _commands("steno", typer.main.get_command(app)):
+        lines += [f"## {words}", "", _plain(command.help or ""), ""]
+        if not hasattr(command, "commands"):
+            lines += ["```", f"{words}{_usage(command)}", "```", ""]
+        options = [parameter for parameter in command.params if parameter.opts and parameter.opts[0].startswith("-")]
+        if options and not hasattr(command, "commands"):
+            lines += ["| option | what it does |", "|---|---|"]
+            for option in options:
+                names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+                default = option.default if option.show_default and option.default not in (None, False) else None
+                shown = f" ({getattr(default, 'value', default)})" if default is not None else ""
+                lines.append(f"| {names} | {_cell(_plain(option.help or ''))}{shown} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def api_page() -> str:
+    from proxy.main import create_app
+
+    document = create_app(ProxySettings()).openapi()
+    lines = [
+        "# REST",
+        "",
+        _NOTE,
+        *_API_INTRO.splitlines(),
+        "",
+        "| call | what it does |",
+        "|---|---|",
+    ]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            text = operation.get("description") or operation.get("summary") or ""
+            lines.append(f"| `{method.upper()} {path}` | {_cell(text.split(chr(10) * 2)[0])} |")
+    lines += [
+        "",
+        "## Errors",
+        "",
+        *_ERRORS_INTRO.splitlines(),
+        "",
+        "| code | status | may pass |",
+        "|---|---|---|",
+    ]
+    for code, kind in BY_CODE.items():
+        if kind.status != 500:
+            lines.append(f"| `{code}` | {kind.status} | {'yes' if kind.retryable else 'no'} |")
+    return "\n".join([*lines, ""])
+
+
+def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(f"{words} {name}", inner)
+
+
+def _usage(command: Any) -> str:
+    arguments = [
+        parameter for parameter in command.params if not (parameter.opts and parameter.opts[0].startswith("-"))
+    ]
+    words = []
+    for argument in arguments:
+        name = argument.metavar or argument.name.upper()
+        words.append(name if argument.required else f"[{name}]…")
+    return " [OPTIONS]" + "".join(f" {word}" for word in words)
+
+
+def _labels(metric: Metric) -> str:
+    declared = getattr(REGISTRY, "_names_to_collectors", {}).get(metric.name)
+    names = getattr(declared, "_labelnames", ())
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _choices(annotation: Any) -> str:
+    kind = unwrap(annotation)
+    if typing.get_origin(kind) is not typing.Literal:
+        return ""
+    return " (" + ", ".join(f"`{choice}`" for choice in typing.get_args(kind)) + ")"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _plain(markup: str) -> str:
+    return Text.from_markup(markup).plain
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/settings.md": settings_page,
+    "docs/metrics.md": metrics_page,
+    "docs/cli.md": cli_page,
+    "docs/api.md": api_page,
+}
+
+
+def stale() -> list[str]:
+    """Pages that differ from what would be written now."""
+    return [page for page, write in PAGES.items() if not (ROOT / page).exists() or (ROOT / page).read_text() != write()]
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--check"]:
+        wrong = stale()
+        if wrong:
+            sys.exit(f"stale: {', '.join(wrong)}; run scripts/docs")
+        return
+    for page, write in PAGES.items():
+        (ROOT / page).write_text(write())
+
+
+if __name__ == "__main__":
+    main()
