@@ -35,7 +35,9 @@ def setup(level: str, style: Literal["text", "json"], stream: IO[str] | None = N
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = name != "uvicorn.access"
-    logging.getLogger("uvicorn.error").addFilter(_not_expected)
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.addFilter(_not_expected)
+    uvicorn_log.setLevel(max(logging.WARNING, root.level))  # its lifecycle is ours, said once by main
     logging.getLogger("websockets").setLevel(max(logging.INFO, root.level))
 
 

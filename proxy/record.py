@@ -85,13 +85,7 @@ def turn_of(
         law=_law(started.law),
         messages=plan.new_messages,
         reply=reply,
-        call_ids=dict(
-            zip(
-                (call["id"] for call in reply.get("tool_calls", ())),
-                (own for own in transcript.own_call_ids()),
-                strict=False,
-            )
-        ),
+        call_ids=transcript.call_ids(),
         tools=plan.job.tools,
         options=_options(plan.job, facts.changed),
         thinking_kept=started.thinking_kept,
@@ -120,8 +114,7 @@ def _end(error: StenoError | None) -> str:
 
 
 def _fork_reason(recording: Recording, plan: Plan, index: int) -> ForkReason | None:
-    now = fork_reason_now(recording, plan)
-    return ForkReason.SIBLING if index and now is None else now
+    return ForkReason.SIBLING if index else fork_reason_now(recording, plan)
 
 
 def _digests(plan: Plan, started: Started, transcript: Transcript, reply: dict[str, Any]) -> bytes:

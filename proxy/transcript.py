@@ -126,6 +126,14 @@ class Transcript:
         last = max(self._calls, default=-1)
         return [self._calls[i][_CALL_OWN_ID] if i in self._calls else "" for i in range(last + 1)]
 
+    def call_ids(self) -> dict[str, str]:
+        """The ids that the client sees -> the model's own, where its format has any."""
+        return {
+            client_call_id(self._call_prefix, self.turn_id, index): call[_CALL_OWN_ID]
+            for index, call in sorted(self._calls.items())
+            if call[_CALL_OWN_ID]
+        }
+
     def versions(self) -> list[TokenSpan]:
         return [TokenSpan.model_construct(version=version, start=start, end=end) for version, start, end in self._spans]
 

@@ -1,0 +1,296 @@
+"""Chat Completions: what a client may send, what is refused by name, and the shapes that leave."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contracts.canonical import CanonicalRequest, ResponseFormat, TokenLogprob, ToolCallPiece
+from proxy.contracts.errors import BadRequest, NoWorker
+from proxy.dialects.base import Choice, Header, Piece
+from proxy.dialects.chat import Chat
+
+CHAT = Chat()
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+HEADER = Header("0123456789ab", 1700000000, "m")
+
+
+def parse(**body: Any) -> CanonicalRequest:
+    return CHAT.parse(json.dumps({"messages": [USER], **body}).encode())
+
+
+def refused(**body: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        parse(**body)
+    return caught.value
+
+
+def test_null_absent_and_empty_content_are_equal() -> None:
+    messages = [{"role": "assistant"}, {"role": "assistant", "content": None}, {"role": "assistant", "content": []}]
+    assert [m["content"] for m in parse(messages=messages).job.messages] == ["", "", ""]
+
+
+def test_developer_becomes_system_and_one_text_part_its_text() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {}}]
+    job = parse(messages=[{"role": "developer", "content": parts}, USER]).job
+    assert job.messages[0] == {"role": "system", "content": "a"}
+
+
+def test_several_text_parts_stay_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert parse(messages=[{"role": "user", "content": parts}]).job.messages[0]["content"] == parts
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_what_is_not_text_is_refused_by_its_path(kind: str) -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": kind, kind: {}}]
+    error = refused(messages=[USER, {"role": "user", "content": parts}])
+    assert error.field == "messages.1.content.1.type"
+
+
+def test_echoed_tool_calls_and_results_keep_what_counts() -> None:
+    call = {"id": "call_0123456789ab_0", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}, "x": 1}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm", "provider": {}},
+        {"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "ok"}]},
+    ]
+    job = parse(messages=messages).job
+    assert job.messages[1]["tool_calls"] == [
+        {"id": call["id"], "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    ]
+    assert job.messages[1]["reasoning_content"] == "hm"
+    assert job.messages[2] == {"role": "tool", "content": "ok", "tool_call_id": call["id"]}
+
+
+def test_arguments_given_as_an_object_become_text() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": [1]}}}
+    message = parse(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).job.messages[1]
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [
+        (None, "auto"),
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "f"}}, "function:f"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, "required"),
+    ],
+)
+def test_tool_choice(given: Any, canonical: str) -> None:
+    assert parse(tools=[TOOL], tool_choice=given).job.tool_choice == canonical
+
+
+def test_allowed_tools_leaves_only_those() -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [other]}}
+    assert [t["function"]["name"] for t in parse(tools=[TOOL, other], tool_choice=choice).job.tools] == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "wizard"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls.0.function.name"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stop": [1]}, "stop.0"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"seed": 2**64}, "seed"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias.99999999999"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias.1"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"chat_template_kwargs": {"a": 2**70}}, "chat_template_kwargs"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused_by_name(body: dict[str, Any], field: str) -> None:
+    assert refused(**body).field == field
+
+
+def test_unknown_fields_are_ignored_at_every_level() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "hi", "x": 1}], "x": 1}
+    request = parse(messages=[message], x={"y": 1}, tools=[{**TOOL, "x": 1}], stream_options={"x": 1}, store=True)
+    assert request.job.messages == [USER] and request.job.tools == [TOOL]
+
+
+def test_stream_options_without_stream_is_tolerated() -> None:
+    request = parse(stream_options={"include_usage": True})
+    assert not request.stream and request.include_usage
+
+
+def test_sampling_is_taken_whole_and_recorded_as_asked() -> None:
+    asked = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1,
+        "repetition_penalty": 1.1, "logit_bias": {"7": 2}, "min_tokens": 1, "max_completion_tokens": 9, "seed": 3,
+        "stop": "x", "ignore_eos": True,
+    }  # fmt: skip
+    request = parse(**asked, max_tokens=None)
+    law = request.job.sampling
+    assert (law.temperature, law.top_p, law.top_k, law.min_p) == (0.5, 0.9, 5, 0.1)
+    assert (law.logit_bias, law.max_tokens, law.seed, law.stop) == ({7: 2.0}, 9, 3, ["x"])
+    assert request.asked == asked
+
+
+def test_defaults_are_plain_sampling_without_a_limit() -> None:
+    law = parse().job.sampling
+    assert law.is_plain() and law.max_tokens is None
+
+
+def test_huge_token_limits_are_clamped_not_refused() -> None:
+    assert parse(max_tokens=10**12).job.sampling.max_tokens == 2**31 - 1
+
+
+def test_response_format_and_template_arguments() -> None:
+    schema = {"type": "object"}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    request = parse(response_format=asked, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
+    assert request.job.response_format == ResponseFormat("json_schema", "n", schema, True)
+    assert request.job.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"messages": 1', b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+             b'{"messages":' + b"[" * 200_000],
+)  # fmt: skip
+def test_malformed_bodies_are_bad_requests(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        CHAT.parse(body)
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["messages", "tools", "tool_choice", "stop", "n", "logit_bias", "response_format", "stream_options", "seed",
+             "logprobs", "top_logprobs", "temperature", "max_tokens", "chat_template_kwargs", "reasoning_effort"]
+        ),
+        _values,
+    )
+)  # fmt: skip
+def test_any_json_is_either_taken_or_a_bad_request(body: dict[str, Any]) -> None:
+    try:
+        CHAT.parse(json.dumps({"messages": [USER], **body}).encode())
+    except BadRequest as error:
+        assert error.message
+
+
+# -- answers --------------------------------------------------------------------------------------------------------------
+
+
+def events(data: bytes) -> list[Any]:
+    assert data.endswith(b"\n\n")
+    lines = data.decode().split("\n\n")[:-1]
+    assert all(line.startswith("data: ") for line in lines)
+    return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+def choice(**fields: Any) -> Choice:
+    message = fields.pop("message", {"role": "assistant", "content": "hi"})
+    return Choice(0, message, fields.pop("reason", "stop"), prompt_tokens=5, completion_tokens=2, **fields)
+
+
+def test_a_stream_is_role_pieces_finish_usage_done() -> None:
+    writer = CHAT.writer(parse(stream=True, stream_options={"include_usage": True}), HEADER)
+    data = writer.begin(0) + writer.piece(0, Piece(content='a"\n')) + writer.piece(0, Piece(reasoning="r"))
+    done = choice(cached_tokens=3)
+    found = events(data + writer.finish(done) + writer.end([done]))
+    assert [chunk["choices"][0]["delta"] for chunk in found[:4]] == [
+        {"role": "assistant", "content": ""}, {"content": 'a"\n'}, {"reasoning_content": "r"}, {},
+    ]  # fmt: skip
+    assert [chunk["choices"][0]["finish_reason"] for chunk in found[:4]] == [None, None, None, "stop"]
+    assert found[4]["choices"] == [] and found[4]["usage"] == {
+        "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
+    }  # fmt: skip
+    assert found[5] == "[DONE]"
+    assert {chunk["id"] for chunk in found[:5]} == {"chatcmpl-0123456789ab"}
+    assert {chunk["object"] for chunk in found[:5]} == {"chat.completion.chunk"}
+
+
+def test_tool_calls_stream_with_index_and_name_once() -> None:
+    writer = CHAT.writer(parse(stream=True), HEADER)
+    first = ToolCallPiece(0, "", "call_0123456789ab_0", "f")
+    data = writer.piece(0, Piece(tool_calls=[first])) + writer.piece(0, Piece(tool_calls=[ToolCallPiece(0, '{"a"')]))
+    deltas = [chunk["choices"][0]["delta"]["tool_calls"][0] for chunk in events(data)]
+    assert deltas == [
+        {"index": 0, "id": "call_0123456789ab_0", "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"a"'}},
+    ]
+
+
+def test_logprobs_in_chunks_and_bodies() -> None:
+    token = TokenLogprob("a", b"a", -0.5, [("a", b"a", -0.5), ("b", b"b", -1.0)])
+    request = parse(stream=True, logprobs=True, top_logprobs=2)
+    shape = {
+        "token": "a", "logprob": -0.5, "bytes": [97],
+        "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "b", "logprob": -1.0, "bytes": [98]}],
+    }  # fmt: skip
+    [chunk] = events(CHAT.writer(request, HEADER).piece(0, Piece(content="a", tokens=[token])))
+    assert chunk["choices"][0]["logprobs"]["content"] == [shape]
+    body = json.loads(CHAT.answer(request, HEADER, [choice(tokens=[token])]))
+    assert body["choices"][0]["logprobs"]["content"] == [shape]
+
+
+def test_a_token_without_text_makes_no_chunk_unless_logprobs_were_asked_for() -> None:
+    assert CHAT.writer(parse(stream=True), HEADER).piece(0, Piece(ids=b"\1\0\0\0")) == b""
+    [chunk] = events(
+        CHAT.writer(parse(stream=True, logprobs=True), HEADER).piece(0, Piece(tokens=[TokenLogprob("", b"\xc3", -1.0)]))
+    )
+    assert chunk["choices"][0]["delta"] == {} and len(chunk["choices"][0]["logprobs"]["content"]) == 1
+
+
+def test_a_body_has_null_content_beside_tool_calls() -> None:
+    calls = [{"id": "call_0123456789ab_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": "", "tool_calls": calls, "reasoning_content": "r"}
+    [shown] = json.loads(CHAT.answer(parse(), HEADER, [choice(message=message, reason="tool_calls")]))["choices"]
+    assert shown["message"] == {
+        "role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "tool_calls": calls,
+    }  # fmt: skip
+
+
+def test_errors_have_openais_shape() -> None:
+    assert json.loads(CHAT.error(BadRequest("no", field="a.b"))) == {
+        "error": {"message": "no", "type": "invalid_request_error", "param": "a.b", "code": "invalid_request"}
+    }
+    assert json.loads(CHAT.error(NoWorker("none")))["error"]["type"] == "server_error"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_the_splicing(text: str) -> None:
+    found = CHAT.writer(parse(stream=True), HEADER).piece(0, Piece(content=text))
+    assert (not text and found == b"") or events(found)[0]["choices"][0]["delta"] == {"content": text}
