@@ -3,7 +3,7 @@
     a template refuses, moves or loses …          what it is given instead
     a system message anywhere                     its text at the head of the next user message
     a second leading system message               one system message, texts joined
-    a system message later on                     a user message
+    a system message later on                     a user message (also where it can't be rendered alone after a reply: GLM)
     two user messages in a row                    one user message, texts joined
     a user message right after a tool result      its text at the end of that tool result
     tool-call ids of another length               nine characters derived from the id (Mistral's manner)

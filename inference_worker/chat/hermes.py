@@ -72,7 +72,7 @@ class HermesParser:
         """`ids` are not looked at: the markers are text in every tokenizer."""
         parsed = Parsed()
         self._text += text
-        while self._text and self._steps[self._mode](parsed, final):
+        while (self._text or (final and self._mode is _Mode.HEAD)) and self._steps[self._mode](parsed, final):
             pass
         return parsed
 

@@ -11,7 +11,7 @@ import json
 import secrets
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference_worker.chat.base import ChatFormat
@@ -20,6 +20,9 @@ from inference_worker.chat.fold import Folding, probe
 from proxy.contracts.canonical import Job, Message, Tool
 from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import ForkReason
+
+_EXAMPLES = 256
+"""Generation prompts are looked up by template options, which are the agent's to vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ def check_format(format: ChatFormat) -> FormatReport:
             problems.append(f"after a reply a {role} message can't be rendered alone: {result.detail}")
         else:
             extends.add(role)
+    if "user" in extends and not folding.late_system:
+        late = [question, after["user"][0], {"role": "system", "content": "ok."}, after["user"][1]]
+        if isinstance(_extended(format, folding, late, [], {}, 2, -1), Refusal):
+            # GLM: a reply is closed by the header of a user or a tool, and a system message's closes none.
+            folding = replace(folding, late_system=True)
     return FormatReport(folding, problems, frozenset(extends), _keeps_thinking(format, folding))
 
 
@@ -85,7 +93,7 @@ class Prompter:
     def __init__(self, format: ChatFormat, report: FormatReport) -> None:
         self._format = format
         self._report = report
-        self._generation_prompts: dict[tuple[str, str], list[int]] = {}
+        self._examples: dict[tuple[str, str], list[int]] = {}
 
     def chat(self, job: Job, prefix: array[int], prefix_messages: int) -> Prompt:
         """Raises: BadRequest: the template refuses the whole conversation, naming the field."""
@@ -110,39 +118,34 @@ class Prompter:
 
     def _prompt(self, job: Job, ids: list[int], *, kept: int = 0, refused: str = "") -> Prompt:
         thought = any(message.get("reasoning_content") for message in job.messages)
-        generation_prompt = self._generation_prompt(job)
-        if generation_prompt and ids[-len(generation_prompt) :] != generation_prompt:
-            generation_prompt = []
         return Prompt(
             ids=ids,
             kept_tokens=kept,
             refused=str(refused),
             thinking_kept=bool(kept) or not thought or self._report.keeps_thinking,
-            generation_prompt=generation_prompt,
+            generation_prompt=self._generation_prompt(job, ids),
         )
 
-    def _generation_prompt(self, job: Job) -> list[int]:
-        """What the template adds after the last message's text, by the role of that message: two wordings end alike there."""
-        role = job.messages[-1]["role"] if job.messages else "user"
-        key = ("tool" if role == "tool" else "user", json.dumps(job.template_kwargs, sort_keys=True, default=str))
-        known = self._generation_prompts.get(key)
-        if known is None:
-            if len(self._generation_prompts) > 256:  # options are the agent's to vary
-                self._generation_prompts.clear()
-            known = self._generation_prompts[key] = self._common_end(key[0], job.template_kwargs)
-        return known
+    def _generation_prompt(self, job: Job, ids: list[int]) -> list[int]:
+        """What the template added after the last message's text: where `ids` ends like a prompt with another text there. What it
+        adds depends on the options and on that message's role (DeepSeek has no header after tool results)."""
+        role = "tool" if job.messages[-1]["role"] == "tool" else "user"
+        key = (role, json.dumps(job.template_kwargs, sort_keys=True, default=str))
+        if key not in self._examples:
+            if len(self._examples) >= _EXAMPLES:
+                self._examples.clear()
+            self._examples[key] = self._example(role, job.template_kwargs)
+        example = self._examples[key]
+        shorter, length = min(len(example), len(ids)), 0
+        while length < shorter and example[-1 - length] == ids[-1 - length]:
+            length += 1
+        return ids[len(ids) - length :]
 
-    def _common_end(self, role: str, options: dict[str, Any]) -> list[int]:
+    def _example(self, role: str, options: dict[str, Any]) -> list[int]:
         try:
-            first, second = (
-                self._format.render(self._report.folding.apply(_asking(role)), [], options) for _ in range(2)
-            )
+            return self._format.render(self._report.folding.apply(_asking(role)), [], options)
         except BadRequest:
             return []
-        length = 0
-        while length < min(len(first), len(second)) and first[-1 - length] == second[-1 - length]:
-            length += 1
-        return first[len(first) - length :]
 
 
 def _extended(
