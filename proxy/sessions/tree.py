@@ -225,11 +225,9 @@ class Tree:
                 at = self._trie.depth[end]
                 if at > depth or nodes[at] != end:
                     continue
-                if at == depth and self._context_of[number] == context and not self._flags[number] & BARREN:
-                    return number
-                below = self._best.get((nodes[depth], context, number), -1)
-                if below >= 0:
-                    return below
+                found = self._best.get((nodes[depth], context, number), -1)  # itself, or below it
+                if found >= 0:
+                    return found
         return best
 
     def _twin(self, node: int, context: int, parent: int) -> int:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.sessions.calls import client_call_id, echoed_ids, parse_call_id, restore_calls
+from tests.unit.sessions.agent import Recorded, assistant, tool, user
+
+
+@pytest.mark.parametrize("prefix", ["call", "toolu", "fc", "chatcmpl-tool", "a_b"])
+def test_our_ids_name_their_turn_under_any_prefix(prefix):
+    assert parse_call_id(client_call_id(prefix, "0123456789ab", 12)) == ("0123456789ab", 12)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "", "call_1", "functions.bash:0", "call_0123456789AB_0", "call_0123456789ab_01", "call_0123456789ab_-1", "_0123456789ab_0",
+        "call_0123456789ab", "call_0123456789ab_0_", "call_0123456789ab_0\n", "call_0123456789ab_٣", "call_00123456789ab_0",
+        "call_0123456789ab_99999", "0123456789ab_0",
+    ],
+)  # fmt: skip
+def test_other_ids_are_not_ours(foreign):
+    assert parse_call_id(foreign) is None
+
+
+def test_a_message_carries_the_ids_of_its_calls_or_of_its_result():
+    assert echoed_ids(assistant("", ("a", "f", "{}"), ("b", "f", "{}"))) == ["a", "b"]
+    assert echoed_ids(tool("a", "out")) == ["a"]
+    assert (
+        echoed_ids(user("hi"))
+        == echoed_ids({"role": "tool"})
+        == echoed_ids({"role": "assistant", "tool_calls": None})
+        == []
+    )
+
+
+def test_our_ids_become_the_models_own_wherever_they_stand():
+    recorded = Recorded()
+    messages = recorded.say([user("go")], "", [("f", "{}"), ("f", "{}")], own=["functions.f:0", "functions.f:1"])
+    ids = [call["id"] for call in messages[-1]["tool_calls"]]
+    messages += [tool(ids[1], "one"), tool(ids[0], "nought")]
+    rewritten = [assistant("rewritten", (ids[0], "g", "{}"))]
+    restored = restore_calls([*messages, *rewritten], recorded.tree)
+    assert [call["id"] for call in restored[1]["tool_calls"]] == ["functions.f:0", "functions.f:1"]
+    assert [m["tool_call_id"] for m in restored[2:4]] == ["functions.f:1", "functions.f:0"]
+    assert restored[4]["tool_calls"][0]["id"] == "functions.f:0"
+    assert restored[1]["tool_calls"][0]["function"] is messages[1]["tool_calls"][0]["function"]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ids, "the request itself is not changed"
+
+
+def test_what_has_no_own_id_stays_the_same_object():
+    recorded = Recorded()
+    messages = recorded.say([user("go")], "", [("f", "{}")], own=[""])
+    call_id = messages[-1]["tool_calls"][0]["id"]
+    messages += [tool(call_id, "out"), tool("foreign", "out"), tool("call_ffffffffffff_0", "out")]
+    messages += [
+        assistant("", (call_id[:-1] + "7", "f", "{}")),
+        {"role": "assistant", "content": "x", "tool_calls": None},
+    ]
+    assert all(a is b for a, b in zip(restore_calls(messages, recorded.tree), messages, strict=True))

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.contracts.records import Counts, Limits
+from proxy.sessions.limits import spent, tokens_left
+from tests.unit.sessions.agent import session
+
+SPENDING = session().model_copy(
+    update={"counts": Counts(turns=3, completion_tokens=100), "first_turn_at": 10.0, "updated_at": 50.0}
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "now", "name"),
+    [
+        ({}, 1e9, None),
+        ({"max_turns": 3}, 60.0, "max_turns"),
+        ({"max_turns": 4}, 60.0, None),
+        ({"max_tokens": 100}, 60.0, "max_tokens"),
+        ({"max_tokens": 101}, 60.0, None),
+        ({"max_wall_s": 50.0}, 60.0, "max_wall_s"),
+        ({"max_wall_s": 51.0}, 60.0, None),
+        ({"max_idle_s": 10.0}, 60.0, "max_idle_s"),
+        ({"max_idle_s": 11.0}, 60.0, None),
+        ({"max_turns": 1, "max_tokens": 1}, 60.0, "max_turns"),
+    ],
+)
+def test_a_limit_is_spent_when_it_is_reached(limits, now, name):
+    assert spent(Limits(**limits), SPENDING, now) == name
+
+
+def test_wall_time_starts_with_the_first_turn():
+    assert spent(Limits(max_wall_s=1.0), session(), 1e9) is None
+
+
+def test_tokens_left_is_what_the_next_turn_may_sample():
+    assert tokens_left(Limits(max_tokens=130), SPENDING) == 30
+    assert tokens_left(Limits(max_tokens=70), SPENDING) == 0
+    assert tokens_left(Limits(), SPENDING) is None

@@ -1,0 +1,136 @@
+"""Samples are concatenations of what is on record, or an error that names the turn."""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+
+import pytest
+
+from proxy.contracts.errors import StenoError
+from proxy.contracts.records import (
+    Timings, TokenSpan, Turn, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes,
+)  # fmt: skip
+from proxy.sessions.samples import samples
+from tests.unit.sessions.agent import session
+
+
+def turn(index, parent, prompt, completion, before=0, **fields):
+    """`before`: tokens of the parent's path."""
+    n = len(completion)
+    known = {
+        "turn_id": f"t{index}",
+        "parent_id": None if parent is None else f"t{parent}",
+        "index": index,
+        "new_prompt_ids": ids_to_bytes(prompt),
+        "prompt_tokens": before + len(prompt),
+        "completion_ids": ids_to_bytes(completion),
+        "sampling_logprobs": floats_to_bytes([-0.5 - i for i in range(n)]),
+        "versions": [TokenSpan(version="run/1", start=0, end=n)] if n else [],
+        "timings": Timings(queued=0.0),
+    }
+    return Turn(**{**known, **fields})
+
+
+ROOT = turn(0, None, [1, 2, 3], [10, 11])
+CHILD = turn(1, 0, [4], [12, 13, 14], before=5)
+FORK = turn(2, 0, [5, 6], [15], before=5)
+
+
+def mask(sample):
+    return [*sample.loss_mask]
+
+
+def test_one_path_is_one_sample_of_exact_concatenations():
+    [sample] = samples(session(group_id="g", reward=0.0), [ROOT, CHILD])
+    assert bytes_to_ids(sample.token_ids).tolist() == [1, 2, 3, 10, 11, 4, 12, 13, 14]
+    assert mask(sample) == [0, 0, 0, 1, 1, 0, 1, 1, 1]
+    logprobs = bytes_to_floats(sample.sampling_logprobs).tolist()
+    assert [None if math.isnan(x) else x for x in logprobs] == [None] * 3 + [-0.5, -1.5, None, -0.5, -1.5, -2.5]
+    assert (sample.leaf_id, sample.turn_ids, sample.reward, sample.group_id) == ("t1", ["t0", "t1"], 0.0, "g")
+
+
+def test_a_token_on_two_paths_is_trained_in_the_first():
+    first, second = samples(session(), [FORK, CHILD, ROOT])
+    assert (first.leaf_id, second.leaf_id) == ("t1", "t2")
+    assert mask(first) == [0, 0, 0, 1, 1, 0, 1, 1, 1]
+    assert mask(second) == [0, 0, 0, 0, 0, 0, 0, 1]
+    assert bytes_to_floats(second.sampling_logprobs)[3] == -0.5, "sampled all the same"
+
+
+def test_versions_are_spans_of_positions_and_merged_where_they_touch():
+    changed = turn(
+        0, None, [1], [10, 11, 12],
+        versions=[TokenSpan(version=v, start=i, end=i + 1) for i, v in enumerate(["a", "a", "b"])],
+    )  # fmt: skip
+    at_once = turn(1, 0, [], [13], before=4, versions=[TokenSpan(version="b", start=0, end=1)])
+    [sample] = samples(session(), [changed, at_once])
+    assert [(s.version, s.start, s.end) for s in sample.spans] == [("a", 1, 3), ("b", 3, 5)]
+
+
+def test_constrained_tokens_are_not_trained():
+    [sample] = samples(session(), [turn(0, None, [1], [10, 11, 12, 13], constrained=[(1, 3)])])
+    assert mask(sample) == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("law", [{"top_p": 0.9}, {"temperature": 0.0}, {"logit_bias": {"5": 1.0}}])
+def test_a_turn_under_a_bent_law_is_not_trained(law):
+    [sample] = samples(session(), [turn(0, None, [1], [10], law=law)])
+    assert mask(sample) == [0, 0]
+    assert sum(samples(session(), [turn(0, None, [1], [10], law={"temperature": 0.7})])[0].loss_mask) == 1
+
+
+def test_partial_turns_are_leaves_with_what_was_really_sampled():
+    [sample] = samples(session(), [ROOT, turn(1, 0, [4], [12], before=5, partial=True, finish_reason="cancelled")])
+    assert mask(sample) == [0, 0, 0, 1, 1, 0, 1]
+
+
+def test_turns_without_a_token_end_no_path():
+    nothing = turn(2, 1, [7], [], before=9, partial=True)
+    [sample] = samples(session(), [ROOT, CHILD, nothing, turn(3, 2, [8], [], before=10)])
+    assert sample.leaf_id == "t1"
+    assert samples(session(), [turn(0, None, [1], [])]) == []
+    assert samples(session(), []) == []
+
+
+def test_synthetic_sessions_have_samples_and_nothing_to_train():
+    scripted = turn(0, None, [1], [10, 11], sampling_logprobs=b"", versions=[])
+    [sample] = samples(session(marks=["synthetic"]), [scripted])
+    assert mask(sample) == [0, 0, 0]
+    assert all(math.isnan(x) for x in bytes_to_floats(sample.sampling_logprobs))
+    assert bytes_to_ids(sample.token_ids).tolist() == [1, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"sampling_logprobs": b""}, "0 log-probabilities for 2"),
+        ({"sampling_logprobs": floats_to_bytes([-1.0])}, "1 log-probabilities for 2"),
+        ({"sampling_logprobs": floats_to_bytes([-1.0, math.nan])}, "not a finite number"),
+        ({"sampling_logprobs": floats_to_bytes([-1.0, -math.inf])}, "not a finite number"),
+        ({"prompt_tokens": 4}, "4 prompt tokens, but 3"),
+        ({"prompt_digest": bytes(16)}, "not what is recorded"),
+        ({"completion_ids": b"12345"}, "whole int32s"),
+        ({"versions": []}, "versions are known for 0 of 2"),
+        ({"versions": [TokenSpan(version="a", start=1, end=2)]}, "gap or overlap at token 0"),
+        ({"constrained": [(1, 3)]}, "constrained range 1..3"),
+        ({"parent_id": "t9"}, "its parent t9 is not on record"),
+        ({"law": {"top_p": "x"}}, "sampling law"),
+    ],
+)
+def test_what_does_not_add_up_is_an_error_that_names_the_turn(wrong, what):
+    with pytest.raises(StenoError, match=f"turn t0: .*{what}"):
+        samples(session(), [ROOT.model_copy(update=wrong)])
+
+
+def test_a_parent_comes_before_its_child():
+    with pytest.raises(StenoError, match="turn t0: its parent t1 was committed after it"):
+        samples(session(), [turn(0, 1, [1], [2]), turn(1, None, [1], [2])])
+
+
+def test_the_digest_of_the_whole_prompt_is_checked_along_the_path():
+    whole = blake2b(ids_to_bytes([1, 2, 3, 10, 11, 4]), digest_size=16).digest()
+    good = CHILD.model_copy(update={"prompt_digest": whole})
+    assert len(samples(session(), [ROOT, good])) == 1
+    with pytest.raises(StenoError, match="turn t2"):
+        samples(session(), [ROOT, CHILD, FORK.model_copy(update={"prompt_digest": whole})])
