@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import uvloop
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
@@ -27,9 +26,8 @@ KEY = "the workers' key"
 _turns = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> Any:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories() -> dict[str, Any]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @dataclass

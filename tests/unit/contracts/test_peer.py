@@ -1,0 +1,349 @@
+"""The relay protocol as data: handshakes, resumes, deadlines, limits. No socket, no clock."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from proxy.contracts.channel import TARGET_PACKET_BYTES, encode_alone, encode_packet
+from proxy.contracts.ends import ProxyPeer, WorkerPeer
+from proxy.contracts.errors import BodyTooLarge, ProtocolError
+from proxy.contracts.frames import Cancel, Credit, Delta, Goodbye, Heartbeat, Hello, ModelCard, Welcome
+from proxy.contracts.packets import REFUSALS, PacketToProxy, PacketToWorker, read_hello
+from proxy.contracts.peer import ACK_DELAY_S, ACK_EVERY_PACKETS, HANDSHAKE_S, Drop, Lost, State, Up
+
+MAX_BYTES = 1 << 20
+
+
+def hello(boot: str = "worker-1", **fields: object) -> Hello:
+    return msgspec.structs.replace(Hello(1, 1, "w", boot, [ModelCard("m", 100)], 4), **fields)
+
+
+def worker_end(boot: str = "worker-1", **fields: object) -> WorkerPeer:
+    return WorkerPeer(hello(boot), max_packet_bytes=MAX_BYTES, **fields)  # type: ignore[arg-type]
+
+
+def proxy_end(boot: str = "proxy-1", **fields: object) -> ProxyPeer:
+    given = {"heartbeat_s": 5.0, "silence_s": 20.0, "grace_s": 30.0, "max_packet_bytes": MAX_BYTES} | fields
+    return ProxyPeer(boot, "p", **given)  # type: ignore[arg-type]
+
+
+def delta(number: int, text: str = "") -> Delta:
+    return Delta(number, b"\1\0\0\0", b"\0\0\0\0", "base/0", text)
+
+
+def connect(worker: WorkerPeer, proxy: ProxyPeer, now: float = 0.0) -> list[object]:
+    """A new socket, handshake included. Returns the worker's events."""
+    worker.connected(now)
+    (greeting,) = worker.data_to_send()
+    proxy.accept(read_hello(greeting), now)
+    return [event for data in proxy.data_to_send() for event in worker.receive(data, now)]
+
+
+def carry(sender: WorkerPeer | ProxyPeer, receiver: WorkerPeer | ProxyPeer, now: float = 0.0) -> list[object]:
+    return [event for data in sender.data_to_send() for event in receiver.receive(data, now)]
+
+
+def test_a_handshake_agrees_on_what_both_know() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    assert connect(worker, proxy) == [Up(resumed=False)]
+    assert (worker.state, proxy.state) == (State.OPEN, State.OPEN)
+    assert (worker.heartbeat_s, worker.grace_s, worker.remote_boot) == (5.0, 30.0, "proxy-1")
+    assert worker.capabilities == proxy.capabilities == {"resume"}
+
+
+def test_frames_of_one_turn_share_a_packet_and_arrive_in_order() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    for number in range(100):
+        worker.send(delta(number), 0.0)
+    packets = worker.data_to_send()
+    assert len(packets) == 1
+    assert proxy.receive(packets[0], 0.0) == [delta(number) for number in range(100)]
+    assert worker.data_to_send() == []
+
+
+def test_a_lost_socket_loses_nothing_and_doubles_nothing() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    worker.send(delta(1), 0.0)
+    carry(worker, proxy)
+    worker.send(delta(2), 0.0)
+    worker.data_to_send()  # written, and lost on the way
+    worker.disconnected(1.0)
+    proxy.disconnected(1.0)
+    worker.send(delta(3), 2.0)
+    proxy.send(Cancel(9), 2.0)
+    assert connect(worker, proxy, 3.0) == [Up(resumed=True), Cancel(9)]
+    assert carry(worker, proxy, 3.0) == [delta(2), delta(3)]
+    assert worker.channel.resent_packets == 1
+
+
+def test_what_arrived_before_the_cut_is_not_handled_again() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    worker.send(delta(1), 0.0)
+    (packet,) = worker.data_to_send()
+    assert proxy.receive(packet, 0.0) == [delta(1)]
+    assert proxy.receive(packet, 0.0) == []
+
+
+def test_an_acknowledgement_rides_on_a_packet_or_goes_alone_when_due() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    worker.send(delta(1), 0.0)
+    carry(worker, proxy)
+    assert proxy.next_deadline() == ACK_DELAY_S
+    proxy.send(Credit(1, 1), 0.1)
+    carry(proxy, worker, 0.1)
+    assert worker.channel.settled
+    worker.send(delta(2), 0.1)
+    carry(worker, proxy, 0.1)
+    assert proxy.handle_timeout(0.1 + ACK_DELAY_S) == []
+    carry(proxy, worker, 0.3)
+    assert worker.channel.settled
+    for _ in range(ACK_EVERY_PACKETS):
+        worker.send(delta(3), 0.4)
+        carry(worker, proxy, 0.4)
+    assert proxy.wants_write
+    carry(proxy, worker, 0.4)
+    assert worker.channel.settled
+
+
+def test_a_restarted_proxy_is_a_new_channel_and_the_worker_is_told() -> None:
+    worker, successor = worker_end(), proxy_end("proxy-2")
+    connect(worker, proxy_end())
+    worker.send(delta(1), 0.0)
+    worker.disconnected(1.0)
+    events = connect(worker, successor, 2.0)
+    assert [type(event) for event in events] == [Lost, Up]
+    worker.send(delta(2), 2.0)
+    assert carry(worker, successor, 2.0) == [delta(2)]  # nothing of the old channel goes to the new proxy
+
+
+def test_a_restarted_worker_asks_for_a_new_channel() -> None:
+    proxy = proxy_end()
+    connect(worker_end("worker-1"), proxy)
+    assert not proxy.goes_on(hello("worker-2"))
+    assert not proxy.goes_on(hello("worker-2", resume="proxy-1"))
+    assert proxy.goes_on(hello("worker-1", resume="proxy-1"))
+
+
+def test_a_worker_that_never_saw_the_welcome_takes_up_the_untouched_channel() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    worker.connected(0.0)
+    proxy.accept(read_hello(worker.data_to_send()[0]), 0.0)
+    proxy.send(Cancel(1), 0.0)
+    proxy.data_to_send()  # lost with the socket
+    proxy.disconnected(1.0)
+    worker.disconnected(1.0)
+    worker.connected(2.0)
+    greeting = read_hello(worker.data_to_send()[0])
+    assert proxy.goes_on(greeting)
+    assert proxy.accept(greeting, 2.0) == Up(resumed=False)
+    assert carry(proxy, worker, 2.0) == [Up(resumed=False), Cancel(1)]
+
+
+def test_heartbeats_carry_load_both_ways_and_keep_the_socket() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    worker.load = Heartbeat(3, 1, 0.5)
+    for now in (5.0, 10.0, 15.0, 20.0, 25.0):
+        assert worker.handle_timeout(now) == [] == proxy.handle_timeout(now)
+        assert carry(worker, proxy, now) == [Heartbeat(3, 1, 0.5)]
+        assert carry(proxy, worker, now) == [Heartbeat()]
+    assert proxy.remote_load == Heartbeat(3, 1, 0.5)
+
+
+def test_a_silent_socket_is_dropped_and_after_the_grace_the_channel_is_lost() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    assert proxy.handle_timeout(19.9) == []
+    (event,) = proxy.handle_timeout(20.0)
+    assert isinstance(event, Drop)
+    assert proxy.state is State.DOWN
+    assert proxy.next_deadline() == 50.0
+    assert proxy.handle_timeout(49.9) == []
+    (lost,) = proxy.handle_timeout(50.0)
+    assert isinstance(lost, Lost)
+    assert lost.code == "grace_over"
+    assert proxy.state is State.ENDED
+    assert proxy.next_deadline() is None
+
+
+def test_a_proxy_that_does_not_answer_is_left() -> None:
+    worker = worker_end()
+    worker.connected(1.0)
+    assert worker.next_deadline() == 1.0 + HANDSHAKE_S
+    (event,) = worker.handle_timeout(1.0 + HANDSHAKE_S)
+    assert isinstance(event, Drop)
+    assert worker.state is State.DOWN
+    assert worker.next_deadline() is None  # no channel yet, so none to lose
+
+
+def test_grace_counts_from_the_loss_also_while_greeting_again() -> None:
+    worker, proxy = worker_end(grace_s=4.0), proxy_end()
+    connect(worker, proxy)
+    worker.disconnected(1.0)
+    worker.connected(3.0)
+    assert worker.next_deadline() == 5.0
+    assert Lost("grace_over", "no socket for 4 s") in worker.handle_timeout(5.0)
+
+
+def test_without_resume_the_channel_ends_with_its_socket() -> None:
+    proxy = proxy_end()
+    proxy.accept(hello(capabilities=[]), 0.0)
+    proxy.disconnected(1.0)
+    assert isinstance(proxy.handle_timeout(1.0)[0], Lost)
+
+
+def test_retention_is_bounded_and_overflow_ends_the_channel_with_a_reason() -> None:
+    worker, proxy = worker_end(max_retained_bytes=10_000), proxy_end()
+    connect(worker, proxy)
+    worker.disconnected(0.0)
+    for _ in range(100):
+        worker.send(delta(1, "x" * 200), 1.0)
+    assert worker.state is State.ENDED
+    assert worker.next_deadline() == 0.0
+    (lost,) = worker.handle_timeout(1.0)
+    assert isinstance(lost, Lost)
+    assert lost.code == "overflow"
+
+
+def test_retained_bytes_are_given_back_by_acknowledgements() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    for now in range(3):
+        for _ in range(50):
+            worker.send(delta(1, "x" * 3000), now)
+        carry(worker, proxy, now)
+        proxy.handle_timeout(now + ACK_DELAY_S)
+        carry(proxy, worker, now)
+    assert worker.channel.retained_bytes == 0
+
+
+def test_large_backlogs_go_in_packets_of_bounded_size_and_a_frame_too_large_is_refused() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    for number in range(1000):
+        worker.send(delta(number, "x" * 500), 0.0)
+    packets = worker.data_to_send()
+    assert len(packets) > 5
+    assert max(map(len, packets)) < TARGET_PACKET_BYTES + 1000
+    with pytest.raises(BodyTooLarge):
+        worker.send(delta(1, "x" * MAX_BYTES), 0.0)
+    assert worker.state is State.OPEN
+
+
+def test_a_final_goodbye_ends_the_channel_after_what_was_sent_before_it() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    worker.send(delta(1), 0.0)
+    worker.goodbye("stopping", "told to stop", 0.0)
+    events = carry(worker, proxy)
+    assert events[0] == delta(1)
+    assert events[1] == Lost("stopping", "told to stop")
+    assert proxy.state is State.ENDED
+    worker.send(delta(2), 0.0)
+    assert worker.data_to_send() == []
+
+
+def test_versions_without_overlap_are_refused() -> None:
+    proxy, worker = proxy_end(), worker_end()
+    worker.connected(0.0)
+    with pytest.raises(ProtocolError):
+        proxy.accept(hello(protocol_min=7, protocol_max=9), 0.0)
+    (refusal,) = proxy.data_to_send()
+    lost, _ = worker.receive(refusal, 0.0)
+    assert isinstance(lost, Lost)
+    assert lost.code in REFUSALS
+
+
+WELCOME = Welcome(1, "p", "proxy-1", False, 0, 5.0, 30.0, MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\xff" * 40,
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode([1, 0, [["no such frame", 1]]]),
+        msgspec.msgpack.encode([1, 0, [["d", "not a number", b"", b"", ""]]]),
+        msgspec.msgpack.encode([1, 0, [Cancel(1)]]),  # the wrong way
+        msgspec.msgpack.encode([1, 0, [Heartbeat()]]),  # in the order
+        msgspec.msgpack.encode([0, 0, [delta(1)]]),  # outside it
+        msgspec.msgpack.encode([2, 0, [delta(1)]]),  # a gap
+        msgspec.msgpack.encode([1, 1, [delta(1)]]),  # acknowledges what was never sent
+        msgspec.msgpack.encode([-1, 0, []]),
+        msgspec.msgpack.encode([1, -1, []]),
+        encode_alone(hello(), 0),  # a second handshake
+        encode_packet(1, 0, [msgspec.msgpack.encode(delta(1, "x" * MAX_BYTES))]),
+    ],
+)
+def test_what_the_other_end_should_not_have_sent_ends_the_channel_with_a_reason(data: bytes) -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    with pytest.raises(ProtocolError):
+        proxy.receive(data, 1.0)
+    assert proxy.state is State.ENDED
+    assert proxy.receive(data, 1.0) == []
+    events = carry(proxy, worker, 1.0)
+    assert isinstance(events[0], Lost)
+    assert events[0].code == "protocol_error"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Cancel(1),
+        Heartbeat(),
+        msgspec.structs.replace(WELCOME, protocol=2),
+        msgspec.structs.replace(WELCOME, heartbeat_s=0.0),
+        msgspec.structs.replace(WELCOME, heartbeat_s=float("nan")),
+        msgspec.structs.replace(WELCOME, resumed=True),
+        msgspec.structs.replace(WELCOME, received=3),
+    ],
+)
+def test_a_worker_takes_only_a_welcome_that_can_be(frame: Welcome) -> None:
+    worker = worker_end()
+    worker.connected(0.0)
+    with pytest.raises(ProtocolError):
+        worker.receive(encode_alone(frame, 0), 0.0)
+    assert worker.state is State.ENDED
+
+
+def test_a_resume_that_forgets_or_invents_packets_is_refused() -> None:
+    for received in (0, 3):
+        worker, proxy = worker_end(), proxy_end()
+        connect(worker, proxy)
+        proxy.send(Credit(1, 1), 0.0)
+        carry(proxy, worker)
+        worker.send(delta(1), 0.0)
+        carry(worker, proxy)
+        proxy.disconnected(1.0)
+        with pytest.raises(ProtocolError):
+            proxy.accept(hello(resume="proxy-1", received=received), 2.0)
+        assert proxy.state is State.ENDED
+
+
+def test_a_state_can_only_move_where_it_may() -> None:
+    worker = worker_end()
+    worker.connected(0.0)
+    with pytest.raises(RuntimeError):
+        worker.connected(0.0)
+
+
+def test_a_hello_must_come_first_alone_and_within_bounds() -> None:
+    for frames in ([Goodbye("x")], [hello(), hello()], [], [hello(max_streams=0)], [hello(worker_id="x" * 200)]):
+        with pytest.raises(ProtocolError):
+            read_hello(encode_packet(0, 0, [msgspec.msgpack.encode(frame) for frame in frames]))
+
+
+def test_the_layout_of_a_packet_is_plain_msgpack() -> None:
+    for count in (0, 3, 15, 16, 70_000):
+        frames = [msgspec.msgpack.encode(Credit(index, 1)) for index in range(count)]
+        packet = msgspec.msgpack.decode(encode_packet(2**40, 7, frames), type=PacketToWorker)
+        assert (packet.seq, packet.ack, len(packet.frames)) == (2**40, 7, count)
+    assert msgspec.msgpack.decode(encode_alone(None, 5), type=PacketToProxy) == PacketToProxy(0, 5, [])
