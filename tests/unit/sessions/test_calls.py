@@ -14,9 +14,9 @@ def test_our_ids_name_their_turn_under_any_prefix(prefix):
 @pytest.mark.parametrize(
     "foreign",
     [
-        "", "call_1", "functions.bash:0", "call_0123456789AB_0", "call_0123456789ab_01", "call_0123456789ab_-1", "_0123456789ab_0",
-        "call_0123456789ab", "call_0123456789ab_0_", "call_0123456789ab_0\n", "call_0123456789ab_٣", "call_00123456789ab_0",
-        "call_0123456789ab_99999", "0123456789ab_0",
+        "", "call_1", "functions.bash:0", "call_0123456789AB_0", "call_0123456789ab_01", "call_0123456789ab_-1",
+        "_0123456789ab_0", "call_0123456789ab", "call_0123456789ab_0_", "call_0123456789ab_0\n", "call_0123456789ab_٣",
+        "call_00123456789ab_0", "call_0123456789ab_99999", "0123456789ab_0",
     ],
 )  # fmt: skip
 def test_other_ids_are_not_ours(foreign):

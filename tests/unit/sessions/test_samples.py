@@ -9,7 +9,13 @@ import pytest
 
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import (
-    Timings, TokenSpan, Turn, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes,
+    Timings,
+    TokenSpan,
+    Turn,
+    bytes_to_floats,
+    bytes_to_ids,
+    floats_to_bytes,
+    ids_to_bytes,
 )  # fmt: skip
 from proxy.sessions.samples import samples
 from tests.unit.sessions.agent import session
