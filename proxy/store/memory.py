@@ -113,7 +113,6 @@ class MemoryStore:
     async def register(self, session: Session) -> Session:
         trial_id = session.trial_id
         if trial_id not in self._recordings:
-            self._now = max(self._now, session.created_at)
             if self._buried(trial_id):
                 raise Gone(f"session {trial_id} is closed")
             self._recordings[trial_id] = _Recording(head_of(session), doc_of(session))
