@@ -3,6 +3,8 @@
 A family's `text_of` is what its model would sample for a message: what a scripted policy in these tests says.
 """
 
+# ruff: noqa: RUF001  DeepSeek's markers are written with full-width bars.
+
 from __future__ import annotations
 
 import json
@@ -95,7 +97,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 
 @dataclass(frozen=True)
 class Family:
-    """special: its special tokens. words: added tokens that are plain text to `skip_special_tokens`. stops: its stop ids' tokens."""
+    """special: its special tokens. words: added tokens that are plain text to the tokenizer. stops: its stop ids' tokens."""
 
     name: str
     special: tuple[str, ...]
@@ -170,7 +172,11 @@ FAMILIES = {
     for family in (
         Family("chatml", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), _QWEN[:4], ("<|im_end|>",), _chatml_text),
         Family(
-            "qwen3", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), _QWEN, ("<|im_end|>", "<|endoftext|>"), _chatml_text
+            "qwen3",
+            ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+            _QWEN,
+            ("<|im_end|>", "<|endoftext|>"),
+            _chatml_text,
         ),
         Family(
             "llama3",
@@ -228,9 +234,8 @@ def transformers_tokenizer(family: str, kind: str) -> PreTrainedTokenizerFast:
 @cache
 def chat_format(family: str, kind: str = "byte_level") -> HfChatFormat:
     tokenizer = transformers_tokenizer(family, kind)
-    return HfChatFormat(
-        tokenizer, name=family, stop_ids=tokenizer.convert_tokens_to_ids(list(FAMILIES[family].stops))
-    )
+    vocab = tokenizer.get_vocab()
+    return HfChatFormat(tokenizer, name=family, stop_ids=[vocab[token] for token in FAMILIES[family].stops])
 
 
 def encoded(family: str, kind: str, text: str) -> list[int]:

@@ -34,7 +34,9 @@ def calls(*cities: str, content: str = "", thought: str = "", first: int = 0) ->
         }
         for index, city in enumerate(cities)
     ]
-    return {"role": "assistant", "content": content, "tool_calls": made} | ({"reasoning_content": thought} if thought else {})
+    return {"role": "assistant", "content": content, "tool_calls": made} | (
+        {"reasoning_content": thought} if thought else {}
+    )
 
 
 def says(text: str, thought: str = "") -> Message:
@@ -43,7 +45,12 @@ def says(text: str, thought: str = "") -> Message:
 
 def results(reply: Message) -> list[Message]:
     return [
-        {"role": "tool", "tool_call_id": call["id"], "name": "weather", "content": f'"cold <b> in {call["id"]} \\n naïve 🙂"'}
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": "weather",
+            "content": f'"cold <b> in {call["id"]} \\n naïve 🙂"',
+        }
         for call in reply["tool_calls"]
     ]
 
@@ -78,8 +85,10 @@ def ten_turns(parallel: bool) -> list[Said]:
     turns += [
         Said(last, results(last), canonical=False),
         Said(says("Cold, naïve café 🙂"), [user("Thanks."), user("One more?")], canonical=False),
-        Said(says("Yes?", thought="They want more."), [{"role": "system", "content": "Be brief."}, user("Oslo again.")]),
-        Said(calls(*one, first=9), results(calls(*one, first=9)) + [user("Quickly.")]),
+        Said(
+            says("Yes?", thought="They want more."), [{"role": "system", "content": "Be brief."}, user("Oslo again.")]
+        ),
+        Said(calls(*one, first=9), [*results(calls(*one, first=9)), user("Quickly.")]),
     ]
     return turns
 
@@ -184,8 +193,8 @@ def test_extension_is_the_full_render_where_that_is_a_continuation(family: str, 
 
 @every_format
 def test_a_completion_keeps_its_own_stop_id(family: str, kind: str) -> None:
-    """Llama's <|eom_id|>, Qwen's <|endoftext|>: another stop id than the template's is kept, and the template's dropped; where the
-    stop ids are the next message's header, a header follows all the same."""
+    """Llama's <|eom_id|>, Qwen's <|endoftext|>: another stop id than the template's is kept, and the template's dropped; where
+    the stop ids are the next message's header, a header follows all the same."""
     talk = Conversation(family, kind, [])
     prompt = talk.ask([user("Hello?")])
     for stop in talk.stops:
@@ -285,10 +294,6 @@ def last_user_gets_the_system(messages: list[Message], tools: Any) -> str:
 
 def no_end_of_turn(messages: list[Message], tools: Any) -> str:
     return turns(messages, end="\n") + "<|im_start|>assistant\n"
-
-
-def no_generation_prompt(messages: list[Message], tools: Any) -> str:
-    return turns(messages)
 
 
 def refuses_assistant_messages(messages: list[Message], tools: Any) -> str:

@@ -21,7 +21,9 @@ CALLS = [
 ]
 fragments = st.one_of(
     st.sampled_from(MARKERS + CALLS),
-    st.sampled_from(["<tool_call>", '{"name": "f", "arguments": {', '"a": ', '"\\', '"', "}", "\n", " ", "<", "</tool", "天"]),
+    st.sampled_from(
+        ["<tool_call>", '{"name": "f", "arguments": {', '"a": ', '"\\', '"', "}", "\n", " ", "<", "</tool", "天"]
+    ),
     st.text(max_size=5),
 )
 documents = st.lists(fragments, max_size=12).map("".join)
@@ -139,7 +141,9 @@ def test_what_follows_the_arguments_is_content() -> None:
     assert Result(list(text)).all() == (', "id": 3}</tool_call>', "", [["f", "{}"]], 0)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=8))
+@given(
+    st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=8)
+)
 def test_valid_arguments_come_out_as_written(value: object) -> None:
     arguments = json.dumps({"value": value}, ensure_ascii=False)
     text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'

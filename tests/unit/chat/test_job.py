@@ -1,0 +1,282 @@
+"""`ChatEngine`: from a job to its events, over an engine that says what a test tells it to."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_worker.engines.base import TokenStep
+from inference_worker.job import ONE_CALL, ChatEngine
+from proxy.contracts.canonical import Job, Sampling
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed
+from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started
+from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from tests.unit.chat.families import TOOLS, chat_format, encoded, one_by_one
+
+FORMAT = chat_format("qwen3")
+STOP = min(FORMAT.stop_ids)
+QUESTION = [{"role": "user", "content": "Weather?"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def tokens(text: str) -> list[int]:
+    return encoded("qwen3", "byte_level", text)
+
+
+def step(ids: list[int], finish: Any = None, **more: Any) -> TokenStep:
+    return TokenStep(ids, more.pop("logprobs", [-0.25 * index for index in range(len(ids))]), "base/0", finish, **more)
+
+
+class Told:
+    """A `TokenEngine` that gives the steps it was told, and remembers what it was asked and whether it was closed."""
+
+    def __init__(self, *steps: TokenStep, context: int = 4096, grammar: bool = False, synthetic: bool = False) -> None:
+        self.steps, self.grammar, self.closed = steps, grammar, False
+        self.prompt: list[int] = []
+        self.law = Sampling()
+        self._card = ModelCard("told", context, synthetic=synthetic, capabilities=["tools"])
+
+    def card(self) -> ModelCard:
+        return self._card
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def load(self) -> tuple[int, int, float]:
+        return (1, 2, 0.5)
+
+    def constrains(self, job: Job) -> bool:
+        return self.grammar
+
+    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+        self.prompt, self.law = prompt_ids, law
+        try:
+            for one in self.steps:
+                yield one
+        finally:
+            self.closed = True
+
+
+class Outcome:
+    def __init__(self, events: list[Any]) -> None:
+        self.started: Started = events[0]
+        self.deltas: list[Delta] = events[1:-1]
+        self.finish: Finish = events[-1]
+        self.content = "".join(delta.content for delta in self.deltas)
+        self.reasoning = "".join(delta.reasoning for delta in self.deltas)
+        self.pieces = [piece for delta in self.deltas for piece in delta.tool_calls]
+        self.arguments = "".join(piece.arguments for piece in self.pieces)
+        self.ids = [id_ for delta in self.deltas for id_ in bytes_to_ids(delta.ids)]
+        self.logprobs = [value for delta in self.deltas for value in bytes_to_floats(delta.logprobs)]
+        assert self.finish.completion_tokens == len(self.ids)
+
+
+async def run(told: Told, job: Job, **request: Any) -> Outcome:
+    engine = ChatEngine(told, FORMAT)
+    await engine.start()
+    try:
+        return Outcome([event async for event in engine.generate(Generate(7, "0123456789ab", 0, "t", job, **request))])
+    finally:
+        await engine.stop()
+
+
+def chat(**fields: Any) -> Job:
+    return Job(**{"messages": QUESTION, "tools": TOOLS, **fields})
+
+
+async def test_started_tells_exactly_what_the_engine_was_given() -> None:
+    told = Told(step([*tokens("Cold."), STOP], "stop"))
+    out = await run(told, chat(sampling=Sampling(max_tokens=10**6)))
+    assert told.prompt == FORMAT.render(QUESTION, TOOLS, {})
+    raw = ids_to_bytes(told.prompt)
+    assert out.started.new_ids == raw and out.started.prompt_tokens == len(told.prompt)
+    assert out.started.prompt_digest == hashlib.blake2b(raw, digest_size=16).digest()
+    assert out.started.law == told.law and told.law.max_tokens == 4096 - len(told.prompt)
+    assert out.started.resumable and not out.started.constrained and not out.started.refused
+    assert (out.content, out.finish.reason, out.ids[-1]) == ("Cold.", "stop", STOP)
+
+
+async def test_continuation_sends_only_what_is_new() -> None:
+    first = await run(Told(step([*one_by_one("qwen3", "byte_level", "Cold."), STOP], "stop")), chat())
+    prefix = first.started.new_ids + ids_to_bytes(first.ids)
+    messages = [*QUESTION, {"role": "assistant", "content": "Cold."}, {"role": "user", "content": "And?"}]
+    told = Told(step([STOP], "stop"))
+    out = await run(told, chat(messages=messages), prefix_ids=prefix, prefix_messages=2, prefix_finish="stop")
+    assert out.started.kept_tokens == len(prefix) // 4
+    assert ids_to_bytes(told.prompt) == prefix + out.started.new_ids
+
+
+async def test_one_delta_a_step_with_reasoning_content_and_calls() -> None:
+    ids = [*tokens(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"), STOP]
+    steps = [step([token_id]) for token_id in ids[:-1]] + [
+        step(ids[-1:], "stop", cached_tokens=3, timings={"prefill": 0.1})
+    ]
+    out = await run(Told(*steps), chat())
+    assert len(out.deltas) == len(ids) and out.ids == ids
+    assert (out.reasoning, out.content, out.arguments) == ("Hm.", "I look.", '{"city": "Oslo"}')
+    assert [piece.name for piece in out.pieces if piece.name] == ["weather"]
+    assert (out.finish.reason, out.finish.cached_tokens, out.finish.timings) == ("tool_calls", 3, {"prefill": 0.1})
+
+
+@given(st.lists(st.integers(1, 60)), st.sampled_from(["three", " two", "e, f", "\n\n", "zzz"]))
+async def test_stop_strings_end_text_and_ids_whatever_the_steps(cuts: list[int], stop: str) -> None:
+    text = "one, two, three, four\n\nfive"
+    ids = tokens(text)
+    places = [0, *sorted({cut for cut in cuts if cut < len(ids)}), len(ids)]
+    pieces = [ids[start:end] for start, end in pairwise(places)]
+    told = Told(*(step(piece, "length" if index == len(pieces) - 1 else None) for index, piece in enumerate(pieces)))
+    out = await run(told, chat(sampling=Sampling(stop=[stop])))
+    if stop not in text:
+        assert (out.content, out.finish.reason, out.ids) == (text, "length", ids)
+        return
+    assert (out.content, out.finish.reason, out.finish.stop) == (text[: text.index(stop)], "stop", stop)
+    sampled = FORMAT.decoder().feed(out.ids, final=True)
+    assert stop in sampled and stop not in FORMAT.decoder().feed(out.ids[:-1], final=True)
+    assert told.closed and len(out.logprobs) == len(out.ids)
+
+
+async def test_stop_strings_wait_for_min_tokens() -> None:
+    ids = tokens("stop and stop and go")
+    law = Sampling(stop=["stop"], min_tokens=len(tokens("stop")) + 1)
+    out = await run(Told(step(ids, "length")), chat(sampling=law))
+    assert out.content == "stop and " and all(delta.constrained for delta in out.deltas)
+
+
+async def test_stop_token_ids_show_no_text() -> None:
+    ids = tokens("Cold!")
+    for law in (Sampling(stop_token_ids=ids[-1:]), Sampling(stop_token_ids=ids[-1:], stop=["never"])):
+        out = await run(Told(step(ids, "stop")), chat(sampling=law))
+        assert (out.content, out.ids, out.finish.stop) == (FORMAT.decoder().feed(ids[:-1]), ids, str(ids[-1]))
+
+
+@pytest.mark.parametrize("finish_alone", [False, True])
+async def test_text_held_back_comes_out_at_the_end(finish_alone: bool) -> None:
+    ids = tokens("almost EN")
+    steps = [step(ids), step([], "length")] if finish_alone else [step(ids, "length")]
+    assert (await run(Told(*steps), chat(sampling=Sampling(stop=["END"])))).content == "almost EN"
+    half = tokens("🚀")[:-1]
+    steps = [step(half), step([], "length")] if finish_alone else [step(half, "length")]
+    assert "\ufffd" in (await run(Told(*steps), chat())).content
+
+
+async def test_one_call_only_where_no_grammar_sees_to_it() -> None:
+    ids = [*tokens(f"{CALL}\n{CALL}"), STOP]
+    job = chat(parallel_tool_calls=False)
+    told = Told(step(ids, "stop"))
+    out = await run(told, job)
+    assert len([piece for piece in out.pieces if piece.name]) == 1 and out.arguments == '{"city": "Oslo"}'
+    assert (out.finish.reason, out.finish.stop, out.ids) == ("tool_calls", ONE_CALL, tokens(CALL))
+    assert told.closed
+    out = await run(Told(step(ids, "stop"), grammar=True), job)
+    assert len([piece for piece in out.pieces if piece.name]) == 2
+
+
+async def test_tool_choice_none_makes_calls_content() -> None:
+    out = await run(Told(step([*tokens(CALL), STOP], "stop")), chat(tool_choice="none"))
+    assert (out.content, out.pieces, out.finish.reason) == (CALL, [], "stop")
+
+
+async def test_cut_off_call_is_length() -> None:
+    out = await run(Told(step(tokens(CALL)[:-4], "length")), chat())
+    assert out.finish.reason == "length" and out.pieces
+
+
+async def test_marks_of_the_law() -> None:
+    plain = await run(Told(step([STOP], "stop")), chat())
+    assert not plain.deltas[0].constrained
+    bent = await run(Told(step([STOP], "stop")), chat(sampling=Sampling(top_p=0.9, presence_penalty=1.0)))
+    assert bent.deltas[0].constrained and not bent.started.resumable and not bent.started.constrained
+    grammar = await run(Told(step([STOP], "stop", constrained=True), grammar=True), chat())
+    assert grammar.deltas[0].constrained and grammar.started.constrained and not grammar.started.resumable
+
+
+async def test_log_probabilities_for_the_client_only_on_request() -> None:
+    ids = tokens("hi")
+    top = [[(token_id, -0.5), (STOP, -1.0)] for token_id in [*ids, STOP]]
+    steps = step([*ids, STOP], "stop", top=top)
+    out = await run(Told(steps), chat(top_logprobs=1))
+    seen = [token for delta in out.deltas for token in delta.tokens]
+    assert "".join(token.text for token in seen) == out.content == "hi"
+    assert seen[0].top == [(*FORMAT.token_text(ids[0]), -0.5)]
+    assert [token.logprob for token in seen] == out.logprobs[:-1]
+    assert (await run(Told(steps), chat())).deltas[0].tokens == []
+
+
+@pytest.mark.parametrize("logprobs", [None, [], [math.nan, 0.0]])
+async def test_missing_log_probabilities_are_an_error(logprobs: Any) -> None:
+    with pytest.raises(EngineFailed):
+        await run(Told(step([STOP, STOP], "stop", logprobs=logprobs)), chat())
+
+
+async def test_synthetic_engines_have_none() -> None:
+    out = await run(Told(step([*tokens("hi"), STOP], "stop", logprobs=None), synthetic=True), chat(top_logprobs=2))
+    assert out.logprobs == [] and out.content == "hi" and out.deltas[0].tokens == []
+
+
+async def test_an_engine_that_just_ends_has_failed() -> None:
+    with pytest.raises(EngineFailed):
+        await run(Told(step(tokens("hi"))), chat())
+
+
+async def test_context_overflow_has_both_numbers() -> None:
+    prompt = len(FORMAT.render(QUESTION, TOOLS, {}))
+    with pytest.raises(ContextOverflow) as overflow:
+        await run(Told(context=prompt), chat())
+    assert (overflow.value.prompt_tokens, overflow.value.context_tokens) == (prompt, prompt)
+    assert overflow.value.field == "messages"
+    out = await run(Told(step([STOP], "stop"), context=prompt + 1), chat())
+    assert out.started.law.max_tokens == 1
+
+
+async def test_completions_skip_template_and_parser() -> None:
+    for job in (Job(prompt_text="Once"), Job(prompt_ids=ids_to_bytes(tokens("Once")))):
+        told = Told(step([*tokens(CALL), STOP], "stop"))
+        out = await run(told, job)
+        assert told.prompt == tokens("Once") and out.content == CALL and out.finish.reason == "stop"
+    continued = await run(told, Job(prompt_text="Once"), prefix_ids=ids_to_bytes(tokens("Once")[:1]))
+    assert continued.started.kept_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (Job(prompt_ids=ids_to_bytes([5, FORMAT.vocab_size])), "prompt"),
+        (Job(prompt_ids=ids_to_bytes([-1])), "prompt"),
+        (Job(prompt_text=""), "prompt"),
+        (chat(messages=[{"role": "assistant", "content": "no user"}]), "messages"),
+        (chat(sampling=Sampling(max_tokens=0)), "max_tokens"),
+    ],
+)
+async def test_what_cannot_be_honoured_names_its_field(job: Job, field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await run(Told(), job)
+    assert refused.value.field == field
+
+
+async def test_the_card_says_whether_turns_can_be_continued() -> None:
+    engine = ChatEngine(Told(), FORMAT)
+    assert engine.cards()[0].capabilities == ["tools"] and engine.load() == (1, 2, 0.5)
+    await engine.start()
+    assert engine.cards()[0].capabilities == ["tools", "continuation"]
+    await engine.stop()
+
+
+async def test_closing_the_events_cancels_the_engine() -> None:
+    told = Told(*(step(tokens("a")) for _ in range(9)))
+    engine = ChatEngine(told, FORMAT)
+    await engine.start()
+    events = engine.generate(Generate(1, "0123456789ab", 0, "t", chat()))
+    assert isinstance(await anext(events), Started) and isinstance(await anext(events), Delta)
+    await events.aclose()  # type: ignore[attr-defined]
+    assert told.closed
+    await engine.stop()
