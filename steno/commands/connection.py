@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from proxy.client import Steno
 from proxy.contracts.settings import Settings, SettingsConfigDict
@@ -26,6 +26,13 @@ class ClientSettings(Settings):
         default_factory=_admin_key, description="admin key, or a group's harness key; unset: STENO_ADMIN_KEY"
     )
     timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and of silence while an answer is read")
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is not http(s)://HOST[:PORT][/PREFIX]")
+        return value
 
 
 def connect(url: str | None, key: str | None, key_file: str | None, *, retries: int = 0) -> Steno:

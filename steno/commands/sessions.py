@@ -7,7 +7,7 @@ import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -140,12 +140,18 @@ def tail(
             if as_json:
                 typer.echo(json.dumps(event, ensure_ascii=False))
             else:
-                words = Text(f"{event.pop('type', '?'):<10}", style="bold")
-                for name, value in event.items():
-                    if value is not None and not isinstance(value, dict | list):
-                        words.append(f" {name}", style="dim not bold").append(f"={value}", style="not bold")
-                console().print(words, soft_wrap=True)
+                console().print(_event_line(event), soft_wrap=True)
             sys.stdout.flush()
+
+
+def _event_line(event: dict[str, Any]) -> Text:
+    at = event.get("at")
+    line = Text(time.strftime("%H:%M:%S ", time.localtime(at)) if isinstance(at, int | float) else "", style="dim")
+    line.append(f"{event.get('type', '?'):<10}", style="bold not dim")
+    for name, value in event.items():
+        if name not in ("at", "type") and value is not None and not isinstance(value, dict | list):
+            line.append(f" {name}=").append(str(value), style="not dim")
+    return line
 
 
 def _cells(session: Session, now: float) -> tuple[str | Text, ...]:
