@@ -68,6 +68,7 @@ class Batch:
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
 
+    @torch.inference_mode()
     def drop(self, sequence: Sequence) -> None:
         """Forget a sequence; nothing if it has ended."""
         if sequence in self._waiting:

@@ -33,24 +33,24 @@ def _forced(job: Job) -> bool:
 
 
 class Matcher:
-    """A grammar's state along one completion. `done`: nothing but a stop id may follow, or has followed."""
+    """A grammar's state along one completion. `done`: it was followed to its end, and a stop id came after it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int, stop_ids: frozenset[int]) -> None:
+        self.done = False
+        self._stop_ids = stop_ids
         self._matcher = matcher
         self._bits = llguidance.numpy.allocate_token_bitmask(1, vocabulary)
 
-    @property
-    def done(self) -> bool:
-        return bool(self._matcher.is_stopped())
-
     def allowed(self, size: int) -> torch.Tensor:
-        """bool (size,): which ids may come next."""
+        """bool (size,): which ids may come next; where nothing can be added, the stop ids."""
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bits, 0)
         flags = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little", count=size)
         return torch.from_numpy(flags.view(np.bool_))
 
     def accept(self, token: int) -> None:
-        if not self.done and not self._matcher.consume_token(token):
+        if token in self._stop_ids:
+            self.done = True
+        elif not self._matcher.consume_token(token):
             raise ValueError(f"the grammar refuses token {token}, which it had allowed: {self._matcher.get_error()}")
 
 
@@ -78,7 +78,7 @@ class Grammars:
         found = llguidance.LLMatcher(table, grammar, log_level=0)
         if found.is_error():
             raise BadRequest(f"{field}: the schema can't be enforced: {found.get_error()}", field=field)
-        return Matcher(found, self._vocabulary)
+        return Matcher(found, self._vocabulary, self._stop_ids)
 
     def _ready(self) -> llguidance.LLTokenizer:
         if self._table is None:

@@ -1,0 +1,40 @@
+"""Wrong settings are named before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from inference_worker.engines.options import engine_options, model_directory
+from proxy.contracts.errors import ConfigError
+from steno.models import TINY
+
+DEFAULTS = {"threads": 1, "pace_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    "given", [{"threads": 2}, ["threads=2"], ["--threads", "2"], ["--threads=2"], {"threads": "2"}]
+)
+def test_arguments_are_read_as_mapping_or_words(given: object) -> None:
+    assert engine_options(given, DEFAULTS) == {"threads": 2, "pace_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [(["--threats", "2"], "threats"), (["--threads", "two"], "threads"), (["--threads"], "threads")]
+)
+def test_a_wrong_argument_is_named(given: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        engine_options(given, DEFAULTS)
+
+
+def test_the_shipped_model_is_the_default() -> None:
+    assert model_directory(None, weights=True) == TINY
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_a_directory_without_a_model_is_refused(tmp_path: Path, missing: str) -> None:
+    for name in {"config.json", "tokenizer.json"} - {missing}:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=missing):
+        model_directory(tmp_path, weights=True)
+    with pytest.raises(ConfigError, match="not a directory"):
+        model_directory(tmp_path / "none", weights=False)
