@@ -52,7 +52,9 @@ class CountingEngine:
                 if self.died:
                     raise EngineFailed(self.died)
                 self.generated[request.turn_id] += 1
-                yield Delta(request.stream, ids_to_bytes([index]), floats_to_bytes([-0.5]), "base/0", content=f"{index} ")
+                yield Delta(
+                    request.stream, ids_to_bytes([index]), floats_to_bytes([-0.5]), "base/0", content=f"{index} "
+                )
             yield Finish(request.stream, "length", count)
         finally:
             self.closed.append(request.turn_id)

@@ -28,6 +28,8 @@ class TcpRelay:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._near: dict[asyncio.StreamWriter, asyncio.StreamWriter] = {}  # dialling side -> its server side
+        self._orphaned: set[asyncio.StreamWriter] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
 
@@ -36,7 +38,9 @@ class TcpRelay:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         assert self._server is not None
         self._server.close()
         self.cut()
@@ -48,6 +52,12 @@ class TcpRelay:
     def cut(self) -> None:
         """Reset every connection, without a goodbye; what is on the way is lost."""
         for writer in list(self._writers):
+            writer.transport.abort()
+
+    def half_cut(self) -> None:
+        """Reset the dialling side only: the server keeps a socket at which nothing will ever come again."""
+        for writer in list(self._near):
+            self._orphaned.add(self._near.pop(writer))
             writer.transport.abort()
 
     def pause(self) -> None:
@@ -68,12 +78,15 @@ class TcpRelay:
             self.connections += 1
             far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
             self._writers |= {writer, far_writer}
+            self._near[writer] = far_writer
             try:
                 await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
             finally:
+                self._near.pop(writer, None)
                 for each in (writer, far_writer):
-                    self._writers.discard(each)
-                    each.transport.abort()
+                    if each not in self._orphaned:
+                        self._writers.discard(each)
+                        each.transport.abort()
         finally:
             self._tasks.discard(task)
 
@@ -93,10 +106,10 @@ class TcpRelay:
                             await writer.drain()
                         self.cut()
                         return
-                    data = b""
                     self.passed_bytes += len(passing)
                     continue
                 self.passed_bytes += len(data)
                 writer.write(data)
                 await writer.drain()
-        writer.transport.abort()
+        if writer not in self._orphaned:
+            writer.transport.abort()

@@ -37,6 +37,7 @@ class Running:
     worker: Worker
     engine: CountingEngine
     metrics: WorkerMetrics
+    proxies: list[str]
     task: asyncio.Task[int] = field(repr=False)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -56,13 +57,16 @@ class Relay:
     ) -> Running:
         engine = engine or CountingEngine()
         metrics = WorkerMetrics(CollectorRegistry())
-        given = {"proxy": [f"ws://127.0.0.1:{port or self.port}"], "key": KEY, "max_backoff_s": 0.2} | settings
+        given: dict[str, Any] = {
+            "proxy": [f"ws://127.0.0.1:{port or self.port}"],
+            "key": KEY,
+            "max_backoff_s": 0.2,
+        } | settings
         worker = Worker(WorkerSettings(**given), engine, metrics)
-        running = Running(worker, engine, metrics, asyncio.create_task(worker.run()))
+        running = Running(worker, engine, metrics, given["proxy"], asyncio.create_task(worker.run()))
         self._running.append(running)
         if connected:
-            before = len(self._running)
-            await until(lambda: len(self.hub.workers()) >= before and all(view.connected for view in self.hub.workers()))
+            await until(lambda: running.metric("steno_worker_proxies") == len(running.proxies))
         return running
 
     def open(self, tokens: int, trial_id: str = "trial") -> Stream:
@@ -104,5 +108,5 @@ async def drain(stream: Stream, events: list[StreamEvent] | None = None) -> list
 async def until(condition: Any, within_s: float = 10.0) -> None:
     """Wait for a condition of the real world: polled, since nothing announces it."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

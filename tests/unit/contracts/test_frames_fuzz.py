@@ -140,7 +140,12 @@ def test_random_bytes_raise_nothing_but_protocol_error(data: bytes) -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )
@@ -150,7 +155,9 @@ FRAMES = st.tuples(TAGS, st.lists(VALUES, max_size=8)).map(lambda pair: [pair[0]
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(-2, 3), st.integers(-2, 3), st.lists(FRAMES, max_size=4))
-def test_packets_of_well_tagged_nonsense_raise_nothing_but_protocol_error(seq: int, ack: int, nonsense: list[object]) -> None:
+def test_packets_of_well_tagged_nonsense_raise_nothing_but_protocol_error(
+    seq: int, ack: int, nonsense: list[object]
+) -> None:
     data = msgspec.msgpack.encode([seq, ack, nonsense])
     for peer in _open_pair():
         _feed(peer, data)

@@ -1,0 +1,118 @@
+"""Sockets that are cut while streams run: no token lost, none twice; and what is given up when the grace is over (I4)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from proxy.contracts.errors import NoWorker, WorkerLost
+from tests.integration.relay.conftest import drain, relay, until
+from tests.support.counting import CountingEngine, ids_of
+from tests.support.tcprelay import TcpRelay
+
+
+async def test_a_cut_socket_loses_no_token_and_doubles_none() -> None:
+    async with relay() as running, TcpRelay("127.0.0.1", running.port) as network:
+        worker = await running.worker(CountingEngine(pace_s=0.002), port=network.port)
+        streams = [running.open(400) for _ in range(10)]
+        results = asyncio.gather(*map(drain, streams))
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            network.cut()
+        for events in await results:
+            assert ids_of(events) == list(range(400))
+        assert network.connections >= 4
+        assert running.hub.counts.resumes >= 3
+        assert worker.metric("steno_worker_channels_lost_total", code="grace_over") == 0
+        assert worker.metric("steno_worker_reconnects_total") >= 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_cuts_in_the_middle_of_any_message_are_mended(seed: int) -> None:
+    dice = random.Random(seed)
+    async with relay(window_tokens=128) as running, TcpRelay("127.0.0.1", running.port) as network:
+        await running.worker(CountingEngine(pace_s=0.001), port=network.port)
+        streams = [running.open(200) for _ in range(8)]
+        results = asyncio.gather(*map(drain, streams))
+        while not results.done():
+            network.cut_after_bytes = dice.randrange(1, 6000)  # sometimes inside the handshake
+            await asyncio.sleep(dice.uniform(0.05, 0.3))
+            if network.connections > 12:
+                network.cut_after_bytes = None
+        for events in await results:
+            assert ids_of(events) == list(range(200))
+
+
+async def test_generation_goes_on_while_the_socket_is_gone() -> None:
+    async with relay() as running, TcpRelay("127.0.0.1", running.port) as network:
+        worker = await running.worker(CountingEngine(pace_s=0.001), port=network.port)
+        stream = running.open(300)
+        await stream.next()
+        network.accepting = False
+        network.cut()
+        await until(lambda: worker.engine.closed)  # finished, with nobody to tell
+        assert not stream.ended
+        network.accepting = True
+        assert len(ids_of(await drain(stream))) > 0
+        assert stream.received_tokens == 300
+
+
+async def test_after_the_grace_the_stream_is_lost_and_the_worker_cancels_and_comes_back_afresh() -> None:
+    async with relay(resume_grace_s=0.3) as running, TcpRelay("127.0.0.1", running.port) as network:
+        worker = await running.worker(CountingEngine(pace_s=0.005), port=network.port)
+        stream = running.open(10_000)
+        taken = await stream.next()
+        network.accepting = False
+        network.cut()
+        with pytest.raises(WorkerLost):
+            while True:
+                taken += await stream.next()
+        assert ids_of(taken) == list(range(stream.received_tokens))
+        with pytest.raises(NoWorker):
+            running.open(1)
+        await until(lambda: worker.engine.closed)
+        network.accepting = True
+        await until(lambda: running.hub.cards())
+        assert ids_of(await drain(running.open(5))) == list(range(5))
+
+
+async def test_a_stalled_network_is_noticed_by_silence_and_the_stream_goes_on_over_a_new_socket() -> None:
+    async with relay(heartbeat_s=0.1, silence_s=0.4) as running, TcpRelay("127.0.0.1", running.port) as network:
+        await running.worker(CountingEngine(pace_s=0.002), port=network.port)
+        stream = running.open(500)
+        taken = await stream.next()
+        network.pause()
+        await until(lambda: not running.hub.workers()[0].connected)
+        network.cut()
+        network.resume()
+        assert ids_of(await drain(stream, taken)) == list(range(500))
+
+
+async def test_a_second_socket_of_the_same_boot_replaces_a_half_open_one() -> None:
+    async with relay(silence_s=30.0) as running, TcpRelay("127.0.0.1", running.port) as network:
+        worker = await running.worker(CountingEngine(pace_s=0.002), port=network.port)
+        stream = running.open(300)
+        taken = await stream.next()
+        network.half_cut()  # the worker knows, the proxy does not
+        assert ids_of(await drain(stream, taken)) == list(range(300))
+        assert running.hub.counts.resumes == 1
+        assert worker.metric("steno_worker_channels_lost_total", code="replaced") == 0
+
+
+async def test_a_proxy_that_starts_again_gets_its_worker_back_and_the_old_generations_stop() -> None:
+    engine = CountingEngine(pace_s=0.005)
+    async with relay() as first, TcpRelay("127.0.0.1", first.port) as network:
+        worker = await first.worker(engine, port=network.port)
+        first.open(10_000)
+        await until(lambda: any(engine.generated.values()))
+        async with relay() as second:
+            network.target_port = second.port
+            network.cut()
+            await until(lambda: second.hub.cards())
+            await until(lambda: engine.closed)
+            assert ids_of(await drain(second.open(3))) == [0, 1, 2]
+            assert worker.metric("steno_worker_channels_lost_total", code="forgotten") == 1
+            worker.worker.stop()
+            assert await worker.task == 0
