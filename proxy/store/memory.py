@@ -50,7 +50,7 @@ class _Recording:
         return refs
 
     def _append(self, text: Text) -> int:
-        self.texts.append(pack(text.raw))
+        self.texts.append(_exact(pack(text.raw)))
         return len(self.texts) - 1
 
     def wake(self) -> None:
@@ -224,7 +224,7 @@ class MemoryStore:
             encoded = encode_turn(turn, row)
             number = recording.numbers[turn.turn_id] = len(recording.turns)
             recording.turns.append(join_entry(encoded, recording.place(encoded.texts)))
-            recording.ids.append(encoded.ids)
+            recording.ids.append(_exact(encoded.ids))
             recording.logprobs.append(encoded.logprobs)
             head.updated = now
             head.first_turn = encoded.began_at if head.first_turn is None else head.first_turn
@@ -285,3 +285,9 @@ class MemoryStore:
         for recording in self._recordings.values():
             counts[recording.head.status] += 1
         return {"backend": "memory", "sessions": counts, "used_bytes": None}
+
+
+def _exact(raw: bytes) -> bytes:
+    """The same bytes in memory of their own size: encoders return theirs in the buffer that they reserved, zstd's being
+    as large as the text was."""
+    return bytes(memoryview(raw))

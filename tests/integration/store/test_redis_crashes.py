@@ -1,0 +1,168 @@
+"""The crash windows between a trial's slot and the index's, each opened by stopping after one step and no sooner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from proxy.contracts.errors import NotFound
+from proxy.store.head import head_of
+from proxy.store.keys import PENDING
+from proxy.store.redis import RedisStore
+from proxy.store.redis_index import GRACE_S
+from tests.support.recordings import session
+from tests.support.redis_server import RedisServer
+from tests.support.store_contract import END, listed, make_group, record
+
+
+class Crash(Exception):
+    pass
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Windows:
+    """A replica that dies in a window, and a healthy one. `later`: time passes, the healthy one sweeps."""
+
+    def __init__(self, url: str) -> None:
+        self.clock = Clock()
+        self.healthy = RedisStore(url, clock=self.clock)
+        self.dying = RedisStore(url, clock=self.clock)
+
+    def dies_before_publishing(self) -> None:
+        self.dying._index.publish = self._crash  # type: ignore[method-assign]
+
+    async def _crash(self, *args: Any, **options: Any) -> Any:
+        raise Crash
+
+    async def later(self) -> int:
+        self.clock.now += GRACE_S + 1
+        return await self.healthy.sweep()
+
+
+@pytest.fixture
+async def windows(server: RedisServer) -> AsyncIterator[Windows]:
+    windows = Windows(server.url)
+    yield windows
+    await windows.healthy.close()
+    await windows.dying.close()
+
+
+def pending(server: RedisServer) -> int:
+    with server.client() as client:
+        return int(client.zcard(PENDING))
+
+
+async def test_a_session_registered_but_not_published_is_listed_after_a_sweep(
+    server: RedisServer, windows: Windows
+) -> None:
+    windows.dies_before_publishing()
+    with pytest.raises(Crash):
+        await windows.dying.register(session("lost", group_id="g"))
+    assert (await windows.healthy.session("lost")).status == "open"  # the truth is there
+    assert await listed(windows.healthy) == []  # the list does not know yet
+    assert await windows.healthy.sweep() == 0  # it may be in the middle of it
+    assert await windows.later() == 1
+    assert await listed(windows.healthy, status="open", group_id="g") == ["lost"]
+    assert pending(server) == 0
+
+
+async def test_an_announcement_of_nothing_is_withdrawn(server: RedisServer, windows: Windows) -> None:
+    real = windows.dying._run
+
+    async def crash_on_register(name: str, *args: Any) -> Any:
+        if name == "register":
+            raise Crash
+        return await real(name, *args)
+
+    windows.dying._run = crash_on_register  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        await windows.dying.register(session("never"))
+    assert pending(server) == 1
+    assert await windows.later() == 1
+    assert pending(server) == 0
+    assert await listed(windows.healthy) == []
+
+
+async def test_an_end_that_was_not_published_is_never_shown_wrongly(server: RedisServer, windows: Windows) -> None:
+    await record(windows.healthy, "ended", 1)
+    windows.dies_before_publishing()
+    with pytest.raises(Crash):
+        await windows.dying.complete("ended", status="completed", **END)
+    assert await listed(windows.healthy, status="open") == []
+    assert await listed(windows.healthy, status="completed") == []
+    assert await listed(windows.healthy) == ["ended"]
+    await windows.later()
+    assert await listed(windows.healthy, status="completed") == ["ended"]
+    assert await windows.healthy.expire(now=END["now"] + 10, retention_s=1.0) == 1
+
+
+async def test_completing_again_repairs_it_as_well(server: RedisServer, windows: Windows) -> None:
+    await record(windows.healthy, "ended", 1)
+    windows.dies_before_publishing()
+    with pytest.raises(Crash):
+        await windows.dying.complete("ended", status="completed", **END)
+    await windows.healthy.complete("ended", status="completed", **END)
+    assert await listed(windows.healthy, status="completed") == ["ended"]
+
+
+async def test_a_deletion_that_was_not_published_leaves_no_ghost(server: RedisServer, windows: Windows) -> None:
+    await record(windows.healthy, "removed", 1)
+    windows.dies_before_publishing()
+    with pytest.raises(Crash):
+        await windows.dying.delete("removed", now=1.0, tombstone_s=3600.0)
+    assert await listed(windows.healthy) == []
+    await windows.later()
+    assert (await windows.healthy.stats())["sessions"] == {"open": 0, "completed": 0, "aborted": 0}
+
+
+async def test_an_expiry_that_was_not_published_is_finished_by_the_next(server: RedisServer, windows: Windows) -> None:
+    await record(windows.healthy, "old", 1)
+    await windows.healthy.complete("old", status="completed", **END)
+    windows.dies_before_publishing()
+    with pytest.raises(Crash):
+        await windows.dying.expire(now=100.0, retention_s=1.0)
+    assert await windows.healthy.expire(now=100.0, retention_s=1.0) == 0
+    assert (await windows.healthy.stats())["sessions"]["completed"] == 0
+    with pytest.raises(NotFound):
+        await windows.healthy.session("old")
+
+
+async def test_a_group_cut_short_is_finished_by_repeating_it(server: RedisServer, windows: Windows) -> None:
+    group, sessions = make_group("g", 4)
+    await windows.dying._link.call(windows.dying._link.client.set("steno:group:{g}", group.model_dump_json()))
+    await windows.dying.register(sessions[0])
+    assert await windows.healthy.create_group(group, sessions) == group
+    assert await listed(windows.healthy, group_id="g") == group.trial_ids
+
+
+async def test_what_was_read_earlier_never_undoes_what_was_read_later(server: RedisServer, windows: Windows) -> None:
+    store = windows.healthy
+    await record(store, "raced", 1)
+    stale = head_of(await store.session("raced"))  # what a slow replica read before the end
+    await store.complete("raced", status="completed", **END)
+    await store._index.publish("raced", stale)
+    assert await listed(store, status="completed") == ["raced"]
+    await store.delete("raced", now=1.0, tombstone_s=3600.0)
+    await store._index.publish("raced", stale)
+    assert (await store.stats())["sessions"] == {"open": 0, "completed": 0, "aborted": 0}
+
+
+async def test_any_number_of_replicas_may_sweep_at_once(server: RedisServer, windows: Windows) -> None:
+    windows.dies_before_publishing()
+    for number in range(5):
+        with pytest.raises(Crash):
+            await windows.dying.register(session(f"t{number}"))
+    windows.clock.now += GRACE_S + 1
+    await asyncio.gather(*(windows.healthy.sweep() for _ in range(4)))
+    assert await listed(windows.healthy) == [f"t{number}" for number in range(5)]
+    assert pending(server) == 0
