@@ -82,7 +82,7 @@ class Relay:
 @contextlib.asynccontextmanager
 async def relay(**settings: Any) -> AsyncIterator[Relay]:
     """A hub with short deadlines behind a real server."""
-    given = {"heartbeat_s": 0.2, "silence_s": 2.0, "resume_grace_s": 5.0, "worker_key": KEY} | settings
+    given: dict[str, Any] = {"heartbeat_s": 0.2, "silence_s": 2.0, "resume_grace_s": 5.0, "worker_key": KEY} | settings
     hub = Hub(RelaySettings(**given), proxy_id="proxy-under-test")
     app = FastAPI()
     app.state.hub = hub

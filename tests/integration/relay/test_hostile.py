@@ -42,7 +42,7 @@ async def farewell(websocket: ClientConnection) -> tuple[str | None, int | None]
     try:
         async with asyncio.timeout(5):
             while True:
-                packet = msgspec.msgpack.decode(await websocket.recv(), type=PacketToWorker)
+                packet = msgspec.msgpack.decode(await websocket.recv(decode=False), type=PacketToWorker)
                 goodbye = next((frame.code for frame in packet.frames if isinstance(frame, Goodbye)), goodbye)
     except ConnectionClosed as closed:
         return goodbye, closed.rcvd.code if closed.rcvd else None

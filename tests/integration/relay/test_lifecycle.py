@@ -70,8 +70,8 @@ async def test_a_worker_with_a_wrong_key_ends_and_says_so() -> None:
 
 async def test_a_worker_waits_for_a_proxy_that_is_not_there_yet_and_serves_several() -> None:
     async with relay() as first, relay() as second:
-        settings = {"proxy": [f"ws://127.0.0.1:{port}" for port in (first.port, second.port)]}
-        worker = await first.worker(worker_id="both", **settings)
+        urls = [f"ws://127.0.0.1:{port}" for port in (first.port, second.port)]
+        worker = await first.worker(worker_id="both", proxy=urls)
         await until(lambda: second.hub.cards())
         streams = [first.open(20), second.open(30)]
         assert [len(ids_of(await drain(stream))) for stream in streams] == [20, 30]

@@ -1,0 +1,161 @@
+"""One generation each: credit, cancels, and exactly one last frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from inference_worker.metrics import WorkerMetrics
+from inference_worker.streams import Streams
+from proxy.contracts.canonical import Sampling
+from proxy.contracts.errors import BadRequest, ProtocolError, WorkerLost
+from proxy.contracts.frames import (
+    Cancel,
+    Credit,
+    Delta,
+    Failed,
+    Finish,
+    Frame,
+    Generate,
+    Heartbeat,
+    Started,
+    StreamEvent,
+)
+from tests.support.counting import CountingEngine, job
+
+
+class Bench:
+    """Streams over an engine, with the frames they sent."""
+
+    def __init__(self, engine: CountingEngine | None = None) -> None:
+        self.engine = engine or CountingEngine()
+        self.frames: list[Frame] = []
+        self.trouble = 0
+        self.streams = Streams(self.engine, self.frames.append, WorkerMetrics(CollectorRegistry()), self._on_trouble)
+
+    def _on_trouble(self) -> None:
+        self.trouble += 1
+
+    def start(self, number: int = 1, tokens: int = 5, window: int = 100) -> None:
+        self.streams.handle(Generate(number, f"turn-{number}", 1, "trial", job(tokens), window_tokens=window))
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    def deltas(self) -> int:
+        return sum(isinstance(frame, Delta) for frame in self.frames)
+
+
+async def test_started_deltas_finish() -> None:
+    bench = Bench()
+    bench.start()
+    await bench.streams.finished()
+    assert [type(frame) for frame in bench.frames] == [Started, *[Delta] * 5, Finish]
+    assert len(bench.streams) == 0
+
+
+async def test_without_credit_nothing_is_pulled_and_credit_goes_on() -> None:
+    bench = Bench()
+    bench.start(tokens=10, window=3)
+    bench.start(2, tokens=4)
+    await bench.turns(50)
+    assert bench.engine.generated == {"turn-1": 3, "turn-2": 4}
+    bench.streams.handle(Credit(1, 2))
+    await bench.turns(50)
+    assert bench.engine.generated["turn-1"] == 5
+    bench.streams.handle(Credit(1, 100))
+    await bench.streams.finished()
+    assert bench.deltas() == 14
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 40])
+async def test_a_cancel_at_any_moment_closes_the_engines_iterator_and_ends_in_one_finish(turns: int) -> None:
+    bench = Bench()
+    bench.start(tokens=1000, window=10)
+    await bench.turns(turns)
+    bench.streams.handle(Cancel(1))
+    bench.streams.handle(Cancel(1))
+    await bench.streams.finished()
+    assert len(bench.engine.closed) == len(bench.engine.generated)
+    last = bench.frames[-1]
+    assert isinstance(last, Finish)
+    assert (last.reason, last.completion_tokens) == ("cancelled", bench.deltas())
+    assert sum(isinstance(frame, Finish) for frame in bench.frames) == 1
+
+
+async def test_a_stream_that_is_failed_ends_in_that_error() -> None:
+    bench = Bench()
+    bench.start(tokens=1000, window=1)
+    await bench.turns(10)
+    bench.streams.fail_all(WorkerLost("told to stop"))
+    await bench.streams.finished()
+    assert bench.frames[-1] == Failed(1, "worker_lost", "told to stop")
+
+
+async def test_an_abandoned_channel_hears_nothing_and_the_engine_is_told() -> None:
+    bench = Bench()
+    bench.start(tokens=1000, window=2)
+    await bench.turns(10)
+    sent = len(bench.frames)
+    await bench.streams.abandon()
+    assert len(bench.frames) == sent
+    assert bench.engine.closed == ["turn-1"]
+
+
+async def test_a_refusal_is_no_trouble_and_a_surprise_is() -> None:
+    bench = Bench()
+
+    def refuse(request: Generate) -> None:
+        raise BadRequest("no images", field="messages.0.content")
+
+    def surprise(request: Generate) -> None:
+        raise KeyError("secret")
+
+    bench.engine.before = refuse
+    bench.start()
+    await bench.streams.finished()
+    assert bench.frames[-1] == Failed(1, "invalid_request", "no images", "messages.0.content")
+    assert bench.trouble == 0
+    bench.engine.before = surprise
+    bench.start(2)
+    await bench.streams.finished()
+    last = bench.frames[-1]
+    assert isinstance(last, Failed)
+    assert (last.code, "secret" in last.message, bench.trouble) == ("engine_failed", False, 1)
+
+
+class Miscounting(CountingEngine):
+    """Ends with another number than it sent, or without an end."""
+
+    def __init__(self, count: int | None) -> None:
+        super().__init__()
+        self.count = count
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        yield Started(request.stream, 0, b"", 0, b"", Sampling())
+        if self.count is not None:
+            yield Finish(request.stream, "stop", self.count)
+
+
+@pytest.mark.parametrize("count", [3, None])
+async def test_an_engine_that_miscounts_or_stops_short_fails_the_stream(count: int | None) -> None:
+    bench = Bench(Miscounting(count))
+    bench.start()
+    await bench.streams.finished()
+    assert isinstance(bench.frames[-1], Failed)
+    assert sum(isinstance(frame, Finish | Failed) for frame in bench.frames) == 1
+
+
+async def test_stream_numbers_ascend_and_credit_is_positive() -> None:
+    bench = Bench()
+    bench.start(3)
+    for frame in (Generate(3, "t", 1, "x", job(1)), Credit(3, 0), Credit(3, 2**40), Heartbeat()):
+        with pytest.raises(ProtocolError):
+            bench.streams.handle(frame)
+    bench.streams.handle(Credit(1, 1))  # of a stream that has ended: late, not wrong
+    bench.streams.handle(Cancel(2))
+    await bench.streams.abandon()
