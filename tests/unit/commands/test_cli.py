@@ -1,0 +1,97 @@
+"""The command: quick, light, and one clear line for what went wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.contracts.errors import ConfigError, Gone
+from steno.commands.output import one_line_errors
+
+
+def steno(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STENO_")}
+    return subprocess.run(
+        [sys.executable, "-m", "steno", *words],
+        capture_output=True, text=True, timeout=60, env=kept | {"COLUMNS": "120", "NO_COLOR": "1"} | environment,
+    )  # fmt: skip
+
+
+def test_help_needs_no_engine_no_server_and_no_store() -> None:
+    code = (
+        "import sys\nsys.argv = ['steno', '--help']\nimport steno.cli\n"
+        "try:\n    steno.cli.main()\nexcept SystemExit:\n    pass\n"
+        "heavy = ['torch', 'transformers', 'vllm', 'fastapi', 'uvicorn', 'redis', 'pyarrow']\n"
+        "print('HEAVY', [name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+    for name in ("proxy", "worker", "demo", "sessions"):
+        assert name in done.stdout
+
+
+def test_version_is_one_line() -> None:
+    done = steno("--version")
+    assert done.returncode == 0 and done.stdout.startswith("steno ") and done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["proxy", "--port", "x"], {}, "--port: Input should be a valid integer"),
+        (["proxy"], {"STENO_PROT": "1"}, "STENO_PROT: no such setting; did you mean STENO_PORT?"),
+        (["proxy", "--host", "0.0.0.0"], {}, "admin_key"),
+        (["worker", "--proxy", "http://x"], {}, "--proxy: 'http://x' is not ws://HOST:PORT"),
+        (["sessions", "list", "--url", "x"], {}, "--url: 'x' is not http(s)://HOST"),
+        (["sessions", "export", "--format", "parquet", "t"], {}, "Parquet needs a file"),
+    ],
+)
+def test_wrong_configuration_is_one_line_and_exit_code_2(
+    words: list[str], environment: dict[str, str], said: str
+) -> None:
+    done = steno(*words, **environment)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
+    done = steno("sessions", "list", "--url", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no answer from the proxy at http://127.0.0.1:1")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("port: no"), 2, "port: no"),
+        (Gone("completed"), 1, "completed"),
+        (ModuleNotFoundError("x", name="pyarrow.parquet"), 2, "this needs pyarrow: pip install 'steno[export]'"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_expected_failures_end_in_their_exit_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise error
+    assert ended.value.code == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_surprise_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        raise ZeroDivisionError
+    with pytest.raises(ModuleNotFoundError), one_line_errors():
+        raise ModuleNotFoundError("x", name="proxy.nothing")
+
+
+def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    assert steno("sessions", "export", "t", "-o", str(file), "--url", "http://127.0.0.1:1").returncode == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,93 @@
+"""Flags come from settings, and `--print-config` shows what is in effect."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from inference_worker.config import WorkerSettings
+from proxy.config import ProxySettings
+from proxy.contracts.errors import ConfigError
+from steno.cli import app
+from steno.commands.flags import settings_command
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("STENO_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def printed(*words: str) -> dict[str, Any]:
+    done = runner.invoke(app, [*words, "--print-config"] if "--" not in words else list(words))
+    assert done.exit_code == 0, done.output
+    values: dict[str, Any] = yaml.safe_load(done.stdout)
+    return values
+
+
+@pytest.mark.parametrize(("program", "settings"), [("proxy", ProxySettings), ("worker", WorkerSettings)])
+def test_every_setting_has_its_flag_in_the_help(program: str, settings: type[ProxySettings | WorkerSettings]) -> None:
+    shown = runner.invoke(app, [program, "--help"]).stdout
+    for name in settings.model_fields:
+        if name != "engine_args":
+            assert "--" + name.replace("_", "-") in shown
+    assert "--admin-key-file" in shown or program == "worker"
+
+
+def test_flags_become_settings_and_secrets_are_masked(tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("hunter2")
+    values = printed("proxy", "--port", "81", "--admin-key-file", str(secret), "--redis-url", "redis://u:hunter2@h/0")
+    assert values["port"] == 81
+    assert "hunter2" not in str(values) and values["admin_key"]
+
+
+def test_a_list_is_repeated_and_what_follows_two_dashes_goes_to_the_engine() -> None:
+    words = ["--proxy", "ws://a:1", "--proxy", "ws://b:1", "--print-config", "--", "--max-num-seqs", "4"]
+    values = printed("worker", *words)
+    assert values["proxy"] == ["ws://a:1", "ws://b:1"]
+    assert values["engine_args"] == ["--max-num-seqs", "4"]
+
+
+def test_print_config_says_where_values_come_from_and_is_a_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STENO_PORT", "82")
+    done = runner.invoke(app, ["proxy", "--keepalive-s", "5", "--print-config"])
+    lines = done.stdout.splitlines()
+    assert "port: 82  # STENO_PORT" in lines
+    assert "keepalive_s: 5.0  # --keepalive-s" in lines
+    assert 'host: "127.0.0.1"  # default' in lines
+    file = tmp_path / "steno.yaml"
+    file.write_text(done.stdout)
+    monkeypatch.delenv("STENO_PORT")
+    assert printed("proxy", "--config", str(file))["port"] == 82
+
+
+def test_a_bad_value_names_the_flag_and_runs_nothing() -> None:
+    ran: list[ProxySettings] = []
+    program = typer.Typer()
+    program.command()(settings_command(ProxySettings, ran.append))
+    done = runner.invoke(program, ["--port", "many"])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.message.startswith("--port: Input should be a valid integer")
+    assert ran == []
+
+
+def test_the_settings_reach_what_is_run() -> None:
+    ran: list[ProxySettings] = []
+    program = typer.Typer()
+    program.command()(settings_command(ProxySettings, ran.append))
+    assert runner.invoke(program, ["--port", "83"]).exit_code == 0
+    assert [settings.port for settings in ran] == [83]

@@ -1,0 +1,126 @@
+"""The documentation says what the code does: generated pages are fresh, links lead somewhere, commands and calls exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from proxy.config import ProxySettings
+from proxy.contracts.errors import BY_CODE
+from proxy.main import create_app
+from scripts.generate_docs import PAGES, PROGRAMS, ROOT, proxy_metrics
+from steno.cli import app
+
+PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def shell_lines() -> Iterator[tuple[str, list[str]]]:
+    """(page, words) of each command in a shell block; lines continued by a backslash are one."""
+    for page in PROSE:
+        for language, block in _FENCE.findall(page.read_text()):
+            if language not in ("bash", "sh", "shell"):
+                continue
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip():
+                    yield str(page.relative_to(ROOT)), shlex.split(line, comments=True)
+
+
+LINES = list(shell_lines())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_generated_page_is_what_scripts_docs_would_write_now(page: str) -> None:
+    assert (ROOT / page).read_text() == PAGES[page](), f"{page} is stale: run ./scripts/docs"
+
+
+def test_every_setting_metric_route_and_error_is_documented() -> None:
+    settings, metrics, api = ((ROOT / f"docs/{name}.md").read_text() for name in ("settings", "metrics", "api"))
+    for program in PROGRAMS.values():
+        assert [name for name in program.model_fields if f"`{name}`" not in settings] == []
+    assert [metric.name for metric in proxy_metrics() if metric.name not in metrics] == []
+    assert [path for path in create_app(ProxySettings()).openapi()["paths"] if f" {path}`" not in api] == []
+    assert [code for code, kind in BY_CODE.items() if kind.status != 500 and f"`{code}`" not in api] == []
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text()):
+        if not target.startswith(("http:", "https:", "#", "mailto:")):
+            assert (page.parent / target.partition("#")[0]).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PROSE
+        for target in _LINK.findall(page.read_text())
+    }
+    assert [page.name for page in PROSE if page.resolve() not in linked and page.name != "README.md"] == []
+
+
+@pytest.mark.parametrize(("page", "words"), LINES, ids=[" ".join(words)[:60] for _, words in LINES])
+def test_a_documented_command_exists_with_its_options(page: str, words: list[str]) -> None:
+    if words[0] == "export":
+        return
+    name = words[0]
+    if name == "curl":
+        _check_curl(words[1:])
+    elif name.endswith("steno"):
+        _check_steno(words[1:])
+    elif name.startswith("./"):
+        assert (ROOT / name).stat().st_mode & 0o111, f"{page}: {name} can't be run"
+    elif name == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    else:
+        pytest.fail(f"{page}: nothing here knows how to check {name!r}")
+
+
+def _check_steno(words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    given = {word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None] if word[0] == "-"}
+    assert given <= known, f"{given - known} are not options of {command.name}"
+
+
+def _check_curl(words: list[str]) -> None:
+    url = next(word for word in words if word.startswith("http"))
+    method = "post" if "-d" in words else "get"
+    paths = create_app(ProxySettings()).openapi()["paths"]
+    patterns = [re.sub(r"\{\w+\}", "[^/]+", path) for path, operations in paths.items() if method in operations]
+    assert any(re.fullmatch(pattern, urlsplit(url).path) for pattern in patterns), f"no route takes {method} {url}"
+
+
+def test_the_pins_satisfy_what_the_distribution_asks_for() -> None:
+    pins = {}
+    for name in ("runtime", "lock"):
+        for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines():
+            if "==" in line:
+                package, version = line.split("==")
+                assert canonicalize_name(package) not in pins, f"{package} is pinned twice"
+                pins[canonicalize_name(package)] = version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    # vLLM has a list of its own: its CPU build pins everything.
+    for text in [
+        *project["dependencies"],
+        *(text for name, texts in extras.items() if name != "vllm" for text in texts),
+    ]:
+        requirement = Requirement(text)
+        if requirement.name == "steno":
+            continue
+        pinned = pins.get(canonicalize_name(requirement.name))
+        assert pinned is not None, f"{text} has no pin: run ./scripts/lock"
+        assert requirement.specifier.contains(pinned), f"{text} is not met by {pinned}: run ./scripts/lock"
