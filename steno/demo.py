@@ -30,8 +30,10 @@ from steno.demo_report import show_record, show_where_to_look
 from steno.models import TINY
 
 GROUP = "demo"
-KEPT_PORT = 8000
-"""Where a demo that keeps serving listens, if it can."""
+LAW = SamplingPolicy(force={"temperature": 1.0, "top_p": 1.0})
+"""What a trainer would ask for: every token drawn from the policy itself."""
+PORT = 8000
+"""Where the demo listens, if nothing else does: the lines that it prints hold for the next one, too."""
 READY_S = 120.0
 """Importing torch on a cold, slow disk takes most of a minute."""
 AGENT_S = 120.0
@@ -73,9 +75,12 @@ class Run:
     """One agent's run. lines: what it printed."""
 
     trial: Trial
-    seed: str
     code: int
     lines: list[str]
+
+    @property
+    def solved(self) -> bool:
+        return self.code == 0
 
 
 def run(*, trials: int = 3, keep: bool = False, port: int | None = None) -> None:
@@ -93,62 +98,53 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
 
     keep: go on serving after the report, until Ctrl-C or SIGTERM.
     """
-    port = port or _free_port(KEPT_PORT if keep else 0)
+    port = port or _free_port(PORT)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="steno-demo-") as folder, _cancelled_by_sigterm():
-        async with contextlib.AsyncExitStack() as stack:
-            client = await stack.enter_async_context(AsyncSteno(url))
+        async with AsyncSteno(url) as client, contextlib.AsyncExitStack() as stack:
             with _progress(console) as progress:
                 step = progress.add_task("starting the proxy", total=1)
-                proxy = await _start(Path(folder), "proxy", "--port", str(port))
-                stack.push_async_callback(proxy.end)
-                worker = await _start(
-                    Path(folder),
-                    "worker",
-                    "--proxy",
-                    f"ws://127.0.0.1:{port}",
-                    "--engine",
-                    "transformers",
-                    "--model",
-                    str(TINY),
-                )
-                stack.push_async_callback(worker.end)
+                proxy = await _start(stack, Path(folder), "proxy", "--port", str(port))
+                relay = f"ws://127.0.0.1:{port}"
+                engine = ["--engine", "transformers", "--model", str(TINY)]
+                worker = await _start(stack, Path(folder), "worker", "--proxy", relay, *engine)
                 await _until_healthy(url, proxy)
                 progress.update(step, completed=1, description=f"the proxy listens on {url}")
-                spec = GroupSpec(
-                    group_id=GROUP, size=trials, sampling=SamplingPolicy(force={"temperature": 1.0, "top_p": 1.0})
-                )
-                group = await client.create_group(spec)
-                step = progress.add_task("starting the worker: it loads a model of 0.7 M parameters", total=1)
+                step = progress.add_task("starting the worker, which loads the model", total=1)
+                group = await client.create_group(GroupSpec(group_id=GROUP, size=trials, sampling=LAW))
                 await _until_served(group.trials[0], proxy, worker)
                 progress.update(step, completed=1, description="the worker serves the model")
                 step = progress.add_task(f"running {trials} agents", total=trials)
                 done = functools.partial(progress.advance, step)
-                runs = await asyncio.gather(
-                    *(_run_agent(trial, str(seed), done) for seed, trial in enumerate(group.trials))
-                )
-                progress.update(
-                    step, description=f"{sum(run.code == 0 for run in runs)} of {trials} agents solved their task"
-                )
+                runs = await asyncio.gather(*(_run_agent(trial, seed, done) for seed, trial in enumerate(group.trials)))
+                solved = sum(run.solved for run in runs)
+                progress.update(step, description=f"{solved} of {trials} agents solved their task")
             proxy.check()
             worker.check()
-            for agent in runs:
-                reward = Completion(reward=float(agent.code == 0), end_reason="agent_exit")
-                await client.complete(agent.trial.session.trial_id, reward)
-            await show_record(console, client, runs[0].trial.session.trial_id, runs[0].lines, TINY / "tokenizer.json")
-            await show_where_to_look(console, url, [run.trial.session.trial_id for run in runs], keep)
-            for agent in runs:
-                if agent.code != 0:
-                    console.print(f"agent of {agent.trial.session.trial_id}: exit code {agent.code}", style="red")
-                    console.print("\n".join(agent.lines[-8:]), markup=False)
+            await _report(console, client, url, runs, keep)
             if keep:
-                console.print("serving until Ctrl-C", style="dim")
+                console.print("\nServing until Ctrl-C.", style="dim")
                 with contextlib.suppress(asyncio.CancelledError):  # how this is meant to end
                     await _until_one_ends(proxy, worker)
-            return all(agent.code == 0 for agent in runs)
+            return solved == trials
 
 
-async def _start(folder: Path, name: str, *arguments: str) -> Child:
+async def _report(console: Console, client: AsyncSteno, url: str, runs: list[Run], keep: bool) -> None:
+    """Post the rewards, then print: what went wrong, one session, and where the others are."""
+    for run in runs:
+        outcome = Completion(reward=float(run.solved), end_reason="agent_exit")
+        await client.complete(run.trial.session.trial_id, outcome)
+        if not run.solved:
+            console.print(f"\nThe agent of {run.trial.session.trial_id} ended with code {run.code}:", style="red")
+            console.print("\n".join(run.lines[-12:]), markup=False)
+    shown = next((run for run in runs if run.solved), None)
+    if shown is not None:
+        await show_record(console, client, shown.trial.session.trial_id, shown.lines, TINY / "tokenizer.json")
+        await show_where_to_look(console, url, shown.trial.session.trial_id, keep)
+
+
+async def _start(stack: contextlib.AsyncExitStack, folder: Path, name: str, *arguments: str) -> Child:
+    """Start `steno <name>`; it is ended with `stack`."""
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -156,7 +152,9 @@ async def _start(folder: Path, name: str, *arguments: str) -> Child:
             stdout=output, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
             env=_environment(), start_new_session=True,
         )  # fmt: skip  # a session of its own: Ctrl-C reaches the demo alone, which ends them in order
-    return Child(name, process, log)
+    child = Child(name, process, log)
+    stack.push_async_callback(child.end)
+    return child
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -167,10 +165,10 @@ def _environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more}
 
 
-async def _run_agent(trial: Trial, seed: str, done: Callable[[], None]) -> Run:
+async def _run_agent(trial: Trial, seed: int, done: Callable[[], None]) -> Run:
     """Run one agent to its end. An agent that hangs is ended, and counts as one that failed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "steno.toy_agent", "--seed", seed,
+        sys.executable, "-m", "steno.toy_agent", "--seed", str(seed),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
         env=_environment(OPENAI_BASE_URL=trial.urls["openai"], OPENAI_API_KEY=trial.key or "none"),
     )  # fmt: skip
@@ -186,7 +184,7 @@ async def _run_agent(trial: Trial, seed: str, done: Callable[[], None]) -> Run:
             process.kill()
             await process.wait()
     done()
-    return Run(trial, seed, code, output.decode(errors="replace").splitlines())
+    return Run(trial, code, output.decode(errors="replace").splitlines())
 
 
 async def _until_healthy(url: str, proxy: Child) -> None:

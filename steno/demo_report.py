@@ -5,6 +5,7 @@ Reads everything back through the REST client, as a trainer would; knows nothing
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from proxy.client import AsyncSteno
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import Turn, bytes_to_floats, bytes_to_ids
 
-SHOWN_TOKENS = 24
+SHOWN_TOKENS = 16
+TOKEN_COLUMNS = 2
 
 
 async def show_record(
@@ -31,72 +33,78 @@ async def show_record(
     console.print()
     console.print(Text.assemble("What the agent of ", (trial_id, "bold"), " saw"))
     for line in agent_lines:
-        console.print(f"  {line}", markup=False, style="dim")
+        console.print(f"  {line}", markup=False, style="dim", soft_wrap=True)
     console.print()
-    console.print(Text.assemble("What was recorded: ", (f"{len(turns)} turns, reward {session.reward}", "bold")))
+    counts = session.counts
+    summary = f"{counts.turns} turns, {counts.completion_tokens} sampled tokens, reward {session.reward}"
+    console.print(Text.assemble("What was recorded: ", (summary, "bold")))
     console.print(_turns(turns))
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    console.print(f"The first tokens of turn 1, as sampled (new prompt ids: {len(turns[1].new_prompt_ids) // 4})")
-    console.print(_tokens(turns[1], tokenizer))
+    console.print()
+    console.print(f"The first tokens that the policy sampled in turn {turns[-1].index}")
+    console.print(_tokens(turns[-1], tokenizer))
+    console.print()
     for sample in await client.samples(trial_id):
         length, trained = len(sample.token_ids) // 4, sum(sample.loss_mask)
         console.print(
-            f"As a training sample: {length} tokens, {trained} of them sampled by the policy and trained, "
-            f"versions {', '.join(sorted({span.version for span in sample.spans}))}, reward {sample.reward}"
+            f"As a training sample: {length} tokens, {trained} of them sampled by the policy, reward {sample.reward}"
         )
 
 
 def _turns(turns: Sequence[Turn]) -> Table:
-    table = Table(box=None, header_style="dim")
-    for name in ("turn", "parent", "new prompt", "sampled", "mean logprob", "policy version", "finish", "says"):
-        table.add_column(name, justify="right" if name in ("new prompt", "sampled", "mean logprob") else "left")
-    numbers = {turn.turn_id: str(turn.index) for turn in turns}
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("turn", "new prompt", "sampled", "mean logprob", "version", "says"):
+        right = name in ("new prompt", "sampled", "mean logprob")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     for turn in turns:
         logprobs = bytes_to_floats(turn.sampling_logprobs)
-        mean = f"{sum(logprobs) / len(logprobs):.4f}" if logprobs else "-"
-        calls = [call["function"] for call in turn.reply.get("tool_calls") or []]
-        said = turn.reply.get("content") or ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
         table.add_row(
             str(turn.index),
-            numbers.get(turn.parent_id or "", "-"),
             str(len(turn.new_prompt_ids) // 4),
             str(turn.completion_tokens),
-            mean,
+            f"{sum(logprobs) / len(logprobs):.4f}" if logprobs else "-",
             ", ".join(span.version for span in turn.versions),
-            turn.finish_reason,
-            Text(str(said).strip()),
+            Text(_said(turn)),
         )
     return table
 
 
+def _said(turn: Turn) -> str:
+    calls = [call["function"] for call in turn.reply.get("tool_calls") or []]
+    return str(turn.reply.get("content") or "").strip() or ", ".join(
+        f"{call['name']}({', '.join(map(str, json.loads(call['arguments']).values()))})" for call in calls
+    )
+
+
 def _tokens(turn: Turn, tokenizer: Tokenizer) -> Table:
-    """Three columns of (id, text, log-probability), read downwards."""
+    """Columns of (id, text, log-probability), read downwards."""
     ids, logprobs = bytes_to_ids(turn.completion_ids), bytes_to_floats(turn.sampling_logprobs)
     rows = [
-        (str(token), repr(tokenizer.decode([token], skip_special_tokens=False)), f"{logprob:.5f}")
+        (str(token), repr(tokenizer.decode([token], skip_special_tokens=False)), f"{logprob:.4f}")
         for token, logprob in list(zip(ids, logprobs, strict=True))[:SHOWN_TOKENS]
     ]
-    height = -(-len(rows) // 3)
-    table = Table(box=None, header_style="dim")
-    for _ in range(3):
-        table.add_column("id", justify="right")
-        table.add_column("token")
-        table.add_column("logprob", justify="right", style="cyan")
+    height = -(-len(rows) // TOKEN_COLUMNS)
+    table = Table(box=None, header_style="dim", padding=(0, 1))
+    for _ in range(TOKEN_COLUMNS):
+        table.add_column("id", justify="right", no_wrap=True)
+        table.add_column("token", no_wrap=True, min_width=13)
+        table.add_column("logprob", justify="right", style="cyan", no_wrap=True)
     for line in range(height):
-        cells = [cell for row in rows[line::height] for cell in row]
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(cell) for row in rows[line::height] for cell in row))
     return table
 
 
-async def show_where_to_look(console: Console, url: str, trial_ids: Sequence[str], keep: bool) -> None:
+async def show_where_to_look(console: Console, url: str, trial_id: str, keep: bool) -> None:
     """Lines to copy, each of which has just been tried. Raises: StenoError if one did not work."""
-    paths = [f"/sessions/{trial_ids[0]}{tail}" for tail in ("", "/turns", "/samples")] + ["/sessions?status=completed"]
+    paths = [f"/sessions/{trial_id}{tail}" for tail in ("", "/turns", "/samples")] + ["/sessions?status=completed"]
     console.print()
-    console.print("Where to look next" if keep else "Where to look next, with `steno demo --keep` serving them")
+    console.print(
+        "Where to look next" if keep else "Where to look next (`./scripts/demo --keep` goes on serving these)"
+    )
     async with httpx.AsyncClient(base_url=url) as http:
         for path in paths:
             answer = await http.get(path)
             if not answer.is_success:
                 raise StenoError(f"GET {path} answered {answer.status_code}")
             console.print(f"  curl -s {shlex.quote(url + path)}", markup=False, soft_wrap=True)
-    console.print(f"  steno sessions show {trial_ids[0]} --url {url}", markup=False, soft_wrap=True)
+    console.print(f"  steno sessions show {trial_id} --url {url}", markup=False, soft_wrap=True)
