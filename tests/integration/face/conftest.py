@@ -1,0 +1,29 @@
+"""One proxy with an admin key and one scripted worker for this folder's tests, and one without keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import Stack, running
+
+ADMIN = "admin-key-of-the-tests"
+SCRIPT = Path(__file__).with_name("script.py")
+WORKER = ["--engine", "scripted", "--script", f"{SCRIPT}:reply"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clean_environment() -> Iterator[None]:
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("STENO_")}
+    yield
+    os.environ.update(kept)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Without keys: sessions are registered on first use."""
+    with running(tmp_path_factory.mktemp("stack"), WORKER) as found:
+        yield found
