@@ -52,7 +52,7 @@ class WorkerMetrics:
             "steno_worker_credit_stalls_total", "Times a generation waited for a slow reader", registry=registry
         )
         self.relay_seconds = Counter(
-            "steno_worker_relay_seconds_total", "CPU time in the relay (encode, pack, write); by tokens: its cost beside the engine",
+            "steno_worker_relay_seconds_total", "CPU time in the relay; by tokens: its cost beside the engine",
             registry=registry,
         )  # fmt: skip
         self.engine_up = Gauge(

@@ -128,6 +128,8 @@ class TransformersEngine:
         )
 
     def load(self) -> tuple[int, int, float]:
+        if self._failure is not None:
+            self._check_alive()
         return self._load
 
     def constrains(self, job: Job) -> bool:
