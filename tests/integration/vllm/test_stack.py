@@ -1,0 +1,88 @@
+"""The whole product with the real engine: proxy and worker as processes, the demo's agent, the shipped checkpoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from steno.models import TINY
+from tests.integration.vllm.drawing import gathered
+from tests.support.stack import ROOT, Stack, running
+
+pytestmark = pytest.mark.vllm
+
+VLLM = ["--engine", "vllm", "--model", str(TINY), "--", "--enforce-eager", "--dtype=float32", "--max-num-seqs=8"]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(tmp_path_factory.mktemp("stack"), [*VLLM, "--tool-call-parser", "hermes"]) as stack:
+        yield stack
+
+
+def run_agent(stack: Stack, trial_id: str, seed: int) -> int:
+    environment = {**os.environ, "OPENAI_BASE_URL": stack.base_url(trial_id), "OPENAI_API_KEY": "none"}
+    command = [sys.executable, "-m", "steno.toy_agent", "--seed", str(seed)]
+    return subprocess.run(command, cwd=ROOT, env=environment, timeout=120).returncode
+
+
+def test_the_demos_agent_finishes_and_its_record_is_exact(stack: Stack) -> None:
+    """Every token is drawn at temperature 1, so now and then one trial of three may miss its code word."""
+    codes = {f"demo-{seed}": run_agent(stack, f"demo-{seed}", seed) for seed in range(3)}
+    assert 0 in codes.values() and 2 not in codes.values(), codes
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    for trial_id in codes:
+        turns = stack.turns(trial_id)
+        assert len(turns) > 3 and [turn["fork_reason"] for turn in turns] == [None] * len(turns)
+        assert [turn["parent_id"] for turn in turns] == [None, *(turn["turn_id"] for turn in turns[:-1])]
+        ids: list[int] = []
+        sampled: list[tuple[int, float]] = []
+        for turn in turns:
+            ids += turn["new_prompt_ids"]
+            assert len(ids) == turn["prompt_tokens"] and not turn["constrained"]
+            sampled += enumerate(turn["sampling_logprobs"], len(ids))
+            ids += turn["completion_ids"]
+            assert turn["versions"] == [{"version": "base/0", "start": 0, "end": len(turn["completion_ids"])}]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0].float()
+        at = torch.tensor([position - 1 for position, _ in sampled])
+        expected = gathered(torch.log_softmax(logits[at], -1), [ids[position] for position, _ in sampled])
+        assert [logprob for _, logprob in sampled] == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> None:
+    """Runs last: nobody serves any more. The exit code tells a supervisor to start a new worker."""
+    (worker,) = stack.workers
+    for process in psutil.Process(worker.pid).children(recursive=True):
+        process.kill()
+    assert worker.wait(60) == 1
+    deadline = time.monotonic() + 20
+    while httpx.get(stack.base_url("probe") + "/models").json()["data"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    answer = httpx.post(stack.base_url("late") + "/chat/completions", json=request, timeout=60)
+    assert answer.status_code == 503 and "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--", "--tool-call-parser", "hermess"], "no parser named 'hermess'; there are"),
+        (["--", "--max-nun-seqs", "4"], "unrecognized arguments: --max-nun-seqs"),
+    ],
+)
+def test_a_worker_says_what_is_wrong_with_its_arguments(extra: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "steno", "worker", "--engine", "vllm", "--model", str(TINY), *extra]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode not in (0, 1) and said in " ".join((ended.stderr + ended.stdout).split())
+    assert "Traceback" not in ended.stderr
