@@ -26,6 +26,8 @@ from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import ForkReason
 
 Render = Callable[[Sequence[Message], Sequence[Tool], dict[str, Any]], list[int]]
+_QUESTION: Message = {"role": "user", "content": "?"}
+"""What a template must have seen before a reply: Qwen3 looks for the last question, Llama 3.1 puts the tools there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ def extend(
     prefix_messages: int,
     last_id: int,
     render: Render | None = None,
+    counted: bool = False,
 ) -> list[int] | Refusal:
     """The ids after a recorded prompt and completion that stand for `messages[:prefix_messages]`.
 
@@ -55,19 +58,23 @@ def extend(
             (GLM: `<|user|>`, `<|observation|>`) and another than was sampled. Any other: the completion was cut off, and is
             closed as the template closes it.
         render: in place of `format.render` (roles folded, say).
+        counted: the template counts: what it renders depends on how many messages of which kind came before (Cohere numbers
+            tool results). The context then has all of them, in few words; the work is linear in their number.
     """
     render = render or format.render
     reply, new = messages[prefix_messages - 1], list(messages[prefix_messages:])
     if reply["role"] != "assistant":
         return Refusal(ForkReason.RENDER_REFUSED, "the recorded part does not end in an assistant message")
-    system = messages[0]["role"] == "system"
+    before = list(messages[: prefix_messages - 1])
+    if not counted:
+        before = [message for message in before[:1] if message["role"] == "system"] + [_QUESTION]
     # Assistant messages of other origin among the new ones may be rendered by their tool's schema.
     real_tools = list(tools) if any(message["role"] == "assistant" for message in new) else []
     short, marks = _nonces_for(new)
 
     def rendered(old: _Old, field: str, tail: list[Message]) -> list[int]:
         with_tools = [_tool(old.context), *real_tools] if tools else []
-        return render([*_context(old.context, system), _stub(reply, old.reply, field), *tail], with_tools, options)
+        return render([*_reworded(before, old.context), _stub(reply, old.reply, field), *tail], with_tools, options)
 
     old, reworded = _Old(), _Old()
     try:
@@ -105,10 +112,19 @@ class _Old:
         self.context, self.reply = secrets.token_hex(8), secrets.token_hex(8)
 
 
-def _context(nonce: str, system: bool) -> list[Message]:
-    """What a template must have seen before a reply: a question (Qwen3 looks for the last one, Llama 3.1 puts tools there)."""
-    user = {"role": "user", "content": f"u{nonce}"}
-    return [{"role": "system", "content": f"s{nonce}"}, user] if system else [user]
+def _reworded(messages: Sequence[Message], nonce: str) -> list[Message]:
+    """The same messages, each saying `nonce` where it said anything."""
+    reworded = []
+    for message in messages:
+        message = {key: value for key, value in message.items() if key != "reasoning_content"}
+        if message["content"]:
+            message["content"] = f"{message['role']} {nonce}"
+        if message.get("tool_calls"):
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": "{}"}} for call in message["tool_calls"]
+            ]
+        reworded.append(message)
+    return reworded
 
 
 def _tool(nonce: str) -> Tool:

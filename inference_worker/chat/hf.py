@@ -51,6 +51,7 @@ class HfChatFormat:
         self._bytes = TokenBytes(self._backend)
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
         self._arguments_as_text = not self._prints_json_arguments()
+        self._empty_is_none = not self._prints_calls("") and self._prints_calls(None)
         stops = set(stop_ids)
         if tokenizer.eos_token_id is not None:
             stops.add(tokenizer.eos_token_id)
@@ -110,7 +111,8 @@ class HfChatFormat:
         return text
 
     def _plain(self, message: Message) -> Message:
-        """Contents as one string (parts on a line each); arguments as objects where they are one and the template takes one."""
+        """Contents as one string (parts on a line each); arguments as objects where they are one and the template takes one;
+        no content beside calls as None where the template would otherwise leave out the calls (DeepSeek R1)."""
         plain = dict(message)
         if not isinstance(plain["content"], str):
             plain["content"] = "\n".join(part["text"] for part in plain["content"])
@@ -119,6 +121,8 @@ class HfChatFormat:
                 {**call, "function": {**call["function"], "arguments": _object_or_text(call["function"]["arguments"])}}
                 for call in plain["tool_calls"]
             ]
+        if plain.get("tool_calls") and not plain["content"] and self._empty_is_none:
+            plain["content"] = None
         return plain
 
     def _prints_json_arguments(self) -> bool:
@@ -131,6 +135,17 @@ class HfChatFormat:
         except _TEMPLATE_FAILURES:
             return False
         return "{'flag': True}" not in text
+
+    def _prints_calls(self, content: str | None) -> bool:
+        """Whether the template renders calls beside this content."""
+        name = f"t{secrets.token_hex(4)}"
+        function = {"name": name, "arguments": "{}" if self._arguments_as_text else {}}
+        calls = [{"id": "abcdefghi", "type": "function", "function": function}]
+        reply: Message = {"role": "assistant", "content": content, "tool_calls": calls}
+        try:
+            return name in self._template([{"role": "user", "content": "ok"}, reply], None)
+        except _TEMPLATE_FAILURES:
+            return False
 
     def _closer(self, stops: set[int]) -> set[int]:
         """The special token that ends a reply in the template, if none of `stops` does (a base model's end of text, say)."""

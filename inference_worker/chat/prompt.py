@@ -1,8 +1,7 @@
 """From messages to prompt ids: the recorded ids and what is new, or the whole conversation rendered.
 
-Owns the choice between the two, what is known of a model's format once it is loaded (`FormatReport`), and the generation
-prompt that parsers look at. Samples nothing, does no I/O; everything here is CPU work, linear in what is new, or in the request
-when rendered whole.
+Owns the choice between the two, and the generation prompt that parsers look at. Samples nothing, does no I/O; everything here is
+CPU work, linear in what is new, or in the request when rendered whole.
 """
 
 from __future__ import annotations
@@ -11,32 +10,19 @@ import json
 import secrets
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from inference_worker.chat.base import ChatFormat
-from inference_worker.chat.extend import Refusal, extend
-from inference_worker.chat.fold import Folding, probe
-from proxy.contracts.canonical import Job, Message, Tool
+from inference_worker.chat.check import FormatReport, called, extend_folded
+from inference_worker.chat.extend import Refusal
+from proxy.contracts.canonical import Job, Message
 from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import ForkReason
 
+_QUESTION: Message = {"role": "user", "content": "ok?"}
 _EXAMPLES = 256
 """Generation prompts are looked up by template options, which are the agent's to vary."""
-
-
-@dataclass(frozen=True, slots=True)
-class FormatReport:
-    """What a self-check conversation showed.
-
-    problems: one sentence each, for the log. extends: which new messages can be rendered alone after a reply: `user`, `tool`.
-    keeps_thinking: whether the template renders the reasoning of replies before the last question.
-    """
-
-    folding: Folding
-    problems: list[str] = field(default_factory=list)
-    extends: frozenset[str] = frozenset()
-    keeps_thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +35,6 @@ class Prompt:
     refused: str = ""
     thinking_kept: bool = True
     generation_prompt: Sequence[int] = ()
-
-
-def check_format(format: ChatFormat) -> FormatReport:
-    """Run a small conversation through the template, at load: one that can't be extended is known before the first turn."""
-    problems: list[str] = []
-    if not format.stop_ids:
-        problems.append("no stop ids: neither the generation config nor the tokenizer nor the template names one")
-    question: Message = {"role": "user", "content": "ok?"}
-    try:
-        format.render([question], [], {})
-    except BadRequest as refusal:
-        return FormatReport(Folding(), [*problems, f"the template refuses a user's message: {refusal.message}"])
-    folding = probe(format)
-    call_id = "abcdefghi"
-    function = {"name": "probe", "arguments": '{"key": "value"}'}
-    calls = [{"id": call_id, "type": "function", "function": function}]
-    after: dict[str, list[Message]] = {
-        "user": [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "and?"}],
-        "tool": [
-            {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": "done"},
-        ],
-    }
-    extends = set()
-    for role, messages in after.items():
-        result = _extended(format, folding, [question, *messages], [], {}, 2, -1)
-        if isinstance(result, Refusal):
-            problems.append(f"after a reply a {role} message can't be rendered alone: {result.detail}")
-        else:
-            extends.add(role)
-    if "user" in extends and not folding.late_system:
-        late = [question, after["user"][0], {"role": "system", "content": "ok."}, after["user"][1]]
-        if isinstance(_extended(format, folding, late, [], {}, 2, -1), Refusal):
-            # GLM: a reply is closed by the header of a user or a tool, and a system message's closes none.
-            folding = replace(folding, late_system=True)
-    return FormatReport(folding, problems, frozenset(extends), _keeps_thinking(format, folding))
 
 
 class Prompter:
@@ -100,8 +50,9 @@ class Prompter:
         options = job.template_kwargs
         new = refusal = None
         if prefix and prefix_messages and self._report.extends:
-            result = _extended(
-                self._format, self._report.folding, job.messages, job.tools, options, prefix_messages, prefix[-1]
+            report, last_id = self._report, prefix[-1]
+            result = extend_folded(
+                self._format, report.folding, job.messages, job.tools, options, prefix_messages, last_id, report.counted
             )
             if isinstance(result, Refusal):
                 refusal = result
@@ -148,46 +99,6 @@ class Prompter:
             return []
 
 
-def _extended(
-    format: ChatFormat,
-    folding: Folding,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
-    options: dict[str, Any],
-    prefix_messages: int,
-    last_id: int,
-) -> list[int] | Refusal:
-    def folded(some: Sequence[Message], with_tools: Sequence[Tool], kwargs: dict[str, Any]) -> list[int]:
-        return format.render(folding.apply(some), with_tools, kwargs)
-
-    return extend(format, messages, tools, options, prefix_messages=prefix_messages, last_id=last_id, render=folded)
-
-
 def _asking(role: str) -> list[Message]:
     nonce = secrets.token_hex(8)
-    if role == "user":
-        return [{"role": "user", "content": nonce}]
-    function = {"name": "probe", "arguments": '{"key": "value"}'}
-    return [
-        {"role": "user", "content": "ok"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "abcdefghi", "name": "probe", "content": nonce},
-    ]
-
-
-def _keeps_thinking(format: ChatFormat, folding: Folding) -> bool:
-    nonce = secrets.token_hex(8)
-    messages: list[Message] = [
-        {"role": "user", "content": "ok?"},
-        {"role": "assistant", "content": "ok", "reasoning_content": nonce},
-        {"role": "user", "content": "and?"},
-    ]
-    try:
-        ids = format.render(folding.apply(messages), [], {})
-    except BadRequest:
-        return False
-    return nonce in format.decoder().feed(ids, final=True)
+    return [_QUESTION, *called("abcdefghi", nonce)] if role == "tool" else [{"role": "user", "content": nonce}]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from inference_worker.chat.check import check_format
 from inference_worker.chat.extend import Refusal, extend
 from inference_worker.chat.fold import Folding
-from inference_worker.chat.prompt import Prompt, Prompter, check_format
+from inference_worker.chat.prompt import Prompt, Prompter
 from proxy.contracts.canonical import Job, Message
 from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import ForkReason
@@ -327,6 +328,31 @@ def test_equal_prefix_is_continuous_even_if_nothing_can_be_rendered_alone() -> N
     assert (prompt.kept_tokens, prompt.refused) == (len(record), "")
     branch = prompter.chat(Job(messages=talk), array("i", [record[0], *record]), 3)
     assert (branch.kept_tokens, branch.refused) == (0, "render_differs")
+
+
+def numbers_results(messages: list[Message], tools: Any) -> str:
+    text, number = "", 0
+    for message in messages:
+        if message["role"] == "tool":
+            number += 1
+            message = {**message, "content": f"{number}. {message['content']}"}
+        text += turns([{**message, "content": message["content"] + str(message.get("tool_calls", ""))}])
+    return text + "<|im_start|>assistant\n"
+
+
+def test_templates_that_count_see_how_much_there_was() -> None:
+    format = Templated(numbers_results)
+    report = check_format(format)
+    assert report.counted and not check_format(chat_format("qwen3")).counted
+    talk = [user("Weather?")]
+    for number in range(3):
+        reply = calls("Oslo", first=number)
+        record = format.render([*talk, reply], [], {})[
+            : -len(encoded("chatml", "byte_level", "\n<|im_start|>assistant\n"))
+        ]
+        talk = [*talk, reply, *results(reply)]
+        prompt = Prompter(format, report).chat(Job(messages=talk), array("i", record), len(talk) - 1)
+        assert prompt.kept_tokens == len(record) and prompt.ids == format.render(talk, [], {})
 
 
 def test_check_format_reports_what_is_wrong() -> None:

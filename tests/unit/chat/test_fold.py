@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from inference_worker.chat.check import check_format
 from inference_worker.chat.fold import Folding, probe, short_call_id
-from inference_worker.chat.prompt import check_format
 from proxy.contracts.canonical import Message
 from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format
 

@@ -9,11 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference_worker.chat.reader import ONE_CALL
 from inference_worker.engines.base import TokenStep
-from inference_worker.job import ONE_CALL, ChatEngine
+from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started
@@ -128,6 +129,7 @@ async def test_one_delta_a_step_with_reasoning_content_and_calls() -> None:
     assert (out.finish.reason, out.finish.cached_tokens, out.finish.timings) == ("tool_calls", 3, {"prefill": 0.1})
 
 
+@settings(deadline=None)  # each example starts an engine and checks a format
 @given(st.lists(st.integers(1, 60)), st.sampled_from(["three", " two", "e, f", "\n\n", "zzz"]))
 async def test_stop_strings_end_text_and_ids_whatever_the_steps(cuts: list[int], stop: str) -> None:
     text = "one, two, three, four\n\nfive"
