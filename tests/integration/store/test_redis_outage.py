@@ -131,3 +131,21 @@ async def test_a_commit_is_one_round_trip(mortal: RedisServer, hasty: RedisStore
         if name in ("cmdstat_evalsha", "cmdstat_eval")
     }
     assert sum(sent.values()) == sent["cmdstat_evalsha"] == 1
+
+
+async def test_reading_while_others_commit_gives_whole_turns(mortal: RedisServer, hasty: RedisStore) -> None:
+    other = RedisStore(mortal.url)
+    await hasty.register(session("busy"))
+    made = [turn(number, seed=4, text_bytes=50) for number in range(100)]
+
+    async def write() -> None:
+        for one in made:
+            await other.commit("busy", one, row(one), now=1.0)
+
+    writing = asyncio.ensure_future(write())
+    while not writing.done():
+        read = await hasty.turns("busy")
+        assert read == made[: len(read)]
+    await writing
+    assert await hasty.turns("busy") == made
+    await other.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.contracts.records import IndexRow, Timings, TokenSpan, Turn
@@ -63,12 +63,14 @@ def there_and_back(one: Turn, its_row: IndexRow) -> tuple[Turn, IndexRow]:
     return decode_turn(one.index, entry, encoded.ids, encoded.logprobs, lambda at: unpack(texts[at]), None), entry.row
 
 
+@settings(max_examples=40)  # each is a few hundred draws
 @given(turns())
 def test_any_turn_survives(one: Turn) -> None:
     its_row = row(one)
     assert there_and_back(one, its_row) == (one, its_row)
 
 
+@settings(max_examples=25)
 @given(turns(), st.integers(-1, 3))
 def test_any_disagreement_with_the_row_survives(one: Turn, off: int) -> None:
     """A row may word the finish in its own way, or not know the counts."""

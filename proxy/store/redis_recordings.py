@@ -1,0 +1,176 @@
+"""The recording itself in Redis (I3, I5): commit, and the ways back from what was committed. Groups and lists are not known here.
+
+One script and one round trip per commit, one round trip per tail. Turns are read in chunks: a long session must neither hold up
+the server nor arrive whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from proxy.contracts.errors import Gone, NotFound
+from proxy.contracts.records import IndexRow, Turn
+from proxy.store.base import Path, Tail
+from proxy.store.codec import EncodedTurn, decode_entry, decode_row, decode_turn, encode_turn, pack_id, path_ids
+from proxy.store.head import Head, head_from_hash, session_of
+from proxy.store.keys import TrialKeys, trial_keys
+from proxy.store.known import KnownTexts
+from proxy.store.redis_link import RedisLink, Script
+from proxy.store.text import pack, unpack
+
+MISSING, CLOSED, RESEND, OTHER = -1, -2, -3, -4
+"""Outcomes of the scripts, as in their headings."""
+CHUNK_TURNS = 64
+NO_ROWS = -1
+"""As the start of a tail: the session alone."""
+
+
+class RedisRecordings:
+    """The part of `SessionStore` that is about turns."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
+        self._known = KnownTexts()
+        self._scripts: dict[str, Script] = {}
+
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = Script(name)
+        return await self._link.run(script, keys, args)
+
+    async def tail(self, trial_id: str, start: int) -> Tail:
+        keys = trial_keys(trial_id)
+        pipe = self._link.client.pipeline(transaction=False)
+        pipe.hgetall(keys.session)
+        pipe.get(keys.doc)
+        if start != NO_ROWS:
+            pipe.lrange(keys.turns, start, -1)
+        fields, doc, *rows = await self._link.call(pipe.execute())
+        head = alive(trial_id, fields, doc)
+        return Tail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows[0]] if rows else [])
+
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+        if not numbers:
+            return Path(b"", {})
+        keys = trial_keys(trial_id)
+        pipe = self._link.client.pipeline(transaction=False)
+        for first, last in _runs(numbers):
+            pipe.lrange(keys.ids, first, last)
+        pipe.lindex(keys.turns, numbers[-1])
+        *runs, entry = await self._link.call(pipe.execute())
+        elements = [element for run in runs for element in run]
+        if entry is None or len(elements) != len(numbers):
+            await self.tail(trial_id, NO_ROWS)
+            raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
+        reply_at = decode_entry(entry).refs[-1]
+        packed = await self._link.call(self._link.client.lindex(keys.texts, reply_at))
+        if packed is None:
+            refuse(trial_id, CLOSED)
+        return Path(path_ids(elements), unpack(packed))
+
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        encoded = encode_turn(turn, row)
+        keys = trial_keys(trial_id)
+        reply = await self._run("commit", keys, _commit_args(encoded, self._known.packed(trial_id, encoded), now))
+        if reply[0] == RESEND:
+            everything = [pack(text.raw) for text in encoded.texts]
+            reply = await self._run("commit", keys, _commit_args(encoded, everything, now))
+        number: int = reply[0]
+        if number < 0:
+            refuse(trial_id, number)
+        self._known.add(trial_id, encoded)
+        turn.index = number
+        return number
+
+    async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
+        await self._run("delivered", [trial_keys(trial_id).numbers], [pack_id(turn_id), delivered])
+
+    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
+        outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))
+        if outcome != 1:
+            refuse(trial_id, outcome)
+
+    async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
+        await self.tail(trial_id, NO_ROWS)
+        turns: list[Turn] = []
+        while limit is None or len(turns) < limit:
+            wanted = CHUNK_TURNS if limit is None else min(CHUNK_TURNS, limit - len(turns))
+            chunk = await self._chunk(trial_id, trial_keys(trial_id), start + len(turns), wanted)
+            turns += chunk
+            if len(chunk) < wanted:
+                break
+        return turns
+
+    async def _chunk(self, trial_id: str, keys: TrialKeys, start: int, count: int) -> list[Turn]:
+        pipe = self._link.client.pipeline(transaction=False)
+        for key in (keys.turns, keys.ids, keys.logprobs):
+            pipe.lrange(key, start, start + count - 1)
+        raw, ids, logprobs = await self._link.call(pipe.execute())
+        if not raw:
+            return []
+        entries = [decode_entry(element) for element in raw]
+        positions = sorted({ref for entry in entries for ref in entry.refs})
+        pipe = self._link.client.pipeline(transaction=False)
+        pipe.hmget(keys.numbers, [pack_id(entry.row.turn_id) for entry in entries])
+        for first, last in _runs(positions):
+            pipe.lrange(keys.texts, first, last)
+        numbers, *runs = await self._link.call(pipe.execute())
+        packed = [element for run in runs for element in run]
+        # Commits between the three reads make the later ones longer; a deletion makes something short.
+        if len(packed) != len(positions) or min(len(ids), len(logprobs)) < len(raw):
+            refuse(trial_id, CLOSED)
+        texts = dict(zip(positions, packed, strict=True))
+        return [
+            decode_turn(start + i, entry, ids[i], logprobs[i], lambda at: unpack(texts[at]), _delivered(numbers[i]))
+            for i, entry in enumerate(entries)
+        ]
+
+
+def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float) -> list[Any]:
+    args: list[Any] = [
+        pack_id(encoded.turn_id), b"1" if encoded.partial else b"0", encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
+        encoded.new_prompt_tokens, encoded.completion_tokens, encoded.constrained_tokens, b"1" if encoded.fork else b"0",
+        repr(encoded.began_at), repr(now),
+    ]  # fmt: skip
+    for text, rest in zip(encoded.texts, packed, strict=True):
+        args += (text.digest, rest)
+    args[-2] = b""  # the reply: its own, never looked up
+    return args
+
+
+def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """HGETALL as a script returns it."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive numbers as inclusive ranges, in the order given."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def _delivered(known: bytes | None) -> int | None:
+    _, marked, count = (known or b"").partition(b":")
+    return int(count) if marked else None
+
+
+def alive(trial_id: str, fields: dict[bytes, bytes], doc: bytes | None) -> Head:
+    if not fields:
+        refuse(trial_id, MISSING)
+    if doc is None or fields[b"status"] == b"deleted":
+        refuse(trial_id, CLOSED)
+    return head_from_hash(fields)
+
+
+def refuse(trial_id: str, outcome: int) -> NoReturn:
+    """What a script's refusal means to the caller."""
+    if outcome == MISSING:
+        raise NotFound(f"no session {trial_id}")
+    raise Gone(f"session {trial_id} is closed")

@@ -1,0 +1,57 @@
+"""docs/recording-format.md says what is stored: its program reads a real recording, its tables name every key and field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from proxy.contracts.records import IndexRow, bytes_to_ids
+from proxy.store import keys
+from proxy.store.codec import Meta
+from proxy.store.head import Head
+from proxy.store.redis import RedisStore
+from tests.support.redis_server import RedisServer
+from tests.support.store_contract import END, make_group, record
+
+PAGE = Path(__file__).parents[3] / "docs" / "recording-format.md"
+
+
+async def test_the_program_on_the_page_reads_a_recording(redis_server: RedisServer) -> None:
+    store = RedisStore(redis_server.url)
+    made = await record(store, "by-hand", 3)
+    await store.close()
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    command = [sys.executable, "-I", "-c", program, redis_server.url, "by-hand"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0
+    for one in made:
+        assert f"{one.index} {one.turn_id} parent {one.index - 1} {one.model}" in output
+        assert f"completion ids {bytes_to_ids(one.completion_ids).tolist()}" in output
+
+
+def test_the_page_names_every_key_and_field() -> None:
+    page = PAGE.read_text()
+    names = [f"`steno:{{T}}:{name}`" for name in keys.TrialKeys._fields]
+    for struct in (Head, IndexRow, Meta):
+        names += [f"`{name}`" for name in struct.__struct_fields__]
+    assert [name for name in names if name not in page] == []
+
+
+async def test_redis_holds_no_other_keys(server: RedisServer, store: RedisStore) -> None:
+    group, sessions = make_group("g1", 3)
+    await store.create_group(group, sessions)
+    await record(store, "alone", 2)
+    await store.complete("g1-0", status="aborted", **END)
+    await store.delete("g1-1", now=1.0, tombstone_s=60.0)
+    await anext(store.events("alone"))
+    page = PAGE.read_text()
+    with server.client() as redis:
+        found = {(key.decode(), redis.type(key).decode()) for key in redis.scan_iter("*")}
+    for key, kind in found:
+        name = re.sub(r"\{[^:}]+\}", "{T}", key).replace("group:{T}", "group:{G}").replace("group:g1", "group:G")
+        short = name if "completed" not in name and "aborted" not in name else "…:" + name.rpartition(":")[2]
+        line = next((line for line in page.splitlines() if line.startswith("|") and f"`{short}`" in line), "")
+        assert f"| {kind} |" in line, f"{key}, a {kind}, is not on the page"
