@@ -1,1 +1,1 @@
-"""Where sessions rest: the `SessionStore` protocol (base.py), in memory (memory.py) and in Redis (redis.py, whose schema is keys.py)."""
+"""Where sessions rest: the `SessionStore` protocol (base.py), kept in memory (memory.py) and in Redis (redis.py, keys.py)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from proxy.contracts.errors import Conflict, Gone, NotFound
@@ -259,7 +259,7 @@ class MemoryStore:
 
     # -- what watchers see
 
-    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[Event]:
+    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncGenerator[Event, None]:
         recording = self._get(trial_id)
         if after == END:
             return

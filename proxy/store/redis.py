@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from proxy.contracts.errors import Conflict, NotFound
@@ -193,7 +193,7 @@ class RedisStore(RedisRecordings):
 
     # -- what watchers see
 
-    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[Event]:
+    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncGenerator[Event, None]:
         """A lost wake-up delays an event by WATCH_BLOCK_MS at most: events are read from the record, not from the stream."""
         keys = trial_keys(trial_id)
         await self.session(trial_id)

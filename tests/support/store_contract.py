@@ -13,8 +13,8 @@ from proxy.contracts.records import ForkReason, Group, Limits, SamplingPolicy, S
 from proxy.store.base import SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
-END = {"reward": 1.0, "end_reason": "harness", "metrics": {"resolved": 1.0}, "now": 50.0}
-ALL = {"status": None, "group_id": None, "since": None, "until": None, "cursor": None, "limit": 100}
+END: dict[str, Any] = {"reward": 1.0, "end_reason": "harness", "metrics": {"resolved": 1.0}, "now": 50.0}
+ALL: dict[str, Any] = {"status": None, "group_id": None, "since": None, "until": None, "cursor": None, "limit": 100}
 
 
 async def record(store: SessionStore, trial_id: str, turns: int = 3, *, seed: int = 0) -> list[Any]:

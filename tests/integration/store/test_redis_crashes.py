@@ -39,7 +39,7 @@ class Windows:
         self.dying = RedisStore(url, clock=self.clock)
 
     def dies_before_publishing(self) -> None:
-        self.dying._index.publish = self._crash  # type: ignore[method-assign]
+        self.dying._index.publish = self._crash  # type: ignore[method-assign, assignment]
 
     async def _crash(self, *args: Any, **options: Any) -> Any:
         raise Crash
@@ -84,7 +84,7 @@ async def test_an_announcement_of_nothing_is_withdrawn(server: RedisServer, wind
             raise Crash
         return await real(name, *args)
 
-    windows.dying._run = crash_on_register  # type: ignore[method-assign]
+    windows.dying._run = crash_on_register  # type: ignore[method-assign, assignment]
     with pytest.raises(Crash):
         await windows.dying.register(session("never"))
     assert pending(server) == 1

@@ -166,4 +166,5 @@ def test_format_1_is_read_as_it_was_written() -> None:
 def plain(one: Turn) -> dict[str, Any]:
     """For JSON: bytes as hex, tuples as lists."""
     values = {name: value.hex() if isinstance(value, bytes) else value for name, value in one.model_dump().items()}
-    return json.loads(json.dumps(values))
+    plain_values: dict[str, Any] = json.loads(json.dumps(values))
+    return plain_values
