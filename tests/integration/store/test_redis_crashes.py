@@ -39,7 +39,7 @@ class Windows:
         self.dying = RedisStore(url, clock=self.clock)
 
     def dies_before_publishing(self) -> None:
-        self.dying._index.publish = self._crash  # type: ignore[method-assign, assignment]
+        self.dying._index.publish = self._crash  # type: ignore[method-assign]
 
     async def _crash(self, *args: Any, **options: Any) -> Any:
         raise Crash
