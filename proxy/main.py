@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from proxy import logs
 from proxy.api import generation, groups, ops, sessions, workers
 from proxy.api.common import Services, admin
-from proxy.api.front import Front, on_http_error, on_steno_error, on_surprise, on_validation_error
+from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.config import ProxySettings
 from proxy.contracts.errors import StenoError
 from proxy.hub import Hub, RelaySettings
@@ -65,11 +65,13 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
             await hub.close()
             await store.close()
 
-    app = FastAPI(title="Steno", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = Application(
+        settings.base_path, title="Steno", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.state.hub = hub
     app.state.turns = turns
     app.state.services = Services(settings, keys, store, recorder, hub)
-    app.router.routes += generation.routes(
+    agents = generation.routes(
         turns,
         hub,
         keys,
@@ -77,6 +79,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
     )
+    app.router.routes += agents
+    app.turns = generation.by_path(agents)
     for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):
         app.include_router(router)
     app.add_middleware(Front, base_path=settings.base_path)
@@ -175,7 +179,7 @@ def run(settings: ProxySettings) -> int:
             port=settings.port,
             loop="uvloop" if sys.platform != "win32" else "asyncio",
             http="httptools",
-            ws="websockets",
+            ws="websockets-sansio",
             ws_max_size=settings.max_packet_bytes,
             ws_per_message_deflate=False,  # tokens do not compress, and zlib would cost more than all else
             ws_ping_interval=None,  # the relay has heartbeats of its own

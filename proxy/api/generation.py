@@ -14,11 +14,12 @@ import math
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs, metrics
 from proxy.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
@@ -30,11 +31,13 @@ from proxy.dialects.openai import error_body
 from proxy.dialects.openai_schema import MODELS
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
-from proxy.turn import ClientLeft, Turns
+from proxy.turn import ClientLeft, Request, Turns
 
 log = logging.getLogger(__name__)
 
 DIALECTS: tuple[Dialect, ...] = (Chat(), Completions())
+WATCH_AFTER_S = 0.05
+"""How long a request runs before anybody looks whether its client is still there. Seconds."""
 _TRIAL_ID = re.compile(TRIAL_ID.replace("$", r"\Z"))
 _JSON = (b"content-type", b"application/json")
 _STREAM = [
@@ -222,18 +225,11 @@ class Generation:
         request = await self._turns.open(trial_id, self._dialect, asked, client)
         if asked.stream:
             client.keep_alive_with(self._dialect.keepalive)
-        watch = asyncio.get_running_loop().create_task(_left(receive))
-        watch.add_done_callback(lambda task: self._on_left(task, client, request))
+        watch = _Watch(receive, client, request)
         try:
             await request.run()
         finally:
-            watch.cancel()
-
-    @staticmethod
-    def _on_left(task: asyncio.Task[None], client: HttpClient, request: Any) -> None:
-        if not task.cancelled() and not request.done.is_set():
-            client.gone = True
-            request.abort(ClientLeft("the client closed the connection"))
+            watch.stop()
 
     async def _refuse(self, client: HttpClient, error: StenoError) -> None:
         """Tell the client, in whichever way is still open."""
@@ -253,10 +249,33 @@ class Generation:
         await client.respond(error.status, self._dialect.error(error), headers)
 
 
-async def _left(receive: Receive) -> None:
-    """Returns when the client has closed its connection (or the response is complete)."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _Watch:
+    """Aborts a request whose client goes away. It looks only once the request has run for WATCH_AFTER_S: the task that waits for
+    a disconnect is a tenth of the cost of a turn that is over by then."""
+
+    __slots__ = ("_client", "_receive", "_request", "_task", "_timer")
+
+    def __init__(self, receive: Receive, client: HttpClient, request: Request) -> None:
+        self._receive = receive
+        self._client = client
+        self._request = request
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._request.done.is_set():  # uvicorn says the same of a response that is complete
+            self._client.gone = True
+            self._request.abort(ClientLeft("the client closed the connection"))
 
 
 class Models:
@@ -313,6 +332,17 @@ def routes(turns: Turns, hub: Hub, keys: Keyring, **limits: Any) -> list[Route]:
         found.append(Route(f"/{{trial_id}}{prefix}/v1/models", models, methods=["GET"]))
         found.append(Route(f"/{{trial_id}}{prefix}/v1/models/{{model:path}}", models, methods=["GET"]))
     return found
+
+
+def by_path(routes: Sequence[Route]) -> dict[tuple[str, str], ASGIApp]:
+    """The turns among these routes, for `front.Application`."""
+    head = "/{trial_id}"
+    return {
+        (method, route.path.removeprefix(head)): route.endpoint
+        for route in routes
+        if isinstance(route.endpoint, Generation)
+        for method in route.methods or ()
+    }
 
 
 def openapi_paths() -> dict[str, Any]:
