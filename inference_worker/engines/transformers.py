@@ -114,10 +114,6 @@ class TransformersEngine:
         """False once the model thread has failed; it does not come back."""
         return self._failure is None
 
-    @property
-    def failure(self) -> str | None:
-        return self._failure
-
     def card(self) -> ModelCard:
         return ModelCard(
             name=self._name,
@@ -150,7 +146,7 @@ class TransformersEngine:
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._fail("the engine was stopped")
+        self._fail_requests("the engine was stopped")
 
     async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Swap weights between two steps; tokens after that carry `version`, and what is in flight prefills again (I10).
@@ -184,6 +180,7 @@ class TransformersEngine:
         matcher = None
         if grammar.constrains(job):
             matcher = await asyncio.to_thread(self._grammars.matcher, job)
+            self._check_alive()
         stops = frozenset(law.stop_token_ids) if law.ignore_eos else self._stop_ids | frozenset(law.stop_token_ids)
         room = self._context_tokens - len(prompt_ids)
         sequence = Sequence(
@@ -209,8 +206,8 @@ class TransformersEngine:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineFailed(f"the engine has failed: {self._failure}")
-        if self._thread is None:
-            raise EngineFailed("the engine has not been started")
+        if self._thread is None or self._stopping:
+            raise EngineFailed("the engine is not running")
 
     def _check_request(self, prompt_ids: list[int], law: Sampling) -> None:
         vocabulary = self._config.vocab_size
@@ -291,10 +288,12 @@ class TransformersEngine:
             inbox.put_nowait(step)
 
     def _fail(self, reason: str) -> None:
-        if self._failure is None:
-            self._failure = reason
+        self._failure = reason
+        self._fail_requests(f"the engine failed: {reason}")
+
+    def _fail_requests(self, message: str) -> None:
         for inbox in self._inboxes.values():
-            inbox.put_nowait(EngineFailed(f"the engine failed: {reason}"))
+            inbox.put_nowait(EngineFailed(message))
         self._inboxes.clear()
 
 

@@ -115,6 +115,18 @@ async def test_a_failure_in_the_model_fails_every_request_and_the_health(
     assert [type(result) for result in results] == [EngineFailed, EngineFailed]
     assert not engine.healthy
     with pytest.raises(EngineFailed, match="out of luck"):
+        engine.load()
+    with pytest.raises(EngineFailed, match="out of luck"):
+        await collect(engine, 3)
+
+
+async def test_stopping_fails_what_still_runs(engine: TransformersEngine) -> None:
+    running = asyncio.create_task(collect(engine, 1, max_tokens=5000, ignore_eos=True))
+    await collect(engine, 2)
+    await engine.stop()
+    with pytest.raises(EngineFailed, match="was stopped"):
+        await running
+    with pytest.raises(EngineFailed, match="not running"):
         await collect(engine, 3)
 
 
