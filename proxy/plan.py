@@ -100,7 +100,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
     """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
-    if plan.refused or plan.is_prompt or len(recording) == plan.seen_turns:
+    if plan.refused or plan.is_prompt or recording.turns == plan.seen_turns:
         return plan.fork_reason
     seen = recording.tree.recognise(
         plan.digests, plan.tools, plan.options, [echoed_ids(message) for message in plan.messages]
@@ -127,6 +127,6 @@ async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Pl
         found.parent_id = tree.ids[seen.parent]
         found.prefix_finish = tree.finishes[seen.parent]
         found.fork_reason = ForkReason.DIVERGED if seen.has_children else None
-    elif len(recording):
+    elif recording.turns:
         found.fork_reason = ForkReason.NEW_CONVERSATION
     return found

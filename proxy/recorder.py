@@ -53,7 +53,9 @@ class Recording:
         self.in_flight: set[InFlight] = set()
         self.cost_bytes = 0
 
-    def __len__(self) -> int:
+    @property
+    def turns(self) -> int:
+        """How many are known here: the row to read next."""
         return len(self.tree)
 
     def add(self, row: IndexRow) -> None:
@@ -114,7 +116,7 @@ class Recorder:
         """The recording after reading what the store has that it has not; one round trip, unless something has changed."""
         while True:
             recording = self._recordings.get(trial_id) or Recording(trial_id)
-            start = len(recording)
+            start = recording.turns
             session, rows = await self._tail(trial_id, start)
             current = self._recordings.get(trial_id, recording)
             if current is not recording:
@@ -125,7 +127,7 @@ class Recorder:
             self._recordings[trial_id] = recording
             recording.session = session
             # Another request may have added rows while this one waited: the list only ever grows at its end.
-            for row in rows[len(recording) - start :]:
+            for row in rows[recording.turns - start :]:
                 recording.add(row)
             self._account(recording)
             self._recordings.move_to_end(trial_id)
@@ -182,7 +184,7 @@ class Recorder:
             metrics.STORE_ERRORS.labels("commit").inc()
             raise
         metrics.COMMIT.observe(time.perf_counter() - began)
-        if number == len(recording):
+        if number == recording.turns:
             recording.add(row)
             if self._recordings.get(recording.trial_id) is recording:
                 self._account(recording)

@@ -1,0 +1,93 @@
+"""The proxy as it runs, in the test's event loop: real uvicorn, real relay, a real worker with an engine that parrots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from inference_worker.config import WorkerSettings
+from inference_worker.main import Worker
+from inference_worker.metrics import WorkerMetrics
+from proxy.client import AsyncSteno
+from proxy.config import ProxySettings
+from proxy.main import create_app
+from proxy.store.base import SessionStore
+from proxy.store.memory import MemoryStore
+from tests.support.parrot import ParrotEngine
+from tests.support.server import serve
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Any]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Proxy:
+    """A running proxy with one worker. `key`: of the admin, None where there is none."""
+
+    def __init__(self, port: int, app: Any, store: SessionStore, engine: ParrotEngine, key: str | None) -> None:
+        self.port, self.app, self.store, self.engine, self.key = port, app, store, engine, key
+        self.url = f"http://127.0.0.1:{port}"
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+        self.steno = AsyncSteno(self.url, key)
+
+    def openai(self, trial_id: str, key: str = "none") -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/{trial_id}/v1", api_key=key, max_retries=0, timeout=20)
+
+    def agent_key(self, trial_id: str) -> str:
+        return self.app.state.services.keys.agent_key(trial_id) or "none"
+
+    async def chat(self, trial_id: str, *messages: Any, **fields: Any) -> httpx.Response:
+        """One request that is not streamed. A string is a user's message."""
+        shaped = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+        headers = {"authorization": f"Bearer {self.agent_key(trial_id)}"}
+        body = {"messages": shaped} | fields
+        return await self.http.post(f"/{trial_id}/v1/chat/completions", json=body, headers=headers)
+
+    async def turns(self, trial_id: str) -> list[Any]:
+        return await self.store.turns(trial_id)
+
+
+async def until(true: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    engine: ParrotEngine | None = None, *, store: SessionStore | None = None, worker: bool = True, **settings: Any
+) -> AsyncIterator[Proxy]:
+    store, engine = store or MemoryStore(), engine or ParrotEngine()
+    app = create_app(ProxySettings(**settings), store)
+    key = settings.get("admin_key")
+    async with serve(app) as port:
+        proxy = Proxy(port, app, store, engine, key)
+        task = None
+        if worker:
+            given = WorkerSettings(proxy=[f"ws://127.0.0.1:{port}"], max_backoff_s=0.2, **({"key": key} if key else {}))
+            run = Worker(given, engine, WorkerMetrics(CollectorRegistry()))
+            task = asyncio.create_task(run.run())
+            await until(lambda: app.state.hub.cards())
+        try:
+            yield proxy
+        finally:
+            await proxy.http.aclose()
+            await proxy.steno.close()
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    async with running() as found:
+        yield found

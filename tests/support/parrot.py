@@ -1,0 +1,110 @@
+"""An engine that says what a test tells it, token by token, and remembers what it was asked. Ids and log-probabilities are made
+up but exact: every completion's ids are its characters' code points, each drawn with log-probability -0.25."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.contracts.canonical import TokenLogprob, ToolCallPiece
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+
+STOP_ID = 2
+
+
+@dataclass
+class Say:
+    """One completion. `text` is sampled a character a token; `calls` as one token each; then a stop id.
+
+    gate: awaited before the token of this number is sampled (0: before the first). error: raised after `fail_after` tokens.
+    finish: "" derives it: `tool_calls` with calls, else `stop`. lie: added to `completion_tokens`. versions: of each token.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str, str]] = field(default_factory=list)  # (own id, name, arguments)
+    gates: dict[int, asyncio.Event] = field(default_factory=dict)
+    fail_after: int | None = None
+    refuse: Exception | None = None
+    finish: str = ""
+    lie: int = 0
+    no_logprobs: bool = False
+    versions: Callable[[int], str] = lambda i: "base/0"
+    refused: str = ""
+
+
+class ParrotEngine:
+    """An `Engine`. `script` maps a request to what is said; `requests` are those that came, in order."""
+
+    def __init__(self, script: Callable[[Generate], Say] | None = None, **card: Any) -> None:
+        self.script = script or (lambda request: Say("hello"))
+        self.requests: list[Generate] = []
+        self.cancelled: list[str] = []
+        self._card = ModelCard(**{"name": "parrot", "context_tokens": 100_000} | card)
+
+    def cards(self) -> list[ModelCard]:
+        return [self._card]
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def load(self) -> tuple[int, int, float]:
+        return 0, 0, 0.0
+
+    def prompt(self, request: Generate) -> list[int]:
+        """New ids: those of what the prefix does not stand for."""
+        job = request.job
+        if job.prompt_ids is not None:
+            return bytes_to_ids(job.prompt_ids)[len(request.prefix_ids) // 4 :].tolist()
+        if job.prompt_text is not None:
+            return [ord(letter) for letter in job.prompt_text]
+        new = job.messages[request.prefix_messages :]
+        return [1, *(ord(letter) for message in new for letter in f"{message['role']}:{message['content']}")]
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        self.requests.append(request)
+        say, job, ended = self.script(request), request.job, False
+        try:
+            if say.refuse is not None:
+                raise say.refuse
+            prefix = b"" if say.refused else request.prefix_ids
+            if say.refused:
+                request = Generate(request.stream, request.turn_id, 0, request.trial_id, job)
+            new = ids_to_bytes(self.prompt(request))
+            whole = prefix + new
+            digest = hashlib.blake2b(whole, digest_size=16).digest()
+            yield Started(
+                request.stream, len(prefix) // 4, new, len(whole) // 4, digest, job.sampling, refused=say.refused
+            )
+            steps: list[dict[str, Any]] = [{"reasoning": letter} for letter in say.reasoning]
+            steps += [{"content": letter} for letter in say.text]
+            steps += [
+                {"tool_calls": [ToolCallPiece(i, arguments, own, name)]} for i, (own, name, arguments) in enumerate(say.calls)
+            ]
+            steps.append({})
+            limit = job.sampling.max_tokens or len(steps)
+            for i, step in enumerate(steps[:limit]):
+                if i in say.gates:
+                    await say.gates[i].wait()
+                if say.fail_after == i:
+                    raise EngineFailed("the engine has died")
+                text = step.get("content") or step.get("reasoning") or ""
+                ids = [ord(text) if text else STOP_ID]
+                tokens = []
+                if job.top_logprobs is not None:
+                    tops = [(text, text.encode(), -0.25)] * job.top_logprobs
+                    tokens = [TokenLogprob(text, text.encode(), -0.25, tops)]
+                logprobs = b"" if say.no_logprobs else floats_to_bytes([-0.25])
+                yield Delta(request.stream, ids_to_bytes(ids), logprobs, say.versions(i), tokens=tokens, **step)
+            reason = say.finish or ("length" if limit < len(steps) else "tool_calls" if say.calls else "stop")
+            yield Finish(request.stream, reason, min(limit, len(steps)) + say.lie)  # type: ignore[arg-type]
+            ended = True
+        finally:
+            if not ended:
+                self.cancelled.append(request.turn_id)
