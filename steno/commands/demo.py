@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -9,7 +10,10 @@ import typer
 
 def demo(
     trials: Annotated[int, typer.Option(min=1, max=64, help="How many agents run, each in a trial of its own.")] = 3,
-    keep: Annotated[bool, typer.Option("--keep", help="Go on serving afterwards, until Ctrl-C.")] = False,
+    keep: Annotated[
+        bool | None,
+        typer.Option("--keep/--no-keep", help="Go on serving afterwards, until Ctrl-C. Default: on a terminal, yes."),
+    ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")] = None,
 ) -> None:
     """Run a proxy, a worker with the embedded engine and a small tool-using agent; then show what was recorded.
@@ -18,4 +22,5 @@ def demo(
     """
     from steno.demo import run
 
-    run(trials=trials, keep=keep, port=port)
+    # Whoever watches wants to look around with the lines just printed; a script wants it to end.
+    run(trials=trials, keep=sys.stdout.isatty() if keep is None else keep, port=port)
