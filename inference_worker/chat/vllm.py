@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -24,16 +23,16 @@ from vllm.exceptions import VLLMClientError
 from vllm.parser import Parser
 from vllm.renderers import ChatParams, TokenizeParams, renderer_from_config
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.tokenizers.detokenizer_utils import detokenize_incrementally
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from inference_worker.chat.base import Decoder
 from inference_worker.chat.base import Parser as ParserSeam
-from inference_worker.chat.decode import ByteDecoder, TokenBytes
+from inference_worker.chat.decode import ByteDecoder
+from inference_worker.chat.vllm_decode import SlowDecoder, token_bytes
 from inference_worker.chat.vllm_parser import PlainParser, VllmParser, parser_class
 from inference_worker.engines.vllm_args import EngineArgs
 from proxy.contracts.canonical import Job, Message, Tool
-from proxy.contracts.errors import BadRequest, ConfigError
+from proxy.contracts.errors import BadRequest
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
@@ -66,7 +65,7 @@ class VllmFormat:
         self._tokenizer = self._renderer.get_tokenizer()
         self._parser_class = parser_class(config, args, self._tokenizer)
         self._grammars: OrderedDict[int, tuple[Job, Grammar | None]] = OrderedDict()
-        self._bytes = _token_bytes(self._tokenizer)
+        self._bytes = token_bytes(self._tokenizer)
         self.vocab_size: int = config.model_config.get_vocab_size()
         ends = config.model_config.try_get_generation_config().get("eos_token_id") or []
         own = self._renderer.get_eos_token_id()
@@ -125,7 +124,7 @@ class VllmFormat:
     def decoder(self) -> Decoder:
         if self._bytes is not None:
             return ByteDecoder(self._bytes, self.stop_ids)
-        return _SlowDecoder(self._tokenizer, self.stop_ids)
+        return SlowDecoder(self._tokenizer, self.stop_ids)
 
     # -- parsing
 
@@ -213,7 +212,8 @@ class VllmFormat:
         first = next((n for n in range(len(ids)) if nonce in "".join(texts[: n + 1])), len(ids))
         last = next((n for n in range(len(ids), first, -1) if after in "".join(texts[n - 1 :])), len(ids))
         between = ids[first + 1 : last - 1]
-        special = set(getattr(self._tokenizer, "all_special_ids", ()))
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        special = {token_id for token_id, token in added.items() if token.special}
         return set() if stops & set(between) else set([token_id for token_id in between if token_id in special][:1])
 
     def _template_kwargs(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -242,45 +242,6 @@ class VllmFormat:
             return None
         kwargs = {"chat_template_kwargs": self._template_kwargs(job.template_kwargs)} if self.has_reasoning else None
         return Grammar(outputs, kwargs, from_start=request._grammar_from_parser)
-
-
-class _SlowDecoder:
-    """Incremental text of a tokenizer whose bytes can't be read off it (mistral-common, tiktoken), by vLLM's own means."""
-
-    def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._stop_ids = stop_ids
-        self._ids: list[int] = []
-        self._tokens: list[str] | None = None
-        self._prefix = 0
-        self._read = 0
-
-    def feed(self, ids: Sequence[int], *, final: bool = False) -> str:
-        text = "".join([self._one(token_id) for token_id in ids if token_id not in self._stop_ids])
-        return text + self._rest() if final else text
-
-    def _one(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        tokens, text, self._prefix, self._read = detokenize_incrementally(
-            self._tokenizer, self._ids, self._tokens, self._prefix, self._read, skip_special_tokens=False
-        )
-        self._tokens = tokens if self._tokens is None else self._tokens + tokens
-        return str(text)
-
-    def _rest(self) -> str:
-        held = (self._tokens or [])[self._read :]
-        return str(self._tokenizer.convert_tokens_to_string(held)) if held else ""
-
-
-def _token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """The tokenizer's table of bytes; None where it has none to read: those are decoded by vLLM's own means."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        return None
-    try:
-        return TokenBytes(backend)
-    except ConfigError:
-        return None
 
 
 def _tool_choice(choice: str) -> str | dict[str, Any]:
