@@ -20,6 +20,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError, NoScriptError, RedisClusterException, RedisError
 
 from proxy.contracts.errors import ConfigError, StoreUnavailable
+from proxy.store.redis_batch import Batches, Command
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class RedisLink:
         self._reply_timeout_s = reply_timeout_s
         self._call_timeout_s = call_timeout_s
         self._client: Any = None
+        self._batches: Batches | None = None
 
     @property
     def client(self) -> Any:
@@ -85,6 +87,9 @@ class RedisLink:
         return self._client
 
     async def close(self) -> None:
+        if self._batches is not None:
+            batches, self._batches = self._batches, None
+            await batches.close()
         if self._client is not None:
             client, self._client = self._client, None
             await client.aclose()
@@ -95,15 +100,47 @@ class RedisLink:
             async with asyncio.timeout(self._call_timeout_s), self._slots:
                 return await command
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            log.warning("Redis did not do as asked: %s: %s", type(error).__name__, error)
-            raise StoreUnavailable(f"the session store does not answer ({type(error).__name__})") from error
+            raise _unavailable(error) from error
+
+    async def ask(self, *commands: Command) -> list[Any]:
+        """The replies to a few commands on one slot, in one round trip that others may share. Raises StoreUnavailable within the
+        bound, also where one of them was refused."""
+        if self.cluster:
+            pipe = self.client.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Any] = await self.call(pipe.execute())
+            return replies
+        try:
+            return await self._shared(commands)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script. Raises StoreUnavailable within the bound."""
-        return await self.call(self._run(script, keys, args))
-
-    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        rest = (len(keys), *keys, *args)
+        if self.cluster:
+            return await self.call(self._run_alone(script, rest))
         try:
-            return await self.client.evalsha(script.sha, len(keys), *keys, *args)
-        except NoScriptError:  # a fresh server, or one that was restarted: EVAL leaves the script there
-            return await self.client.eval(script.source, len(keys), *keys, *args)
+            try:
+                return (await self._shared([("EVALSHA", script.sha, *rest)]))[0]
+            except NoScriptError:  # a fresh server, or one that was restarted: EVAL leaves the script there
+                return (await self._shared([("EVAL", script.source, *rest)]))[0]
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def _run_alone(self, script: Script, rest: tuple[Any, ...]) -> Any:
+        try:
+            return await self.client.evalsha(script.sha, *rest)
+        except NoScriptError:
+            return await self.client.eval(script.source, *rest)
+
+    async def _shared(self, commands: Sequence[Command]) -> list[Any]:
+        if self._batches is None:
+            self._batches = Batches(self.client, self._call_timeout_s)
+        return await self._batches.submit(commands)
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    log.warning("Redis did not do as asked: %s: %s", type(error).__name__, error)
+    return StoreUnavailable(f"the session store does not answer ({type(error).__name__})")

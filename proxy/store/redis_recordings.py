@@ -16,6 +16,7 @@ from proxy.store.codec import EncodedTurn, decode_entry, decode_row, decode_turn
 from proxy.store.head import Head, head_from_hash, session_of
 from proxy.store.keys import TrialKeys, trial_keys
 from proxy.store.known import KnownTexts
+from proxy.store.redis_batch import Command
 from proxy.store.redis_link import RedisLink, Script
 from proxy.store.text import pack, unpack
 
@@ -42,12 +43,10 @@ class RedisRecordings:
 
     async def tail(self, trial_id: str, start: int) -> Tail:
         keys = trial_keys(trial_id)
-        pipe = self._link.client.pipeline(transaction=False)
-        pipe.hgetall(keys.session)
-        pipe.get(keys.doc)
+        commands: list[Command] = [("HGETALL", keys.session), ("GET", keys.doc)]
         if start != NO_ROWS:
-            pipe.lrange(keys.turns, start, -1)
-        fields, doc, *rows = await self._link.call(pipe.execute())
+            commands.append(("LRANGE", keys.turns, start, -1))
+        fields, doc, *rows = await self._link.ask(*commands)
         head = alive(trial_id, fields, doc)
         return Tail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows[0]] if rows else [])
 
@@ -55,17 +54,14 @@ class RedisRecordings:
         if not numbers:
             return Path(b"", {})
         keys = trial_keys(trial_id)
-        pipe = self._link.client.pipeline(transaction=False)
-        for first, last in _runs(numbers):
-            pipe.lrange(keys.ids, first, last)
-        pipe.lindex(keys.turns, numbers[-1])
-        *runs, entry = await self._link.call(pipe.execute())
+        commands: list[Command] = [("LRANGE", keys.ids, first, last) for first, last in _runs(numbers)]
+        *runs, entry = await self._link.ask(*commands, ("LINDEX", keys.turns, numbers[-1]))
         elements = [element for run in runs for element in run]
         if entry is None or len(elements) != len(numbers):
             await self.tail(trial_id, NO_ROWS)
             raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
         reply_at = decode_entry(entry).refs[-1]
-        packed = await self._link.call(self._link.client.lindex(keys.texts, reply_at))
+        [packed] = await self._link.ask(("LINDEX", keys.texts, reply_at))
         if packed is None:
             refuse(trial_id, CLOSED)
         return Path(path_ids(elements), unpack(packed))

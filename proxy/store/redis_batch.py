@@ -1,0 +1,115 @@
+"""Commands of concurrent callers share round trips: what is asked while LANES are under way leaves together with the next.
+
+redis-py's bookkeeping for one call (a connection taken and given back, timeouts, retries, a wake-up) costs several times what its
+commands do. Under load a batch holds those of many turns; a caller that is alone is sent at once. Order is kept within what one
+caller submits, not between callers: nobody asks for the next thing before the first is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from proxy.contracts.errors import StenoError, StoreUnavailable
+
+Command = tuple[Any, ...]
+
+LANES = 2
+"""Round trips under way at once: one to be answered while the next is written."""
+BATCH_COMMANDS = 256
+BATCH_BYTES = 1 << 20
+"""A batch is closed when it has grown to either: a megabyte is a few milliseconds of the server's time."""
+
+
+class _Waiting:
+    """Commands of one caller, and who waits for their replies until `deadline` (loop time)."""
+
+    __slots__ = ("commands", "deadline", "replies", "size")
+
+    def __init__(self, commands: Sequence[Command], deadline: float, replies: asyncio.Future[list[Any]]) -> None:
+        self.commands = commands
+        self.size = sum(len(part) for command in commands for part in command if isinstance(part, bytes))
+        self.deadline = deadline
+        self.replies = replies
+
+
+class Batches:
+    """Args: client: of one server (a cluster's commands go to many). timeout_s: for a submission, from asking to reply."""
+
+    def __init__(self, client: Any, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._waiting: deque[_Waiting] = deque()
+        self._lanes: set[asyncio.Task[None]] = set()
+
+    async def submit(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies, in order. Cancel-safe: the commands may still be run.
+
+        Raises: RedisError: that of the first command that the server refused. TimeoutError, OSError.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(commands, loop.time() + self._timeout_s, loop.create_future())
+        self._waiting.append(waiting)
+        if len(self._lanes) < LANES:
+            lane = loop.create_task(self._drain())
+            self._lanes.add(lane)
+            lane.add_done_callback(self._lanes.discard)
+        replies = await waiting.replies
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def close(self) -> None:
+        """After the last submission was answered; whoever still waits is told."""
+        for lane in list(self._lanes):
+            lane.cancel()
+        if self._lanes:
+            await asyncio.wait(list(self._lanes))
+        while self._waiting:
+            _fail(self._waiting.popleft(), StoreUnavailable("the store was closed"))
+
+    async def _drain(self) -> None:
+        """One lane: batch after batch until nobody waits."""
+        while self._waiting:
+            batch, commands, size = [], 0, 0
+            while self._waiting and commands < BATCH_COMMANDS and size < BATCH_BYTES:
+                waiting = self._waiting.popleft()
+                if not waiting.replies.done():  # else its caller was cancelled
+                    batch.append(waiting)
+                    commands += len(waiting.commands)
+                    size += waiting.size
+            if batch:
+                await self._send(batch)
+
+    async def _send(self, batch: list[_Waiting]) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for waiting in batch:
+            for command in waiting.commands:
+                pipe.execute_command(*command)
+        try:
+            # The first has waited longest, so whoever is not in this batch has at least as long left after it.
+            async with asyncio.timeout_at(batch[0].deadline):
+                replies = await pipe.execute(raise_on_error=False)
+        except asyncio.CancelledError:
+            for waiting in batch:
+                _fail(waiting, StoreUnavailable("the store was closed"))
+            raise
+        except (RedisError, OSError, TimeoutError) as error:
+            for waiting in batch:
+                _fail(waiting, error)
+            return
+        at = 0
+        for waiting in batch:
+            if not waiting.replies.done():
+                waiting.replies.set_result(replies[at : at + len(waiting.commands)])
+            at += len(waiting.commands)
+
+
+def _fail(waiting: _Waiting, error: RedisError | OSError | StenoError) -> None:
+    if not waiting.replies.done():
+        waiting.replies.set_exception(error)
