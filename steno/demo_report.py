@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,4 +109,12 @@ async def show_where_to_look(console: Console, url: str, trial_id: str, keep: bo
             if not answer.is_success:
                 raise StenoError(f"GET {path} answered {answer.status_code}")
             console.print(f"  curl -s {shlex.quote(url + path)}", markup=False, soft_wrap=True)
-    console.print(f"  steno sessions show {trial_id} --url {url}", markup=False, soft_wrap=True)
+    console.print(f"  {_command()} sessions show {trial_id} --url {url}", markup=False, soft_wrap=True)
+
+
+def _command() -> str:
+    """How to say `steno` here: the demo's script runs it from an environment that is not on PATH."""
+    here = Path(sys.executable).with_name("steno")
+    if shutil.which("steno") or not here.exists():
+        return "steno"
+    return shlex.quote(str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here))
