@@ -64,9 +64,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def remembers_output(self) -> bool:
         """Whether the law depends on the tokens drawn so far, so that it can't be rebuilt elsewhere (I9)."""
-        return (
-            self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
-        )
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -59,7 +59,9 @@ class ContextOverflow(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, message: str, *, prompt_tokens: int = 0, context_tokens: int = 0, field: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, prompt_tokens: int = 0, context_tokens: int = 0, field: str | None = None
+    ) -> None:
         super().__init__(message, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens

@@ -47,6 +47,11 @@ def _little(values: array[Any]) -> array[Any]:
     return values
 
 
+OPEN = "open"
+"""The finish reason of a turn that is on record before it has ended: a block of its answer was closed, and the client may act on
+it (I3). The commit of the whole turn takes its place. One that stays open was cut off by the end of its proxy."""
+
+
 class ForkReason(StrEnum):
     """What was observed when a turn did not simply continue the newest turn of its branch. None (absent): it did.
 
@@ -164,7 +169,7 @@ class Turn(BaseModel):
         the tool-call ids that the *client* sees; `call_ids` maps them to the model's own.
     constrained: [start, end) ranges of completion tokens drawn under a bent law (I1): recorded, never trained.
     delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
-    partial: ended before the model did (cancelled or failed).
+    partial: ended before the model did (cancelled or failed), or not ended yet (finish_reason `open`).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -195,7 +200,9 @@ class Turn(BaseModel):
     reply: dict[str, Any] = Field(default_factory=dict)
     call_ids: dict[str, str] = Field(default_factory=dict)
     tools: list[dict[str, Any]] = Field(default_factory=list)
-    options: dict[str, Any] = Field(default_factory=dict, description="tool_choice, response_format, template_kwargs as served")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="tool_choice, response_format, template_kwargs as served"
+    )
     thinking_kept: bool = True
     cached_tokens: int = 0
     timings: Timings

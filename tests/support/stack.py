@@ -97,8 +97,14 @@ class Stack:
 
 def _spawn(log: Path, python: str, *args: str) -> subprocess.Popen[bytes]:
     with log.open("ab") as out:
-        return subprocess.Popen([python, "-m", "steno", *args], stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=ROOT,
-                                env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        return subprocess.Popen(
+            [python, "-m", "steno", *args],
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
 
 
 @contextlib.contextmanager

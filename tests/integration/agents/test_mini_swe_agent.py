@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -25,14 +26,38 @@ def run_mini(stack: Stack, trial_id: str, folder: Path) -> subprocess.CompletedP
     home = folder / "home"
     home.mkdir()
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(home), "OPENAI_API_KEY": "none", "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "TERM": "dumb",
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "OPENAI_API_KEY": "none",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "TERM": "dumb",
     }
     return subprocess.run(
-        [str(mini), "-y", "--exit-immediately", "-l", "0", "-m", "openai/policy", "--model-class", "litellm",
-         "-c", "mini.yaml", "-c", f"model.model_kwargs.api_base={stack.base_url(trial_id)}",
-         "-t", "Fix the bug in src/calc.py"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
+        [
+            str(mini),
+            "-y",
+            "--exit-immediately",
+            "-l",
+            "0",
+            "-m",
+            "openai/policy",
+            "--model-class",
+            "litellm",
+            "-c",
+            "mini.yaml",
+            "-c",
+            f"model.model_kwargs.api_base={stack.base_url(trial_id)}",
+            "-t",
+            "Fix the bug in src/calc.py",
+        ],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -46,7 +71,9 @@ def prompt_ids(turns: list[dict[str, Any]], turn: dict[str, Any]) -> list[int]:
 def test_an_unmodified_mini_swe_agent_finishes_ten_tool_calls_and_every_token_is_on_record(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    with running(tmp_path / "logs", ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "100000"]) as stack:
+    with running(
+        tmp_path / "logs", ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "100000"]
+    ) as stack:
         done = run_mini(stack, "mini-1", work)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + stack.logs()
         assert (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
@@ -56,7 +83,7 @@ def test_an_unmodified_mini_swe_agent_finishes_ten_tool_calls_and_every_token_is
     assert "synthetic" in session["marks"]
     assert [turn["fork_reason"] for turn in turns] == [None] * len(turns)
     assert [turn["finish_reason"] for turn in turns] == ["tool_calls"] * len(turns)
-    for before, turn in zip(turns, turns[1:], strict=False):
+    for before, turn in itertools.pairwise(turns):
         assert turn["parent_id"] == before["turn_id"]
         whole = prompt_ids(turns, before) + before["completion_ids"]
         assert prompt_ids(turns, turn)[: len(whole)] == whole  # I2
