@@ -108,5 +108,5 @@ async def drain(stream: Stream, events: list[StreamEvent] | None = None) -> list
 async def until(condition: Any, within_s: float = 10.0) -> None:
     """Wait for a condition of the real world: polled, since nothing announces it."""
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.005)
