@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import uvicorn
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096
 """Connections waiting to be accepted: a fleet of agents starts all at once. The kernel caps it at net.core.somaxconn."""
 GC_THRESHOLDS = (25_000, 20, 20)
-"""A packet of 512 streams is some 1,500 objects, none of them in a cycle: Python's own 700 has the collector run several times for
-each, a fifth of all time. At 25,000 a young collection takes about a millisecond."""
+"""A packet of 512 streams is some 1,500 objects, none of them in a cycle: at Python's own 700 the collector runs several times
+for each and takes a fifth of all time. At 25,000 a young collection takes about a millisecond."""
 
 
 def create_app(settings: ProxySettings, store: SessionStore | None = None) -> FastAPI:
@@ -149,6 +149,13 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._turns = turns
         self._shutdown_s = shutdown_s
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn raises the signal again once it has stopped: a graceful end would look like a kill (exit code -15)."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
