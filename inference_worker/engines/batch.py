@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from inference_worker.engines.base import TokenStep
 from inference_worker.engines.kv import SlotCache
 from inference_worker.engines.sampler import Drawn, Row, draw
+from proxy.contracts.errors import BadRequest
 
 
 @dataclass(eq=False, slots=True)
@@ -80,8 +81,9 @@ class Batch:
             self._running.pop()
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Sequence, TokenStep]]:
-        """Compute one step: a token for each running sequence and for each whose prompt is now complete."""
+    def step(self) -> list[tuple[Sequence, TokenStep | BadRequest]]:
+        """Compute one step: a token for each running sequence and for each whose prompt is now complete; an error, and its
+        end, for one from whose law nothing can be drawn."""
         ready, logits = self._prefill()
         decoding = list(self._running)
         if decoding:
@@ -154,8 +156,11 @@ class Batch:
         logits_BV: torch.Tensor = out.logits[:, -1]
         return logits_BV
 
-    def _take(self, sequence: Sequence, token: Drawn) -> TokenStep:
+    def _take(self, sequence: Sequence, token: Drawn) -> TokenStep | BadRequest:
         """Record a drawn token; a sequence that has ended leaves the batch."""
+        if token.fault:
+            self.drop(sequence)
+            return BadRequest(token.fault)
         row = sequence.row
         sequence.ids.append(token.id)
         sequence.computed = len(sequence.ids) - 1

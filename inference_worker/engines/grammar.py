@@ -47,11 +47,16 @@ class Matcher:
         flags = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little", count=size)
         return torch.from_numpy(flags.view(np.bool_))
 
-    def accept(self, token: int) -> None:
+    def accept(self, token: int) -> str:
+        """Take a token. Returns why the grammar can't go on: it has run out of what it may use (after that it allows stop ids
+        only, which must not pass for its end), or refuses what it had allowed; "" where all is well."""
+        if self._matcher.is_error():
+            return str(self._matcher.get_error())
         if token in self._stop_ids:
             self.done = True
         elif not self._matcher.consume_token(token):
-            raise ValueError(f"the grammar refuses token {token}, which it had allowed: {self._matcher.get_error()}")
+            return str(self._matcher.get_error()) or f"token {token} is refused"
+        return ""
 
 
 class Grammars:

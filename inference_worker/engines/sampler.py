@@ -52,17 +52,22 @@ class Row:
 
 @dataclass(slots=True)
 class Drawn:
-    """One token. top: alternatives [(id, logprob)], best first; those that could not be drawn are left out."""
+    """One token. top: alternatives [(id, logprob)], best first; those that could not be drawn are left out.
+
+    fault: why nothing could be drawn; then the rest means nothing.
+    """
 
     id: int
     logprob: float
     top: list[tuple[int, float]]
+    fault: str = ""
 
 
 def draw(logits_BV: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """Draw one token for each row. Advances each row's random numbers and grammar; `drawn` is left to the caller.
 
-    A row's draw depends on its seed and its logits only, never on the rest of the batch.
+    A row's draw depends on its seed and its logits only, never on the rest of the batch. A row whose law leaves nothing to
+    draw gets a fault instead of a token, and the others go on.
     """
     logits_BV = logits_BV.float()
     if any(row.bends_early or row.truncates for row in rows):
@@ -78,14 +83,18 @@ def draw(logits_BV: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     logprobs_BV = logits_BV.log_softmax(-1)
     ids_B = _pick(logprobs_BV, rows)
     chosen = logprobs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
-    ids = ids_B.tolist()
-    for row, token in zip(rows, ids, strict=True):
-        if row.matcher is not None:
-            row.matcher.accept(token)
     return [
-        Drawn(token, logprob, _alternatives(logprobs_V, row.top) if row.top else [])
-        for token, logprob, logprobs_V, row in zip(ids, chosen, logprobs_BV, rows, strict=True)
+        _drawn(row, token, logprob, logprobs_V)
+        for row, token, logprob, logprobs_V in zip(rows, ids_B.tolist(), chosen, logprobs_BV, strict=True)
     ]
+
+
+def _drawn(row: Row, token: int, logprob: float, logprobs_V: torch.Tensor) -> Drawn:
+    if not math.isfinite(logprob):
+        return Drawn(token, logprob, [], "the sampling law leaves no token that could be drawn")
+    if row.matcher is not None and (refused := row.matcher.accept(token)):
+        return Drawn(token, logprob, [], f"the grammar can't be followed any further: {refused}")
+    return Drawn(token, logprob, _alternatives(logprobs_V, row.top) if row.top else [])
 
 
 def _bend(logits_V: torch.Tensor, row: Row) -> None:
@@ -136,7 +145,8 @@ def _pick(logprobs_BV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     at_B = torch.tensor([row.random.random() if row.law.temperature > 0 else 0.0 for row in rows], dtype=torch.float64)
     # Strictly below the total, so that what is found has a probability above zero.
     at_B = torch.minimum(at_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    ids_B = torch.searchsorted(sums_BV, at_B[:, None], right=True)[:, 0]
+    # A row without a distribution (nan) is found beyond its end; it must not take the others with it.
+    ids_B = torch.searchsorted(sums_BV, at_B[:, None], right=True)[:, 0].clamp_(max=logprobs_BV.shape[1] - 1)
     greedy = [index for index, row in enumerate(rows) if row.law.temperature == 0.0]
     if greedy:
         ids_B[greedy] = logprobs_BV[greedy].argmax(-1)

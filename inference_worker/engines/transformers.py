@@ -29,6 +29,8 @@ from proxy.contracts.frames import ModelCard
 
 log = logging.getLogger(__name__)
 
+MIN_TEMPERATURE = 0.01
+"""vLLM's bound, kept here too: logits divided by much less overflow float32."""
 OPTIONS = {
     "threads": (1, "CPU threads of torch; one is best for a tiny model, and for whatever shares the machine"),
     "prefill_tokens": (512, "prompt tokens computed between two steps of the running streams"),
@@ -229,6 +231,8 @@ class TransformersEngine:
             raise BadRequest(f"stop_token_ids has ids outside 0..{vocabulary - 1}", field="stop_token_ids")
         if law.temperature < 0:
             raise BadRequest("temperature must not be negative", field="temperature")
+        if 0 < law.temperature < MIN_TEMPERATURE:
+            raise BadRequest(f"temperature must be 0 or at least {MIN_TEMPERATURE}", field="temperature")
 
     # -- the model's thread ---------------------------------------------------------------------------------------------------
 
@@ -278,12 +282,12 @@ class TransformersEngine:
 
     # -- back on the event loop -----------------------------------------------------------------------------------------------
 
-    def _deliver(self, steps: list[tuple[Sequence, TokenStep]]) -> None:
+    def _deliver(self, steps: list[tuple[Sequence, TokenStep | BadRequest]]) -> None:
         for sequence, step in steps:
             inbox = self._inboxes.get(sequence)
             if inbox is None:
                 continue  # cancelled while this step was computed
-            if step.finish is not None:
+            if isinstance(step, BadRequest) or step.finish is not None:
                 del self._inboxes[sequence]
             inbox.put_nowait(step)
 

@@ -244,3 +244,22 @@ async def test_weights_that_cannot_be_loaded_are_a_config_error(tmp_path: Path) 
     engine = build(settings(model=str(tmp_path)))
     with pytest.raises(ConfigError, match="can't be loaded"):
         await engine.start()
+
+
+@pytest.mark.parametrize(
+    ("law", "field"),
+    [
+        ({"temperature": 1e-320}, "temperature"),
+        ({"temperature": 1e-9}, "temperature"),
+        ({"min_tokens": 5, "stop_token_ids": list(range(1019))}, None),  # every id would end it, and none may
+    ],
+)
+async def test_a_law_that_can_not_be_followed_ends_its_own_request_only(
+    engine: TransformersEngine, law: dict[str, Any], field: str | None
+) -> None:
+    neighbour = asyncio.create_task(collect(engine, 1, max_tokens=40))
+    with pytest.raises(BadRequest) as refused:
+        await collect(engine, 2, **law)
+    assert refused.value.field == field
+    assert (await neighbour)["ids"] and engine.healthy
+    assert engine.load()[0] == 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from inference_worker.engines.base import TokenStep
 from inference_worker.engines.batch import Batch, Sequence
 from inference_worker.engines.sampler import Row
 from proxy.contracts.canonical import Sampling
@@ -34,6 +35,7 @@ def run(batch: Batch, record: dict[str, tuple[list[float], list[str]]], steps: i
         if not len(batch):
             return
         for one, step in batch.step():
+            assert isinstance(step, TokenStep)
             logprobs, versions = record.setdefault(one.request_id, ([], []))
             logprobs += step.logprobs or []
             versions.append(step.version)

@@ -122,3 +122,10 @@ def test_alternatives_are_best_first_and_leave_out_the_impossible() -> None:
     top = draw(LOGITS[None], [one])[0].top
     assert [token for token, _ in top] == [0, 1, 2]
     assert math.fsum(math.exp(value) for _, value in top) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_row_that_nothing_can_be_drawn_from_fails_alone() -> None:
+    impossible = Row(Sampling(min_tokens=1), prompt_ids=[], stops=frozenset(range(len(LOGITS))))
+    alone = draw(LOGITS[None], [row(seed=4)])[0]
+    fine, failed = draw(LOGITS.expand(2, -1), [row(seed=4), impossible])
+    assert failed.fault and fine == alone and not fine.fault
