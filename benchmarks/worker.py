@@ -18,6 +18,7 @@ import uvloop
 
 from inference_worker import main as worker
 from inference_worker.config import WorkerSettings
+from proxy.contracts.canonical import Job
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import floats_to_bytes, ids_to_bytes
 
@@ -47,6 +48,9 @@ class PacedEngine:
 
     def load(self) -> tuple[int, int, float]:
         return self.running, 0, 0.0
+
+    async def count(self, job: Job) -> int:
+        return sum(len(message["content"]) for message in job.messages) // 4
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

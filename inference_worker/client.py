@@ -23,7 +23,17 @@ from inference_worker.metrics import WorkerMetrics
 from inference_worker.streams import Streams
 from proxy.contracts.ends import WorkerPeer
 from proxy.contracts.errors import ProtocolError, StenoError
-from proxy.contracts.frames import PROTOCOL_VERSION, Announce, Cancel, Credit, Frame, Generate, Heartbeat, Hello
+from proxy.contracts.frames import (
+    PROTOCOL_VERSION,
+    Announce,
+    Cancel,
+    Count,
+    Credit,
+    Frame,
+    Generate,
+    Heartbeat,
+    Hello,
+)
 from proxy.contracts.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS
 from proxy.contracts.peer import HANDSHAKE_S, Drop, Event, Lost, State, Up
 
@@ -178,7 +188,7 @@ class Client:
                 if isinstance(data, str):
                     raise ProtocolError("a text message; packets are binary")
                 for event in self._peer.receive(data, self._clock()):
-                    if isinstance(event, Generate | Cancel | Credit):
+                    if isinstance(event, Generate | Cancel | Credit | Count):
                         self.streams.handle(event)
                     elif not isinstance(event, Heartbeat):
                         self._handle(event)

@@ -70,6 +70,12 @@ class ChatEngine:
     def load(self) -> tuple[int, int, float]:
         return self._engine.load()
 
+    async def count(self, job: Job) -> int:
+        """Raises: BadRequest: the template refuses."""
+        whole = Generate(stream=0, turn_id="", attempt=0, trial_id="", job=job)
+        prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, whole)
+        return len(prompt.ids)
+
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """One Started, Deltas, one Finish.
 

@@ -13,7 +13,19 @@ from collections.abc import AsyncIterator, Callable
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.errors import ContextOverflow, EngineFailed, ProtocolError, StenoError
-from proxy.contracts.frames import Cancel, Credit, Delta, Failed, Finish, Frame, Generate, Started, StreamEvent
+from proxy.contracts.frames import (
+    Cancel,
+    Count,
+    Counted,
+    Credit,
+    Delta,
+    Failed,
+    Finish,
+    Frame,
+    Generate,
+    Started,
+    StreamEvent,
+)
 
 logger = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 2000
@@ -30,13 +42,14 @@ class Streams:
         self._metrics = metrics
         self._on_trouble = on_trouble
         self._running: dict[int, _Stream] = {}
+        self._counting: set[asyncio.Task[None]] = set()
         self._last = 0
 
     def __len__(self) -> int:
         return len(self._running)
 
     def handle(self, frame: Frame) -> None:
-        """Generate, Cancel or Credit. One for a stream that has ended is late, not wrong. Raises ProtocolError."""
+        """Generate, Cancel, Credit or Count. One for a stream that has ended is late, not wrong. Raises ProtocolError."""
         if isinstance(frame, Credit):
             if not 0 < frame.tokens < 2**31:
                 raise ProtocolError("Credit: tokens is out of bounds")
@@ -46,10 +59,15 @@ class Streams:
             if (stream := self._running.get(frame.stream)) is not None:
                 stream.stop(None)
         elif isinstance(frame, Generate):
-            if frame.stream <= self._last or frame.window_tokens < 1:
-                raise ProtocolError("Generate: stream numbers ascend, and window_tokens is positive")
-            self._last = frame.stream
+            if frame.window_tokens < 1:
+                raise ProtocolError("Generate: window_tokens is positive")
+            self._number(frame.stream)
             self._start(frame)
+        elif isinstance(frame, Count):
+            self._number(frame.stream)
+            task = asyncio.create_task(self._count(frame), name=f"count {frame.stream}")
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
         else:
             raise ProtocolError(f"{type(frame).__name__} is no frame for a worker here")
 
@@ -61,6 +79,8 @@ class Streams:
     async def abandon(self) -> None:
         """The channel is gone: stop everything and wait until the engine has been told. Nobody hears of it."""
         tasks = [stream.task for stream in self._running.values()]
+        for counting in list(self._counting):
+            counting.cancel()
         for stream in list(self._running.values()):
             stream.mute = True
             stream.stop(None)
@@ -72,6 +92,23 @@ class Streams:
         """Wait until there is none. Cancel-safe."""
         while self._running:
             await asyncio.wait([stream.task for stream in self._running.values()])
+
+    def _number(self, number: int) -> None:
+        if number <= self._last:
+            raise ProtocolError("Generate, Count: stream numbers ascend")
+        self._last = number
+
+    async def _count(self, asked: Count) -> None:
+        """Answer one Count, in one frame whatever happens."""
+        try:
+            self._send(Counted(asked.stream, await self._engine.count(asked.job)))
+        except StenoError as error:
+            self._send(Failed(asked.stream, error.code, error.message[:MAX_MESSAGE_CHARS], error.field or ""))
+        except Exception:  # recorded: the answer is an error, and the log has its traceback
+            logger.exception("a prompt could not be counted")
+            self._send(
+                Failed(asked.stream, EngineFailed.code, "the engine failed on this prompt; the worker's log says how")
+            )
 
     def _start(self, request: Generate) -> None:
         stream = _Stream(request, self._engine, self._send, self._metrics, self._on_trouble)

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from proxy.contracts.canonical import Job
 from proxy.contracts.ends import ProxyPeer
-from proxy.contracts.errors import ProtocolError, WorkerLost
+from proxy.contracts.errors import NoWorker, ProtocolError, WorkerLost
 from proxy.contracts.fleet import WorkerView
 from proxy.contracts.frames import Generate, Hello, ModelCard
 from proxy.contracts.packets import (
@@ -98,6 +98,16 @@ class Hub:
         return worker.open(
             Generate(0, turn_id, attempt, trial_id, job, prefix_ids, prefix_messages, prefix_finish, window)
         )
+
+    async def count(self, trial_id: str, job: Job) -> int:
+        """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.
+
+        Raises: NoWorker (none, or none that can count), TooManyRequests, BadRequest, WorkerLost, BodyTooLarge.
+        """
+        able = [worker for worker in self._workers.values() if worker.eligible and "count" in worker.peer.capabilities]
+        if not able:
+            raise NoWorker("no worker can count tokens now")
+        return await choose(trial_id, able, self.settings.max_waiting).count(job)
 
     def cards(self) -> list[ModelCard]:
         """What can be asked for now: one card per model name, over workers that take new turns."""

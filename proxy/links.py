@@ -12,16 +12,21 @@ from collections.abc import Callable
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from proxy.contracts.canonical import Job
 from proxy.contracts.ends import ProxyPeer
-from proxy.contracts.errors import ProtocolError, StenoError, WorkerLost
+from proxy.contracts.errors import ProtocolError, StenoError, TooManyRequests, WorkerLost
 from proxy.contracts.fleet import WorkerView
-from proxy.contracts.frames import Announce, Delta, Failed, Finish, Frame, Generate, Hello, Started
+from proxy.contracts.frames import Announce, Count, Counted, Delta, Failed, Finish, Frame, Generate, Hello, Started
 from proxy.contracts.peer import Drop, Event, Lost, State
-from proxy.streams import Stream
+from proxy.streams import Stream, rebuild
 
 logger = logging.getLogger(__name__)
 CLOSE_WITHIN_S = 2.0
 """How long a closing socket may take to write what is left; a peer that has stopped reading must not hold us up."""
+
+
+MAX_COUNTS = 64
+"""Prompts that one worker may be asked to count at the same time: they are rendered where turns are, and turns come first."""
 
 
 class RelayCounts:
@@ -65,6 +70,7 @@ class Worker:
         self._clock = clock
         self._counts = counts
         self._next_stream = 0
+        self._counting: dict[int, asyncio.Future[int]] = {}
         self._elsewhere = 0  # streams that other proxies had on it at its last heartbeat
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -88,6 +94,22 @@ class Worker:
         self._touch()
         return stream
 
+    async def count(self, job: Job) -> int:
+        """Tokens of the job's prompt, rendered whole. Cancel-safe.
+
+        Raises: BadRequest (the template refuses), TooManyRequests, WorkerLost, BodyTooLarge, EngineFailed.
+        """
+        if len(self._counting) >= MAX_COUNTS:
+            raise TooManyRequests("the worker has enough to count already")
+        number = self._next_stream = self._next_stream + 1
+        self.send(Count(number, job))
+        counted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._counting[number] = counted
+        try:
+            return await counted
+        finally:
+            del self._counting[number]
+
     def send(self, frame: Frame) -> None:
         self.peer.send(frame, self._clock())
         self._touch()
@@ -109,6 +131,10 @@ class Worker:
                     raise ProtocolError("a frame of a stream that was never opened")
                 elif kind is Delta:
                     counts.late_tokens += len(event.ids) >> 2  # type: ignore[union-attr]
+                elif kind is Failed:
+                    self._counted(event)  # type: ignore[arg-type]
+            elif isinstance(event, Counted):
+                self._counted(event)
             elif isinstance(event, Announce):
                 self.models, self.healthy, self.draining = event.models, event.healthy, event.draining
                 state = "draining" if event.draining else "healthy" if event.healthy else "not healthy"
@@ -134,6 +160,9 @@ class Worker:
         self._disarm()
         for stream in list(self.streams.values()):
             stream.fail(error)
+        for counted in self._counting.values():
+            if not counted.done():
+                counted.set_exception(error)
         self.on_lost(self)
 
     def view(self) -> WorkerView:
@@ -142,6 +171,20 @@ class Worker:
             self.peer.state is State.OPEN, self.healthy, self.draining, self.since,
             round(self._clock() - self.peer.heard_at, 3),
         )  # fmt: skip
+
+    def _counted(self, answer: Counted | Failed) -> None:
+        """An answer to `count`; one that nobody waits for any more is late, not wrong. Raises ProtocolError."""
+        if not 0 < answer.stream <= self._next_stream:
+            raise ProtocolError("an answer to what was never asked")
+        counted = self._counting.get(answer.stream)
+        if counted is None or counted.done():
+            return
+        if isinstance(answer, Failed):
+            counted.set_exception(rebuild(answer))
+        elif answer.prompt_tokens < 0:
+            raise ProtocolError("Counted: a negative number of tokens")
+        else:
+            counted.set_result(answer.prompt_tokens)
 
     def _handle(self, event: Frame | Event) -> None:
         if isinstance(event, Lost):

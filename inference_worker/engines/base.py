@@ -67,6 +67,13 @@ class Engine(Protocol):
         """As TokenEngine.load. Asked with every heartbeat and after a failed generation: how the worker learns of a death."""
         ...
 
+    async def count(self, job: Job) -> int:
+        """Tokens of the prompt, rendered whole: what `generate` would give to the engine with nothing to continue.
+
+        Raises: BadRequest: the template refuses.
+        """
+        ...
+
     def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """One Started, then Deltas, one Finish. Closing the iterator cancels. Raises StenoError."""
         ...

@@ -17,9 +17,9 @@ from proxy.contracts.packets import (
 )
 from proxy.contracts.peer import HANDSHAKE_S, MAX_RETAINED_BYTES, Drop, Event, Lost, Peer, State, Up
 
-CAPABILITIES = frozenset({"resume"})
+CAPABILITIES = frozenset({"count", "resume"})
 """Optional parts of the protocol that this end knows; in effect is what both ends named.
-`resume`: the channel outlives its socket."""
+`count`: prompts can be counted without being run. `resume`: the channel outlives its socket."""
 
 
 class ProxyPeer(Peer[PacketToProxy]):

@@ -120,6 +120,15 @@ class Credit(msgspec.Struct, tag="credit", array_like=True):
     tokens: int
 
 
+class Count(msgspec.Struct, tag="count", array_like=True):
+    """How many tokens is this job's prompt, rendered whole? Nothing is generated. Only where both ends know `count`.
+
+    `stream` comes from the same ascending numbers as Generate's; the answer is one Counted, or Failed."""
+
+    stream: int
+    job: Job
+
+
 # -- worker to proxy ------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +192,13 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     detail: dict[str, Any] = {}
 
 
+class Counted(msgspec.Struct, tag="counted", array_like=True):
+    """The answer to Count."""
+
+    stream: int
+    prompt_tokens: int
+
+
 class Announce(msgspec.Struct, tag="announce", array_like=True):
     """What the worker serves has changed: new weights, draining, or an engine that died (`healthy` False)."""
 
@@ -193,7 +209,8 @@ class Announce(msgspec.Struct, tag="announce", array_like=True):
 
 
 Frame = (
-    Hello | Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Started | Delta | Finish | Failed | Announce
-)
+    Hello | Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count
+    | Started | Delta | Finish | Failed | Counted | Announce
+)  # fmt: skip
 StreamEvent = Started | Delta | Finish
 """What a consumer of one stream sees, in this order: one Started, Deltas, one Finish (or an exception)."""

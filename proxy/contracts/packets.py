@@ -15,6 +15,8 @@ from proxy.contracts.errors import ProtocolError
 from proxy.contracts.frames import (
     Announce,
     Cancel,
+    Count,
+    Counted,
     Credit,
     Delta,
     Failed,
@@ -47,8 +49,8 @@ REFUSALS = frozenset({UNAUTHORIZED, VERSION, REPLACED})
 """Goodbye codes after which dialling again can't help."""
 
 
-ToProxy = Hello | Goodbye | Heartbeat | Started | Delta | Finish | Failed | Announce
-ToWorker = Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit
+ToProxy = Hello | Goodbye | Heartbeat | Started | Delta | Finish | Failed | Counted | Announce
+ToWorker = Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count
 _UNSEQUENCED = frozenset({Hello, Welcome, Goodbye, Heartbeat})
 
 

@@ -41,6 +41,11 @@ class CountingEngine:
             raise EngineFailed(self.died)
         return len(self.generated) - len(self.closed), 0, 0.0
 
+    async def count(self, job: Job) -> int:
+        """A token for each character. Raises what `before` does."""
+        self.before(Generate(0, "", 0, "", job))
+        return sum(len(message["content"]) for message in job.messages)
+
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         self.generated[request.turn_id] = 0
         try:

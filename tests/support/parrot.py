@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.contracts.canonical import TokenLogprob, ToolCallPiece
+from proxy.contracts.canonical import Job, TokenLogprob, ToolCallPiece
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
@@ -56,6 +56,9 @@ class ParrotEngine:
 
     def load(self) -> tuple[int, int, float]:
         return 0, 0, 0.0
+
+    async def count(self, job: Job) -> int:
+        return len(self.prompt(Generate(0, "", 0, "", job)))
 
     def prompt(self, request: Generate) -> list[int]:
         """New ids: those of what the prefix does not stand for."""

@@ -7,8 +7,18 @@ import time
 
 import pytest
 
-from proxy.contracts.errors import BodyTooLarge, ContextOverflow, EngineFailed, NoWorker, TooManyRequests
+from proxy.contracts.canonical import Job
+from proxy.contracts.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ContextOverflow,
+    EngineFailed,
+    NoWorker,
+    TooManyRequests,
+    WorkerLost,
+)
 from proxy.contracts.frames import Finish, Generate, Started
+from proxy.links import MAX_COUNTS
 from tests.integration.relay.conftest import drain, relay, until
 from tests.support.counting import CountingEngine, ids_of, job
 
@@ -120,3 +130,45 @@ async def test_a_trial_stays_on_its_worker_and_another_takes_over() -> None:
         stream = running.open(2, trial_id="sticky")
         assert stream.worker_id != gone
         await drain(stream)
+
+
+async def test_a_prompt_is_counted_and_nothing_is_generated() -> None:
+    def refuse(request: Generate) -> None:
+        if request.job.messages[0]["content"] == "no":
+            raise BadRequest("the template refuses", field="messages")
+
+    async with relay() as running:
+        with pytest.raises(NoWorker):
+            await running.hub.count("trial", job(1))
+        worker = await running.worker()
+        worker.engine.before = refuse
+        counts = await asyncio.gather(*(running.hub.count("trial", job(1)) for _ in range(20)))
+        assert counts == [len("count")] * 20
+        assert ids_of(await drain(running.open(2))) == [0, 1]  # streams and counts are numbered together
+        refused = job(1)
+        refused.messages[0]["content"] = "no"
+        with pytest.raises(BadRequest) as error:
+            await running.hub.count("trial", refused)
+        assert (error.value.message, error.value.field) == ("the template refuses", "messages")
+        assert len(worker.engine.generated) == 1
+
+
+async def test_a_count_ends_with_its_worker_and_too_many_are_refused() -> None:
+    counting, never = asyncio.Event(), asyncio.Event()
+
+    class Slow(CountingEngine):
+        async def count(self, job: Job) -> int:
+            counting.set()
+            await never.wait()
+            return 0
+
+    async with relay(resume_grace_s=0.1) as running:
+        worker = await running.worker(Slow())
+        asked = [asyncio.ensure_future(running.hub.count("trial", job(1))) for _ in range(MAX_COUNTS)]
+        await counting.wait()
+        with pytest.raises(TooManyRequests):
+            await running.hub.count("trial", job(1))
+        asked.pop().cancel()
+        worker.worker.stop()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(result) for result in results} == {WorkerLost}

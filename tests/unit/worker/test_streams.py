@@ -14,6 +14,8 @@ from proxy.contracts.canonical import Sampling
 from proxy.contracts.errors import BadRequest, ProtocolError, WorkerLost
 from proxy.contracts.frames import (
     Cancel,
+    Count,
+    Counted,
     Credit,
     Delta,
     Failed,
@@ -159,3 +161,23 @@ async def test_stream_numbers_ascend_and_credit_is_positive() -> None:
     bench.streams.handle(Credit(1, 1))  # of a stream that has ended: late, not wrong
     bench.streams.handle(Cancel(2))
     await bench.streams.abandon()
+
+
+async def test_a_count_is_answered_once_whatever_happens() -> None:
+    bench = Bench()
+    errors = iter([None, BadRequest("no", field="messages"), ValueError("a surprise")])
+
+    def before(request: Generate) -> None:
+        if error := next(errors):
+            raise error
+
+    bench.engine.before = before
+    for number in (1, 2, 3):
+        bench.streams.handle(Count(number, job(1)))
+    await bench.turns(3)
+    first, second, third = bench.frames
+    assert first == Counted(1, len("count"))
+    assert second == Failed(2, "invalid_request", "no", "messages")
+    assert isinstance(third, Failed) and (third.code, third.stream) == ("engine_failed", 3)
+    with pytest.raises(ProtocolError):
+        bench.streams.handle(Count(3, job(1)))
