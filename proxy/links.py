@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from proxy.contracts.canonical import Job
 from proxy.contracts.ends import ProxyPeer
 from proxy.contracts.errors import ProtocolError, StenoError, TooManyRequests, WorkerLost
-from proxy.contracts.fleet import WorkerView
+from proxy.contracts.fleet import Load, WorkerView
 from proxy.contracts.frames import Announce, Count, Counted, Delta, Failed, Finish, Frame, Generate, Hello, Started
 from proxy.contracts.peer import Drop, Event, Lost, State
 from proxy.streams import Stream, rebuild
@@ -167,7 +167,7 @@ class Worker:
 
     def view(self) -> WorkerView:
         return WorkerView(
-            self.id, self.models, self.peer.remote_load, len(self.streams), self.max_streams,
+            self.id, self.models, Load.of(self.peer.remote_load), len(self.streams), self.max_streams,
             self.peer.state is State.OPEN, self.healthy, self.draining, self.since,
             round(self._clock() - self.peer.heard_at, 3),
         )  # fmt: skip

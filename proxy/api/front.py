@@ -145,4 +145,6 @@ async def on_surprise(request: Request, error: Exception) -> Response:
     """Fixed text; the exception's own words stay in the log."""
     request_id = request_id_of(request)
     log.error("request %s failed in a way that was not foreseen", request_id, exc_info=error)
-    return error_response(StenoError(f"internal error; the log has request {request_id}"), request_id)
+    response = error_response(StenoError(f"internal error; the log has request {request_id}"), request_id)
+    response.headers["x-request-id"] = request_id  # Starlette answers surprises outside of `Front`
+    return response

@@ -7,6 +7,18 @@ import msgspec
 from proxy.contracts.frames import Heartbeat, ModelCard
 
 
+class Load(msgspec.Struct, frozen=True):
+    """A worker's last heartbeat: `running` and `waiting` are counts of streams, `kv_used` a fraction of cache in 0..1."""
+
+    running: int
+    waiting: int
+    kv_used: float
+
+    @classmethod
+    def of(cls, beat: Heartbeat) -> Load:
+        return cls(beat.running, beat.waiting, beat.kv_used)
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker as this proxy sees it.
 
@@ -17,7 +29,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     id: str
     models: list[ModelCard]
-    load: Heartbeat
+    load: Load
     in_flight: int
     max_streams: int
     connected: bool

@@ -160,7 +160,7 @@ class CompletionsWriter:
         return b""
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        text = piece.reasoning + piece.content
+        text = piece.content
         logprobs = b',"logprobs":null'
         if self._wants_logprobs and piece.tokens:
             legacy, self._offsets[index] = _legacy_logprobs(piece.tokens, self._offsets[index])

@@ -52,8 +52,12 @@ class Proxy:
         body = {"messages": shaped} | fields
         return await self.http.post(f"/{trial_id}/v1/chat/completions", json=body, headers=headers)
 
-    async def turns(self, trial_id: str) -> list[Any]:
-        return await self.store.turns(trial_id)
+    async def turns(self, trial_id: str, at_least: int = 0) -> list[Any]:
+        """On record, once there are so many."""
+        async with asyncio.timeout(10):
+            while len(turns := await self.store.turns(trial_id)) < at_least:
+                await asyncio.sleep(0.005)
+        return turns
 
 
 async def until(true: Callable[[], Any], timeout_s: float = 10.0) -> None:
@@ -83,8 +87,9 @@ async def running(
             await proxy.http.aclose()
             await proxy.steno.close()
             if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+                run.stop()
+                run.stop()  # twice: at once, without waiting for streams that no test waits for
+                await asyncio.wait({task}, timeout=10)
 
 
 @pytest.fixture

@@ -1,0 +1,105 @@
+"""Bad input: no 500, no memory, no neighbour's harm."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.integration.http.conftest import Proxy, running
+
+CHAT = "/t/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\x00\xff", b'{"messages": 1}', b'{"messages":' + b"[" * 100_000, b'{"messages":[{"role":NaN}]}',
+     b'{"messages":[{"role":"user","content":"\\ud800"}]}', b'{"messages":[{"role":"user","content":1e400}]}'],
+)  # fmt: skip
+async def test_malformed_bodies_are_400(proxy: Proxy, body: bytes) -> None:
+    for path in (CHAT, "/t/v1/completions"):
+        response = await proxy.http.post(path, content=body)
+        assert response.status_code == 400 and response.json()["error"]["message"], response.text
+        assert response.headers["x-request-id"]
+
+
+async def test_a_hundred_megabytes_are_refused_unread(proxy: Proxy) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 2**20
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for path in (CHAT, "/sessions/t"):
+        for kwargs in ({"headers": {"content-length": str(100 * 2**20)}}, {}):
+            try:
+                response = await proxy.http.post(path, content=chunks(), **kwargs)  # type: ignore[arg-type]
+            except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+                continue  # the answer was on its way, and the connection closed under what we still sent
+            assert response.status_code == 413
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 60 * 1024
+    assert (await proxy.chat("t", "x")).status_code == 200
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_the_413_reaches_a_client_that_reads(declared: bool) -> None:
+    async with running(worker=False, max_body_bytes=2000) as proxy:
+        body = b'{"x": "' + b" " * 3000 + b'"}'
+
+        async def chunked() -> AsyncIterator[bytes]:
+            yield body
+
+        response = await proxy.http.post(CHAT, content=body if declared else chunked())
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_a_body_that_never_comes_is_a_408_and_holds_up_nobody() -> None:
+    async with running(body_timeout_s=0.2) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert (await proxy.chat("t", "x")).status_code == 200
+        answer = await asyncio.wait_for(reader.read(200), 10)
+        assert answer.startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "trial_id",
+    ["..", ".", "a b", "a/b", "x" * 129, "é", "a\n", "a\x00", "%2e%2e", "sessions", "workers", "groups", "v1", "t?x", "t#x", "metrics", "<script>",
+     "*", "{t}", "openapi.json"],
+)  # fmt: skip
+async def test_hostile_trial_ids_are_refused(proxy: Proxy, trial_id: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    path = quote(trial_id, safe="")
+    for url in (f"/{path}/v1/chat/completions", f"/{path}/v1/completions"):
+        response = await proxy.http.post(url, json=body)
+        assert response.status_code in (404, 405), (url, response.status_code)
+    assert (await proxy.http.post("/sessions", json={"trial_id": trial_id})).status_code == 400
+    assert (await proxy.http.get("/sessions")).json()["items"] == []
+
+
+async def test_requests_of_one_trial_never_answer_another(proxy: Proxy) -> None:
+    await asyncio.gather(*(proxy.chat(f"t{i}", f"secret {i}") for i in range(10)))
+    for i in range(10):
+        [turn] = await proxy.turns(f"t{i}")
+        assert turn.messages == [{"role": "user", "content": f"secret {i}"}]
+
+
+async def test_integers_beyond_the_wire_are_named(proxy: Proxy) -> None:
+    parameters = {"type": "object", "maximum": 2**80}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    response = await proxy.chat("t", "x", tools=tools)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools.0.function.parameters")
+
+
+async def test_half_a_request_and_a_closed_socket_leave_nothing(proxy: Proxy) -> None:
+    for sent in (b"POST", b"POST /t/v1/chat/completions HTTP/1.1\r\ncontent-length: 10\r\n\r\n{", b"\x16\x03\x01" * 50):
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+    assert (await proxy.chat("t", "x")).status_code == 200

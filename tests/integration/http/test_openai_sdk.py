@@ -1,0 +1,146 @@
+"""The official OpenAI SDK over every field it has, streamed and not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.http.conftest import Proxy, running
+from tests.support.parrot import ParrotEngine, Say
+
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": False}}
+USER: Any = {"role": "user", "content": "hi"}
+
+
+def script(request: Any) -> Say:
+    if request.job.tools and request.job.messages[-1]["role"] != "tool" and request.job.tool_choice != "none":
+        return Say("let me see", reasoning="hm", calls=[("", "f", '{"a": 1}'), ("", "f", '{"a": 2}')])
+    if not request.job.messages:
+        return Say("wellhello")
+    return Say("hello", reasoning="well")
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    async with running(ParrotEngine(script)) as found:
+        yield found
+
+
+EVERYTHING: dict[str, Any] = {
+    "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.2, "logit_bias": {"5": 1}, "seed": 7,
+    "stop": ["\n\n"], "max_completion_tokens": 50, "n": 1, "logprobs": True, "top_logprobs": 2, "user": "u",
+    "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"},
+    "reasoning_effort": "low", "service_tier": "auto", "store": False, "metadata": {"a": "b"},
+    "extra_body": {"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "chat_template_kwargs": {"enable_thinking": True}},
+}  # fmt: skip
+
+
+async def test_every_field_not_streamed(proxy: Proxy) -> None:
+    answer = await proxy.openai("t").chat.completions.create(model="gpt-x", messages=[USER], **EVERYTHING)
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "let me see"
+    assert choice.message.reasoning_content == "hm"  # type: ignore[attr-defined]
+    assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"a": 1}', '{"a": 2}']  # type: ignore[union-attr]
+    assert choice.logprobs and len(choice.logprobs.content or []) == answer.usage.completion_tokens  # type: ignore[union-attr]
+    assert len(choice.logprobs.content[0].top_logprobs) == 2  # type: ignore[index]
+    assert answer.model == "gpt-x" and answer.object == "chat.completion"
+    [job] = [request.job for request in proxy.engine.requests]
+    assert (job.sampling.top_k, job.sampling.seed, job.sampling.max_tokens) == (3, 7, 50)
+    assert job.template_kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
+
+
+async def test_every_field_streamed_adds_up_to_the_same(proxy: Proxy) -> None:
+    client = proxy.openai("t").chat.completions
+    stream = await client.create(
+        model="gpt-x", messages=[USER], stream=True, stream_options={"include_usage": True}, **EVERYTHING
+    )
+    text, reasoning, logprobs, reason, usage = "", "", 0, None, None
+    calls: dict[int, dict[str, str]] = {}
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            logprobs += len(choice.logprobs.content or []) if choice.logprobs else 0
+            reason = choice.finish_reason or reason
+            for piece in choice.delta.tool_calls or []:
+                call = calls.setdefault(piece.index, {"id": "", "name": "", "arguments": ""})
+                call["id"] += piece.id or ""
+                call["name"] += piece.function.name or "" if piece.function else ""
+                call["arguments"] += piece.function.arguments or "" if piece.function else ""
+    assert (text, reasoning, reason) == ("let me see", "hm", "tool_calls")
+    assert [(call["name"], call["arguments"]) for call in calls.values()] == [("f", '{"a": 1}'), ("f", '{"a": 2}')]
+    assert usage and logprobs == usage.completion_tokens
+    [turn] = await proxy.turns("t")
+    assert [call["id"] for call in calls.values()] == [call["id"] for call in turn.reply["tool_calls"]]
+
+
+async def test_a_tool_conversation_with_the_sdks_own_objects_continues(proxy: Proxy) -> None:
+    """I2: the echo goes through the SDK's models, which add nulls and fields of their own."""
+    client = proxy.openai("t").chat.completions
+    messages: list[Any] = [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}, USER]
+    for _ in range(3):
+        message = (await client.create(model="m", messages=messages, tools=[TOOL])).choices[0].message
+        messages.append(message)
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "ok"}]}
+            for call in message.tool_calls or []
+        ]
+        if not message.tool_calls:
+            messages.append({"role": "user", "content": "again"})
+    turns = await proxy.turns("t")
+    assert [turn.parent_id for turn in turns] == [None, turns[0].turn_id, turns[1].turn_id]
+    assert [turn.fork_reason for turn in turns] == [None, None, None]
+
+
+@pytest.mark.parametrize("choice", ["none", "required", {"type": "function", "function": {"name": "f"}}])
+async def test_tool_choices_reach_the_worker(proxy: Proxy, choice: Any) -> None:
+    await proxy.openai("t").chat.completions.create(model="m", messages=[USER], tools=[TOOL], tool_choice=choice)
+    expected = choice if isinstance(choice, str) else "function:f"
+    assert proxy.engine.requests[0].job.tool_choice == expected
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+async def test_response_formats_reach_the_worker(proxy: Proxy, kind: str) -> None:
+    asked: Any = {"type": kind}
+    if kind == "json_schema":
+        asked["json_schema"] = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    await proxy.openai("t").chat.completions.create(model="m", messages=[USER], response_format=asked)
+    assert proxy.engine.requests[0].job.response_format.type == kind
+
+
+async def test_completions_streamed_and_not(proxy: Proxy) -> None:
+    client = proxy.openai("t").completions
+    answer = await client.create(model="m", prompt="say", logprobs=1, max_tokens=4)
+    assert answer.choices[0].text == "well" and answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].logprobs and answer.choices[0].logprobs.token_logprobs == [-0.25] * 4
+    stream = await client.create(model="m", prompt=[1, 2, 3], stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "wellhello"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_models_are_listed(proxy: Proxy) -> None:
+    client = proxy.openai("t")
+    assert [model.id async for model in client.models.list()] == ["parrot"]
+    assert (await client.models.retrieve("parrot")).id == "parrot"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("no/such")
+
+
+async def test_errors_are_the_sdks_own(proxy: Proxy) -> None:
+    client = proxy.openai("t").chat.completions
+    picture: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.create(model="m", messages=picture)
+    assert caught.value.param == "messages.0.content.0.type"  # type: ignore[attr-defined]
+    assert caught.value.request_id
+
+
+async def test_a_base_url_one_level_too_deep_works(proxy: Proxy) -> None:
+    deep = openai.AsyncOpenAI(base_url=f"{proxy.url}/t/v1/v1", api_key="x", max_retries=0)
+    assert (await deep.chat.completions.create(model="m", messages=[USER])).choices[0].message.content == "hello"
+    assert [model.id async for model in deep.models.list()] == ["parrot"]

@@ -1,0 +1,258 @@
+"""The control plane: every call of the REST table, its encodings, its one error envelope, and who may call what (I8)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from proxy.contracts.errors import Conflict, Gone, NotFound
+from proxy.contracts.rest import Completion, GroupSpec, SessionSpec
+from tests.integration.http.conftest import Proxy, running, until
+from tests.support.parrot import ParrotEngine, Say
+
+ADMIN = "the-admins-key"
+
+
+async def test_registering_is_idempotent_and_gives_urls_for_each_kind_of_client(proxy: Proxy) -> None:
+    first = await proxy.steno.register("t", SessionSpec(metadata={"a": 1}))
+    again = await proxy.steno.register("t", SessionSpec(metadata={"b": 2}))
+    assert again.session == first.session and first.session.metadata == {"a": 1}
+    assert first.urls == {"openai": f"{proxy.url}/t/v1", "anthropic": f"{proxy.url}/t"}
+    assert first.key is None
+
+
+@pytest.mark.parametrize(
+    ("public_url", "openai"),
+    [
+        ("https://steno.example", "https://steno.example/t/v1"),
+        ("https://steno.example:8443/", "https://steno.example:8443/t/v1"),
+        ("http://gateway/rl/steno", "http://gateway/rl/steno/t/v1"),
+    ],
+)
+async def test_urls_come_from_the_public_url(public_url: str, openai: str) -> None:
+    async with running(worker=False, public_url=public_url) as proxy:
+        assert (await proxy.steno.register("t")).urls["openai"] == openai
+
+
+async def test_a_path_prefix_is_served_with_and_without_it() -> None:
+    async with running(public_url="https://gateway/rl/steno") as proxy:
+        for path in ("/rl/steno/t", "/t"):
+            body = {"messages": [{"role": "user", "content": "x"}]}
+            assert (await proxy.http.post(f"{path}/v1/chat/completions", json=body)).status_code == 200
+        assert (await proxy.http.get("/rl/steno/sessions/t")).json()["counts"]["turns"] == 2
+        assert (await proxy.http.get("/rl/steno/healthz")).status_code == 200
+
+
+async def test_groups_are_made_once_with_their_trials(proxy: Proxy) -> None:
+    spec = GroupSpec(group_id="g", size=3, run_id="r", task={"name": "x"})
+    made = await proxy.steno.create_group(spec)
+    again = await proxy.steno.create_group(spec)
+    assert [trial.session.trial_id for trial in made.trials] == ["g.0", "g.1", "g.2"]
+    assert again.group == made.group and len(again.trials) == 3
+    assert made.trials[0].session.sampling.neutralise is True
+    assert await proxy.steno.group("g") == made.group
+    with pytest.raises(Conflict):
+        await proxy.steno.create_group(GroupSpec(group_id="g", size=4))
+    evaluated = await proxy.steno.create_group(GroupSpec(size=1, purpose="eval"))
+    assert evaluated.trials[0].session.sampling.neutralise is False
+
+
+async def test_listing_pages_and_filters(proxy: Proxy) -> None:
+    for i in range(5):
+        await proxy.steno.register(f"t{i}")
+    await proxy.steno.complete("t1", Completion(reward=0.0))
+    page = await proxy.steno.session_page(limit=2)
+    assert len(page.items) == 2 and page.next_cursor
+    assert [session.trial_id async for session in proxy.steno.sessions(limit=2)] == [f"t{i}" for i in range(5)]
+    assert [session.trial_id async for session in proxy.steno.sessions(status="completed")] == ["t1"]
+    assert (await proxy.http.get("/sessions", params={"cursor": "nonsense"})).status_code == 400
+
+
+async def test_turns_page_and_come_as_msgpack_or_readable_json(proxy: Proxy) -> None:
+    for i in range(3):
+        await proxy.chat("t", f"m{i}")
+    page = (await proxy.http.get("/sessions/t/turns", params={"limit": 2})).json()
+    assert len(page["items"]) == 2 and page["next_start"] == 2
+    assert page["items"][0]["completion_ids"] == [*map(ord, "hello"), 2]
+    assert page["items"][0]["sampling_logprobs"] == [-0.25] * 6
+    raw = await proxy.http.get("/sessions/t/turns", headers={"accept": "application/msgpack"})
+    assert raw.headers["content-type"] == "application/msgpack"
+    assert msgspec.msgpack.decode(raw.content)["items"][0]["completion_ids"][:4] == b"h\0\0\0"
+    assert len([turn async for turn in proxy.steno.turns("t")]) == 3
+    assert len(await proxy.steno.samples("t")) == 3
+
+
+async def test_completing_twice_the_same_changes_nothing_and_another_reward_is_a_conflict(proxy: Proxy) -> None:
+    await proxy.steno.register("t")
+    outcome = Completion(reward=0.0, end_reason="solved", metrics={"steps": 3})
+    done = await proxy.steno.complete("t", outcome)
+    assert (done.status, done.reward, done.metrics) == ("completed", 0.0, {"steps": 3})
+    assert await proxy.steno.complete("t", outcome) == done
+    with pytest.raises(Conflict):
+        await proxy.steno.complete("t", Completion(reward=1.0))
+
+
+async def test_deleting_leaves_a_tombstone(proxy: Proxy) -> None:
+    await proxy.chat("t", "x")
+    await proxy.steno.delete("t")
+    with pytest.raises(Gone):
+        await proxy.steno.session("t")
+    assert (await proxy.chat("t", "x")).status_code == 410
+    with pytest.raises(Gone):
+        await proxy.steno.register("t")
+    with pytest.raises(NotFound):
+        await proxy.steno.delete("never")
+
+
+async def test_deleting_stops_turns_in_flight_and_keeps_nothing() -> None:
+    gate = asyncio.Event()
+    async with running(ParrotEngine(lambda request: Say("ab", gates={1: gate}))) as proxy:
+        chat = asyncio.create_task(proxy.chat("t", "x"))
+        await until(lambda: proxy.engine.requests)
+        await proxy.steno.delete("t")
+        assert (await chat).status_code == 410
+        with pytest.raises(Gone):
+            await proxy.turns("t")
+
+
+async def test_events_are_live_and_end_with_the_session(proxy: Proxy) -> None:
+    await proxy.chat("t", "x")
+    seen: list[Any] = []
+
+    async def watch() -> None:
+        async for cursor, event in proxy.steno.events("t"):
+            seen.append((cursor, event["type"]))
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: seen)
+    await proxy.chat("t", "y")
+    await proxy.steno.complete("t", Completion(reward=1.0))
+    await asyncio.wait_for(watching, 10)
+    assert [kind for _, kind in seen] == ["turn", "turn", "completed"]
+    answer = await proxy.http.get("/sessions/t/events", headers={"last-event-id": seen[0][0]})
+    assert answer.headers["content-type"].startswith("text/event-stream") and answer.text.count("event: turn") == 1
+
+
+async def test_operations(proxy: Proxy) -> None:
+    await proxy.chat("t", "x")
+    assert (await proxy.http.get("/healthz")).json()["status"] == "ok"
+    assert (await proxy.http.get("/readyz")).json()["models"] == ["parrot"]
+    text = (await proxy.http.get("/metrics")).text
+    assert "steno_proxy_turns_total" in text and "steno_proxy_models 1.0" in text
+    assert (await proxy.http.get("/policy")).json() == {"items": [{"policy": "default", "versions": {"base/0": 1}}]}
+    assert [worker["models"][0]["name"] for worker in await proxy.steno.workers()] == ["parrot"]
+    document = (await proxy.http.get("/openapi.json")).json()
+    assert {"/sessions", "/{trial_id}/v1/chat/completions"} <= set(document["paths"])
+
+
+async def test_every_error_has_the_envelope_and_a_request_id(proxy: Proxy) -> None:
+    for method, path, body, status, field in [
+        ("GET", "/sessions/none", None, 404, None),
+        ("GET", "/nothing/here", None, 404, None),
+        ("PUT", "/sessions", None, 405, None),
+        ("POST", "/sessions", b"{", 400, None),
+        ("POST", "/sessions", b'{"sesion": 1}', 400, "sesion"),
+        ("POST", "/groups", b'{"size": 0}', 400, "size"),
+        ("POST", "/sessions/x", b'{"sampling": {"force": {"temperatur": 1}}}', 400, "sampling.force.temperatur"),
+        ("GET", "/sessions?limit=0", None, 400, "limit"),
+        ("POST", "/sessions/leases", b"{}", 400, "trial_id"),
+        ("POST", "/sessions/x/complete", b'{"reward": "NaN"}', 400, "reward"),
+    ]:
+        response = await proxy.http.request(method, path, content=body, headers={"content-type": "application/json"})
+        envelope = response.json()
+        assert response.status_code == status, (path, response.text)
+        assert envelope["error"]["field"] == field, (path, response.text)
+        assert envelope["request_id"] == response.headers["x-request-id"]
+
+
+async def test_a_surprise_answers_fixed_text_and_a_request_id(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("secret words")
+
+    monkeypatch.setattr(proxy.store, "tail", explode)
+    monkeypatch.setattr(proxy.store, "session", explode)
+    for response in (await proxy.chat("t", "x"), await proxy.http.get("/sessions/t")):
+        assert response.status_code == 500 and "secret words" not in response.text
+        assert response.headers["x-request-id"] in response.text
+
+
+async def test_the_sweep_drops_what_is_past_its_retention() -> None:
+    async with running(worker=False, retention_s=0.01, sweep_s=0.02) as proxy:
+        await proxy.steno.register("kept")
+        await proxy.steno.register("t")
+        await proxy.steno.complete("t", Completion())
+        async with asyncio.timeout(5):
+            while (await proxy.http.get("/sessions/t")).status_code == 200:
+                await asyncio.sleep(0.01)
+        assert (await proxy.http.get("/sessions/kept")).status_code == 200
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() -> None:
+    """I8."""
+    async with running(admin_key=ADMIN) as proxy:
+        group = await proxy.steno.create_group(GroupSpec(group_id="g", size=2))
+        mine, other = group.trials
+        assert mine.key and other.key and mine.key != other.key
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        async with httpx.AsyncClient(base_url=proxy.url) as http:
+
+            async def status(method: str, path: str, key: str | None, **json_body: Any) -> int:
+                headers = {"authorization": f"Bearer {key}"} if key else {}
+                return (await http.request(method, path, headers=headers, json=json_body or None)).status_code
+
+            chat = "/v1/chat/completions"
+            assert await status("POST", f"/g.0{chat}", mine.key, **body) == 200
+            assert await status("POST", f"/g.1{chat}", mine.key, **body) == 403
+            assert await status("POST", f"/g.0{chat}", None, **body) == 401
+            assert await status("POST", f"/g.0{chat}", ADMIN, **body) == 403
+            assert await status("GET", "/g.0/v1/models", mine.key) == 200
+            assert await status("GET", "/g.1/v1/models", mine.key) == 403
+            for method, path in [
+                ("GET", "/sessions"), ("GET", "/sessions/g.0"), ("GET", "/sessions/g.0/turns"), ("GET", "/sessions/none"),
+                ("GET", "/sessions/g.0/samples"), ("GET", "/sessions/g.0/events"), ("POST", "/sessions/g.0/complete"),
+                ("DELETE", "/sessions/g.0"), ("POST", "/sessions"), ("POST", "/sessions/new"), ("POST", "/groups"),
+                ("GET", "/groups/g"), ("GET", "/workers"), ("GET", "/policy"), ("GET", "/metrics"),
+            ]:  # fmt: skip
+                assert await status(method, path, mine.key, reward=1.0, size=1) in (403, 400), (method, path)
+                assert await status(method, path, None, reward=1.0, size=1) in (401, 400), (method, path)
+            session = await proxy.steno.session("g.0")
+            assert session.status == "open" and session.reward is None
+
+
+async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> None:
+    async with running(admin_key=ADMIN, worker=False) as proxy:
+        group = await proxy.steno.create_group(GroupSpec(group_id="g", size=1))
+        await proxy.steno.create_group(GroupSpec(group_id="h", size=1))
+        await proxy.steno.register("alone")
+        headers = {"x-api-key": group.harness_key or ""}
+        async with httpx.AsyncClient(base_url=proxy.url, headers=headers) as http:
+            assert (await http.get("/groups/g")).status_code == 200
+            assert (await http.get("/sessions/g.0")).status_code == 200
+            assert (await http.post("/sessions/g.0/complete", json={"reward": 1})).status_code == 200
+            for path in ("/groups/h", "/sessions/h.0", "/sessions/alone", "/sessions/none", "/sessions"):
+                assert (await http.get(path)).status_code == 403, path
+            assert (await http.delete("/sessions/g.0")).status_code == 403
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
+async def test_the_key_is_taken_from_each_header_that_clients_use(header: str) -> None:
+    async with running(admin_key=ADMIN) as proxy:
+        trial = await proxy.steno.register("t")
+        value = f"Bearer {trial.key}" if header == "authorization" else trial.key
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        async with httpx.AsyncClient(base_url=proxy.url, headers={header: value or ""}) as http:
+            assert (await http.post("/t/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_with_keys_an_unregistered_trial_is_not_made_up() -> None:
+    async with running(admin_key=ADMIN) as proxy:
+        response = await proxy.chat("unknown", "x")
+        assert response.status_code == 404 and json.loads(response.content)["error"]["code"] == "not_found"
