@@ -113,8 +113,10 @@ class Tree:
         path.reverse()
         return path
 
-    def add(self, row: IndexRow) -> int:
+    def add(self, row: IndexRow, *, running: bool = False) -> int:
         """Take in the next row of the session; returns its turn's number.
+
+        running: the turn is still open and runs here: it has a place, and nobody can go on from it before `settle`.
 
         Raises: StenoError: the row can't be one (a parent that is not there yet, digests of a wrong length).
         """
@@ -130,31 +132,44 @@ class Tree:
         for digest in digests:
             asked = trie.grow(asked, digest)
             history.said(asked, digest)
-        end = trie.grow(asked, reply)
         context = self._contexts.setdefault((row.tools, row.options), len(self._keys))
         if context == len(self._keys):
             self._keys.append((row.tools, row.options))
-        barren = row.partial and row.completion_tokens == 0
         self.ids.append(row.turn_id)
         self._numbers[row.turn_id] = number
         self.parents.append(row.parent)
-        self._ends.append(end)
+        self._ends.append(asked)
         self.tokens.append(row.path_tokens)
         self._context_of.append(context)
-        self._flags.append(PARTIAL * row.partial | BARREN * barren)
+        self._flags.append(PARTIAL | BARREN)
         self.finishes.append(sys.intern(row.finish))
-        if row.own_call_ids:
-            self._own[number] = tuple(row.own_call_ids)
-        above = self._anchors[row.parent] if row.parent >= 0 else -1
-        self._anchors.append(number if row.own_call_ids else above)
+        self._anchors.append(self._anchors[row.parent] if row.parent >= 0 else -1)
         if row.parent >= 0:
             self._flags[row.parent] |= PARENTED
+        if not running:
+            self._reply(number, row, reply)
         self._note_asked(number, asked)
+        return number
+
+    def settle(self, number: int, row: IndexRow) -> None:
+        """The turn that was added as running has ended; `row` is what is on record of it now."""
+        self.tokens[number] = row.path_tokens
+        self.finishes[number] = sys.intern(row.finish)
+        self._reply(number, row, row.digests[-DIGEST_BYTES:])
+
+    def _reply(self, number: int, row: IndexRow, reply: bytes) -> None:
+        """How a turn ended, and where: from now on it can be gone on from."""
+        asked = self._ends[number]
+        end = self._ends[number] = self._trie.grow(asked, reply)
+        barren = row.partial and row.completion_tokens == 0
+        self._flags[number] = PARTIAL * row.partial | BARREN * barren
+        if row.own_call_ids:
+            self._own[number] = tuple(row.own_call_ids)
+            self._anchors[number] = number
         if not barren:
             self._note_end(number, end)
-            trie.flags[asked] |= REPLIED
-            history.sampled(end, reply)
-        return number
+            self._trie.flags[asked] |= REPLIED
+            self._history.sampled(end, reply)
 
     def recognise(
         self, digests: Sequence[bytes], tools: bytes, options: bytes, call_ids: Sequence[Sequence[str]]

@@ -103,7 +103,8 @@ class SessionStore(Protocol):
     async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
         """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
         compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
-        on `turn.index`. The same turn_id again changes nothing and returns the same number.
+        on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
+        still open (`finish_reason` OPEN): then this one takes its place, under its number.
 
         Raises Gone when the session is deleted, or frozen and the turn is not partial (a partial one is kept: it was in
         flight when the session was frozen)."""
@@ -121,7 +122,10 @@ class SessionStore(Protocol):
     # -- what watchers see
     def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Live events (cursor, {"type": "turn" | "completed" | "aborted" | "deleted", …}) of a session, those recorded
-        after cursor `after` first (None: from the beginning), then as they happen, until the session has ended."""
+        after cursor `after`
+        first (None: from the beginning), then as they happen, until the session has ended.
+
+        Turns come in commit order, each once and whole: those after one that is still open wait for it."""
         ...
 
     async def stats(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.contracts.records import IndexRow, Timings, TokenSpan, Turn
+from proxy.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn
 from proxy.store.text import Text, text
 
 FORMAT = 1
@@ -78,6 +78,10 @@ class Entry(msgspec.Struct):
         return known or 0
 
     @property
+    def constrained_tokens(self) -> int:
+        return sum(end - start for start, end in self.meta.constrained)
+
+    @property
     def prompt_tokens(self) -> int:
         known = self.meta.prompt_tokens
         return self.row.path_tokens - self.completion_tokens if known is None else known
@@ -108,6 +112,7 @@ class EncodedTurn(msgspec.Struct):
     constrained_tokens: int
     fork: bool
     partial: bool
+    open: bool
     began_at: float
 
 
@@ -160,6 +165,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         constrained_tokens=sum(end - start for start, end in turn.constrained),
         fork=turn.fork_reason is not None,
         partial=turn.partial,
+        open=row.finish == OPEN,
         began_at=timings.queued,
     )
 

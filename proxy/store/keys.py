@@ -9,7 +9,8 @@
     steno:{T}:logprobs           list    none                 commit: one float32 per completion id
     steno:{T}:texts              list    none                 commit: messages, tools, settings, each stored once
     steno:{T}:digests            hash    none                 commit: digest of a text -> its position in texts
-    steno:{T}:numbers            hash    none                 commit: turn_id -> number; mark_delivered adds the count
+    steno:{T}:numbers            hash    none                 commit: turn_id -> number, and what an open turn
+                                         weighs; mark_delivered adds the count
     steno:{T}:events             stream  60 s after the last  events: exists only while somebody watches; commit, complete and
                                          watcher              delete add to it then, so an unwatched session pays nothing
     steno:group:{G}              string  none                 create_group; goes with the last of its sessions

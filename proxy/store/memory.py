@@ -12,9 +12,18 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from proxy.contracts.errors import Conflict, Gone, NotFound
-from proxy.contracts.records import Group, IndexRow, Session, Turn
+from proxy.contracts.records import OPEN, Group, IndexRow, Session, Turn
 from proxy.store.base import Page, Path, Tail
-from proxy.store.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
+from proxy.store.codec import (
+    EncodedTurn,
+    Entry,
+    decode_entry,
+    decode_row,
+    decode_turn,
+    encode_turn,
+    join_entry,
+    path_ids,
+)
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import Head, doc_of, head_of, session_of
 from proxy.store.text import Text, pack, unpack
@@ -38,15 +47,31 @@ class _Recording:
         self.delivered: dict[int, int] = {}
         self.watchers: set[asyncio.Event] = set()
 
-    def place(self, texts: Sequence[Text]) -> list[int]:
-        """Positions of a turn's texts, after storing those that are not here yet. The last, the reply, is always new."""
+    def append(self) -> None:
+        """Room for one more turn."""
+        self.turns.append(b"")
+        self.ids.append(b"")
+        self.logprobs.append(b"")
+
+    def put(self, number: int, encoded: EncodedTurn, before: Entry | None) -> None:
+        """A turn in its place, or in that of what was on record of it while it was open."""
+        self.turns[number] = join_entry(encoded, self._place(encoded.texts, before.refs[-1] if before else None))
+        self.ids[number] = _exact(encoded.ids)
+        self.logprobs[number] = encoded.logprobs
+
+    def _place(self, texts: Sequence[Text], reply_at: int | None) -> list[int]:
+        """Positions of a turn's texts, after storing those that are not here yet. The last, the reply, is its own."""
         refs = []
         for text in texts[:-1]:
             position = self.digests.get(text.digest)
             if position is None:
                 position = self.digests[text.digest] = self._append(text)
             refs.append(position)
-        refs.append(self._append(texts[-1]))
+        if reply_at is None:
+            reply_at = self._append(texts[-1])
+        else:
+            self.texts[reply_at] = _exact(pack(texts[-1].raw))
+        refs.append(reply_at)
         return refs
 
     def _append(self, text: Text) -> int:
@@ -217,22 +242,24 @@ class MemoryStore:
     async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
         recording = self._get(trial_id)
         head = recording.head
-        number = recording.numbers.get(turn.turn_id)
-        if number is None:
+        number = recording.numbers.get(turn.turn_id, len(recording.turns))
+        before = decode_entry(recording.turns[number]) if turn.turn_id in recording.numbers else None
+        if before is None or before.row.finish == OPEN:
             if head.status != "open" and not turn.partial:
                 raise Gone(f"session {trial_id} is closed")
             encoded = encode_turn(turn, row)
-            number = recording.numbers[turn.turn_id] = len(recording.turns)
-            recording.turns.append(join_entry(encoded, recording.place(encoded.texts)))
-            recording.ids.append(_exact(encoded.ids))
-            recording.logprobs.append(encoded.logprobs)
+            if before is None:
+                recording.numbers[turn.turn_id] = number
+                recording.append()
+            recording.put(number, encoded, before)
             head.updated = now
             head.first_turn = encoded.began_at if head.first_turn is None else head.first_turn
-            head.turns += 1
-            head.prompt += encoded.new_prompt_tokens
-            head.completion += encoded.completion_tokens
-            head.constrained += encoded.constrained_tokens
-            head.forks += encoded.fork
+            head.completion += encoded.completion_tokens - (before.completion_tokens if before else 0)
+            head.constrained += encoded.constrained_tokens - (before.constrained_tokens if before else 0)
+            if before is None:
+                head.turns += 1
+                head.prompt += encoded.new_prompt_tokens
+                head.forks += encoded.fork
             recording.wake()
         turn.index = number
         return number
@@ -269,11 +296,12 @@ class MemoryStore:
         try:
             while True:
                 awake.clear()
-                fresh = recording.turns[seen:]
-                for event in turn_events(seen, fresh):
+                ended = recording.head.status != "open"
+                events = turn_events(seen, recording.turns[seen:], ended=ended)
+                for event in events:
                     yield event
-                seen += len(fresh)
-                if recording.head.status != "open" and seen >= len(recording.turns):
+                seen += len(events)
+                if ended and seen >= len(recording.turns):
                     yield end_event(recording.head)
                     return
                 await awake.wait()

@@ -203,13 +203,15 @@ class RedisStore(RedisRecordings):
         watched = [keys.events, keys.session, keys.turns]
         while True:
             wake, fields, entries = await self._run("watch", watched, [seen, WATCH_TTL_S, CHUNK_TURNS])
-            for event in turn_events(seen, entries):
-                yield event
-            seen += len(entries)
-            if len(entries) == CHUNK_TURNS:
-                continue
             head = head_from_hash(pairs(fields)) if fields else None
-            if head is None or head.status != "open":
+            ended = head is None or head.status != "open"
+            events = turn_events(seen, entries, ended=ended)
+            for event in events:
+                yield event
+            seen += len(events)
+            if len(events) == CHUNK_TURNS:
+                continue
+            if ended:
                 yield end_event(head)
                 return
             await self._watch_link.call(

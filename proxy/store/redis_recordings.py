@@ -125,8 +125,9 @@ class RedisRecordings:
 
 
 def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float) -> list[Any]:
+    state = b"open" if encoded.open else b"1" if encoded.partial else b"0"
     args: list[Any] = [
-        pack_id(encoded.turn_id), b"1" if encoded.partial else b"0", encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
+        pack_id(encoded.turn_id), state, encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
         encoded.new_prompt_tokens, encoded.completion_tokens, encoded.constrained_tokens, b"1" if encoded.fork else b"0",
         repr(encoded.began_at), repr(now),
     ]  # fmt: skip

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from proxy.contracts.errors import BadRequest
-from proxy.store.codec import decode_entry
+from proxy.contracts.records import OPEN
+from proxy.store.codec import decode_entry, decode_row
 from proxy.store.head import Head
 
 END = "end"
@@ -19,9 +20,16 @@ END = "end"
 Event = tuple[str, dict[str, Any]]
 
 
-def turn_events(start: int, entries: Sequence[bytes]) -> list[Event]:
-    """One event per turn from number `start` on; its cursor is the number of turns seen with it."""
-    return [(str(number + 1), _turn_event(number, raw)) for number, raw in enumerate(entries, start)]
+def turn_events(start: int, entries: Sequence[bytes], *, ended: bool) -> list[Event]:
+    """One event per turn from number `start` on; its cursor is the number of turns seen with it.
+
+    Up to the first turn that is still open, while the session has not ended: each is told once, when all of it is there."""
+    events = []
+    for number, raw in enumerate(entries, start):
+        if not ended and decode_row(raw).finish == OPEN:
+            break
+        events.append((str(number + 1), _turn_event(number, raw)))
+    return events
 
 
 def _turn_event(number: int, raw: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.contracts.errors import BadRequest, Conflict, Gone, NotFound
-from proxy.contracts.records import ForkReason, Group, Limits, SamplingPolicy, Session, TokenSpan
+from proxy.contracts.records import OPEN, ForkReason, Group, Limits, SamplingPolicy, Session, TokenSpan
 from proxy.store.base import SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
@@ -104,6 +104,60 @@ class StoreContract:
             await store.commit("frozen", late, row(late), now=60.0)
         assert await store.commit("frozen", cut, row(cut), now=60.0) == 1
         assert await store.turns("frozen", start=1) == [cut]
+
+    async def test_a_turn_that_was_still_open_is_replaced_by_the_whole_one(self, store: SessionStore) -> None:
+        """I3, I5: what was durable when a block closed gives way to the turn; nothing of it is kept beside."""
+        await record(store, "open", 1)
+        whole = turn(5, constrained=[(3, 9)])
+        size = {"completion_ids": whole.completion_ids[:40], "sampling_logprobs": whole.sampling_logprobs[:40]}
+        begun = turn(
+            5, partial=True, finish_reason=OPEN, reply={"role": "assistant", "content": "so far"}, call_ids={},
+            versions=[TokenSpan(version="base/17", start=0, end=10)], constrained=[(3, 9), (9, 10)], **size,
+        )  # fmt: skip
+        assert await store.commit("open", begun, row(begun), now=60.0) == 1
+        assert await store.turns("open", start=1) == [begun]
+        later = turn(6)
+        assert await store.commit("open", later, row(later), now=61.0) == 2
+        before = (await store.session("open")).counts
+        assert (before.turns, before.constrained_tokens) == (3, 7)
+        assert await store.commit("open", begun, row(begun), now=62.0) == 1
+        assert await store.commit("open", whole, row(whole), now=63.0) == 1
+        assert await store.commit("open", begun, row(begun), now=64.0) == 1, "too late: the turn is there"
+        assert await store.turns("open", start=1) == [whole, later]
+        assert (await store.tail("open", 1)).rows == [row(whole), row(later)]
+        assert (await store.path("open", [1])).reply == whole.reply
+        after = (await store.session("open")).counts
+        assert after.completion_tokens - before.completion_tokens == whole.completion_tokens - 10
+        assert (after.turns, after.prompt_tokens, after.forks) == (3, before.prompt_tokens, before.forks)
+        assert after.constrained_tokens == 6
+
+    async def test_watchers_are_told_of_an_open_turn_when_all_of_it_is_there(self, store: SessionStore) -> None:
+        await store.register(session("watched"))
+        begun, whole, later = turn(1, partial=True, finish_reason=OPEN), turn(1), turn(2)
+        await store.commit("watched", begun, row(begun), now=1.0)
+        await store.commit("watched", later, row(later), now=1.0)
+        events = store.events("watched")
+        first = asyncio.ensure_future(anext(events))
+        await store.commit("watched", whole, row(whole), now=2.0)
+        seen = [await asyncio.wait_for(first, 10), await anext(events)]
+        assert [(event["turn_id"], event["partial"]) for _, event in seen] == [
+            (whole.turn_id, False),
+            (later.turn_id, False),
+        ]
+        await store.complete("watched", status="completed", **END)
+        assert (await anext(events))[0] == "end"
+
+    async def test_a_frozen_session_takes_the_rest_of_an_open_turn_as_partial_only(self, store: SessionStore) -> None:
+        await store.register(session("frozen-open"))
+        begun, whole, cut = (
+            turn(1, partial=True, finish_reason=OPEN), turn(1), turn(1, partial=True, finish_reason="cancelled"),
+        )  # fmt: skip
+        await store.commit("frozen-open", begun, row(begun), now=1.0)
+        await store.complete("frozen-open", status="completed", **END)
+        with pytest.raises(Gone):
+            await store.commit("frozen-open", whole, row(whole), now=60.0)
+        assert await store.commit("frozen-open", cut, row(cut), now=61.0) == 0
+        assert await store.turns("frozen-open") == [cut]
 
     # -- deleting
 
