@@ -30,6 +30,11 @@ RECOGNISED = Counter(
     "steno_proxy_recognised_total", "Turns by whether they continue a recorded one: `continued`, `root`, or a fork reason",
     ["dialect", "how"],
 )  # fmt: skip
+DROPPED = Counter(
+    "steno_proxy_dropped_items_total",
+    "Items left out of requests because their type is not known; the log names the types, which want support",
+    ["dialect"],
+)  # fmt: skip
 TTFT = Histogram(
     "steno_proxy_first_token_seconds", "From the request's arrival to its first token at the proxy", ["dialect"],
     buckets=_SECONDS,

@@ -24,12 +24,14 @@ class Transcript:
     Attributes:
         started, finish: the frames, None until they came.
         tokens: sampled so far. delivered: of those, how many have left for the client in events.
+        reasoning_tokens: those that became reasoning; one that showed nothing goes with what came out next.
         ids, logprobs: int32 LE and float32 LE.
     """
 
     __slots__ = (
-        "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_spans", "_synthetic", "_token_logprobs",
-        "_whole", "delivered", "finish", "ids", "logprobs", "started", "tokens", "turn_id",
+        "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans", "_synthetic",
+        "_token_logprobs", "_whole", "delivered", "finish", "ids", "logprobs", "reasoning_tokens", "started", "tokens",
+        "turn_id",
     )  # fmt: skip
 
     def __init__(self, turn_id: str, call_prefix: str, card: ModelCard) -> None:
@@ -38,6 +40,7 @@ class Transcript:
         self.finish: Finish | None = None
         self.tokens = 0
         self.delivered = 0
+        self.reasoning_tokens = 0
         self.ids = bytearray()
         self.logprobs = bytearray()
         self._call_prefix = call_prefix
@@ -49,6 +52,7 @@ class Transcript:
         self._spans: list[list[Any]] = []
         self._constrained: list[list[int]] = []
         self._whole = False
+        self._said_tokens = 0
 
     def take(self, event: Started | Delta | Finish) -> Piece | None:
         """Note one event; for a Delta, what of it the client is to see.
@@ -84,10 +88,14 @@ class Transcript:
                     self._constrained[-1][1] = end
                 else:
                     self._constrained.append([start, end])
-        if event.content:
-            self._content.append(event.content)
         if event.reasoning:
             self._reasoning.append(event.reasoning)
+            self.reasoning_tokens += self.tokens - self._said_tokens
+            self._said_tokens = self.tokens
+        if event.content:
+            self._content.append(event.content)
+        if event.content or event.tool_calls:
+            self._said_tokens = self.tokens
         if event.tokens:
             self._token_logprobs += event.tokens
         calls = [self._call(call) for call in event.tool_calls] if event.tool_calls else []
@@ -153,4 +161,5 @@ class Transcript:
             completion_tokens=self.tokens,
             cached_tokens=self.finish.cached_tokens or self.started.cached_tokens,
             tokens=self._token_logprobs,
+            reasoning_tokens=self.reasoning_tokens,
         )

@@ -222,6 +222,9 @@ class Generation:
         self._keys.check_agent(key_of(scope["headers"]), trial_id)
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         asked = self._dialect.parse(body)
+        if asked.dropped:
+            metrics.DROPPED.labels(self._dialect.name).inc(len(asked.dropped))
+            log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
         request = await self._turns.open(trial_id, self._dialect, asked, client)
         if asked.stream:
             client.keep_alive_with(self._dialect.keepalive)

@@ -97,11 +97,19 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: Sampling = Sampling()
 
 
+RECORDED = "recorded"
+"""Key of an assistant message in a request that stands for the recorded reply of the turn it names (a reference to a stored
+item). It is replaced by that reply before anything else looks at the messages."""
+
+
 class CanonicalRequest(msgspec.Struct):
     """One request of an agent, whatever its dialect.
 
     asked: the sampling fields exactly as the client sent them, for the record.
     model: the name the client asked for; recorded, never routed on.
+    dropped: types of the items that were left out of the messages because the dialect does not know them, one each.
+    after: turn id; the stored conversation that this turn ended comes before the messages. "": they are the whole.
+    kept: what the dialect needs to answer again when the stored answer is asked for; recorded in the turn's options.
     """
 
     dialect: str
@@ -112,6 +120,9 @@ class CanonicalRequest(msgspec.Struct):
     stream: bool = False
     include_usage: bool = False
     user: str | None = None
+    dropped: list[str] = []
+    after: str = ""
+    kept: dict[str, Any] = {}
 
 
 class ToolCallPiece(msgspec.Struct, array_like=True):

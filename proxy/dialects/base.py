@@ -41,6 +41,7 @@ class Choice:
 
     message: canonical assistant message (`role`, `content`, `reasoning_content`?, `tool_calls`? with client-visible ids).
     tokens: of the whole completion, only when the client asked for log-probabilities.
+    reasoning_tokens: of the completion's, those that were reasoning (the markers around it go with what follows them).
     """
 
     index: int
@@ -50,6 +51,7 @@ class Choice:
     completion_tokens: int
     cached_tokens: int = 0
     tokens: list[TokenLogprob] = field(default_factory=list)
+    reasoning_tokens: int = 0
 
 
 @dataclass(slots=True, frozen=True)
