@@ -32,6 +32,11 @@ def _forced(job: Job) -> bool:
     return bool(job.tools) and job.tool_choice not in ("auto", "none")
 
 
+def _first_line(error: str) -> str:
+    """What follows it is llguidance's whole state, the tokens so far among it: nothing for an error message or a log."""
+    return error.partition("\n")[0]
+
+
 class Matcher:
     """A grammar's state along one completion. `done`: it was followed to its end, and a stop id came after it."""
 
@@ -51,11 +56,11 @@ class Matcher:
         """Take a token. Returns why the grammar can't go on: it has run out of what it may use (after that it allows stop ids
         only, which must not pass for its end), or refuses what it had allowed; "" where all is well."""
         if self._matcher.is_error():
-            return str(self._matcher.get_error())
+            return _first_line(self._matcher.get_error())
         if token in self._stop_ids:
             self.done = True
         elif not self._matcher.consume_token(token):
-            return str(self._matcher.get_error()) or f"token {token} is refused"
+            return _first_line(self._matcher.get_error()) or f"token {token} is refused"
         return ""
 
 
@@ -82,7 +87,7 @@ class Grammars:
             raise BadRequest(f"{field}: {error}", field=field) from error
         found = llguidance.LLMatcher(table, grammar, log_level=0)
         if found.is_error():
-            raise BadRequest(f"{field}: the schema can't be enforced: {found.get_error()}", field=field)
+            raise BadRequest(f"{field}: the schema can't be enforced: {_first_line(found.get_error())}", field=field)
         return Matcher(found, self._vocabulary, self._stop_ids)
 
     def _ready(self) -> llguidance.LLTokenizer:

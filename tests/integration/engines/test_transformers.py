@@ -263,3 +263,11 @@ async def test_a_law_that_can_not_be_followed_ends_its_own_request_only(
     assert refused.value.field == field
     assert (await neighbour)["ids"] and engine.healthy
     assert engine.load()[0] == 0
+
+
+async def test_a_grammar_that_gives_up_on_the_way_ends_its_own_request_only(engine: TransformersEngine) -> None:
+    endless = ResponseFormat("json_schema", schema={"$ref": "#"})
+    with pytest.raises(BadRequest, match="grammar") as refused:
+        await collect(engine, 1, Job(response_format=endless))
+    assert "\n" not in refused.value.message  # llguidance adds its whole state
+    assert (await collect(engine, 2, max_tokens=3))["ids"] and engine.healthy
