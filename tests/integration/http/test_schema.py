@@ -15,7 +15,6 @@ from proxy.config import ProxySettings
 from proxy.main import create_app
 from tests.support.stack import ROOT, running
 
-
 schema = schemathesis.openapi.from_dict(create_app(ProxySettings()).openapi())
 
 
@@ -36,6 +35,4 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_request_is_a_server_error(case: schemathesis.Case, url: str) -> None:
     response = case.call(base_url=url, timeout=20)
-    case.validate_response(
-        response, checks=[not_a_server_error, content_type_conformance, response_schema_conformance]
-    )
+    case.validate_response(response, checks=[not_a_server_error, content_type_conformance, response_schema_conformance])

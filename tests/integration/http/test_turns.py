@@ -27,7 +27,12 @@ async def test_a_turn_is_recorded_exactly_as_sampled(proxy: Proxy) -> None:
     assert bytes_to_ids(turn.completion_ids).tolist() == ids("hello")
     assert bytes_to_floats(turn.sampling_logprobs).tolist() == [-0.25] * 6
     assert bytes_to_ids(turn.new_prompt_ids).tolist() == [1, *map(ord, "user:hi")]
-    assert (turn.model, turn.served_model, turn.asked, turn.law["temperature"]) == ("any", "parrot", {"temperature": 0.7}, 0.7)
+    assert (turn.model, turn.served_model, turn.asked, turn.law["temperature"]) == (
+        "any",
+        "parrot",
+        {"temperature": 0.7},
+        0.7,
+    )
     assert (turn.finish_reason, turn.partial, turn.delivered) == ("stop", False, 6)
     assert turn.reply == {"role": "assistant", "content": "hello"}
     assert answer["id"] == f"chatcmpl-{turn.turn_id}"
@@ -225,7 +230,7 @@ async def test_the_finish_reason_waits_for_the_commit() -> None:
                 if '"o"' in line:
                     break
             await store.committing.wait()
-            assert await proxy.turns("t") == [] and "finish_reason\":\"stop" not in "".join(seen)
+            assert await proxy.turns("t") == [] and 'finish_reason":"stop' not in "".join(seen)
             store.go.set()
             rest = [line async for line in lines if line]
         assert json.loads(rest[0][6:])["choices"][0]["finish_reason"] == "stop" and rest[-1] == "data: [DONE]"

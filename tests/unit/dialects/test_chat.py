@@ -227,7 +227,7 @@ def choice(**fields: Any) -> Choice:
 
 def test_a_stream_is_role_pieces_finish_usage_done() -> None:
     writer = CHAT.writer(parse(stream=True, stream_options={"include_usage": True}), HEADER)
-    data = writer.begin(0) + writer.piece(0, Piece(content='a"\n')) + writer.piece(0, Piece(reasoning="r"))
+    data = writer.begin(0, 3, 0) + writer.piece(0, Piece(content='a"\n')) + writer.piece(0, Piece(reasoning="r"))
     done = choice(cached_tokens=3)
     found = events(data + writer.finish(done) + writer.end([done]))
     assert [chunk["choices"][0]["delta"] for chunk in found[:4]] == [

@@ -62,7 +62,10 @@ def test_openais_default_limit_holds_here() -> None:
 
 def test_stream_and_body_carry_text_and_legacy_logprobs() -> None:
     request = parse(prompt="a", logprobs=1, stream=True)
-    tokens = [TokenLogprob("ab", b"ab", -1.0, [("ab", b"ab", -1.0)]), TokenLogprob("c", b"c", -2.0, [("d", b"d", -0.1)])]
+    tokens = [
+        TokenLogprob("ab", b"ab", -1.0, [("ab", b"ab", -1.0)]),
+        TokenLogprob("c", b"c", -2.0, [("d", b"d", -0.1)]),
+    ]
     writer = COMPLETIONS.writer(request, HEADER)
     chunks = [json.loads(writer.piece(0, Piece(content=t.text, tokens=[t]))[6:]) for t in tokens]
     assert [c["choices"][0]["text"] for c in chunks] == ["ab", "c"]

@@ -1,0 +1,80 @@
+"""The stenographer's pad: what adds up is kept to the token, what does not is an error (I1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.contracts.canonical import Sampling, ToolCallPiece
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Delta, Finish, ModelCard, Started
+from proxy.contracts.records import TokenSpan, bytes_to_ids, floats_to_bytes, ids_to_bytes
+from proxy.transcript import Transcript
+
+TURN = "0123456789ab"
+
+
+def pad(law: Sampling | None = None, *, constrained: bool = False, **card: bool) -> Transcript:
+    transcript = Transcript(TURN, "call", ModelCard("m", 100, **card))
+    transcript.take(Started(0, 0, ids_to_bytes([1]), 1, b"", law or Sampling(), constrained=constrained))
+    return transcript
+
+
+def delta(ids: list[int], version: str = "base/0", **fields: object) -> Delta:
+    return Delta(0, ids_to_bytes(ids), floats_to_bytes([-0.5] * len(ids)), version, **fields)  # type: ignore[arg-type]
+
+
+def test_ids_versions_and_text_accumulate() -> None:
+    transcript = pad()
+    for event in (delta([1, 2], content="a"), delta([3], content="b"), delta([4], "base/1", reasoning="r")):
+        transcript.take(event)
+    transcript.take(Finish(0, "stop", 4))
+    assert bytes_to_ids(bytes(transcript.ids)).tolist() == [1, 2, 3, 4]
+    spans = [TokenSpan(version="base/0", start=0, end=3), TokenSpan(version="base/1", start=3, end=4)]
+    assert transcript.versions() == spans
+    assert transcript.message() == {"role": "assistant", "content": "ab", "reasoning_content": "r"}
+    assert transcript.choice(0).completion_tokens == 4
+
+
+def test_calls_get_our_ids_once_and_keep_the_models_own() -> None:
+    transcript = pad()
+    first = transcript.take(delta([1], tool_calls=[ToolCallPiece(0, "", "own", "f")]))
+    later = transcript.take(delta([2], tool_calls=[ToolCallPiece(0, '{"a"'), ToolCallPiece(1, "{}", "", "g")]))
+    transcript.take(delta([3], tool_calls=[ToolCallPiece(0, ": 1}")]))
+    assert first is not None and later is not None
+    assert first.tool_calls == [ToolCallPiece(0, "", f"call_{TURN}_0", "f")]
+    assert later.tool_calls == [ToolCallPiece(0, '{"a"'), ToolCallPiece(1, "{}", f"call_{TURN}_1", "g")]
+    assert [call["function"] for call in transcript.message()["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a": 1}'}, {"name": "g", "arguments": "{}"},
+    ]  # fmt: skip
+    assert transcript.own_call_ids() == ["own", ""]
+    assert transcript.call_ids() == {f"call_{TURN}_0": "own"}
+
+
+def test_constrained_ranges_merge_where_they_touch() -> None:
+    transcript = pad()
+    for constrained in (False, True, True, False, True):
+        transcript.take(delta([1], constrained=constrained))
+    assert transcript.constrained() == [(1, 3), (4, 5)]
+
+
+@pytest.mark.parametrize("law", [Sampling(top_p=0.9), Sampling(temperature=0.0)])
+def test_a_bent_law_constrains_every_token(law: Sampling) -> None:
+    transcript = pad(law)
+    transcript.take(delta([1, 2]))
+    assert transcript.constrained() == [(0, 2)]
+
+
+def test_tokens_that_came_are_tokens_that_were_sampled() -> None:
+    transcript = pad()
+    transcript.take(delta([1]))
+    with pytest.raises(EngineFailed):
+        transcript.take(Finish(0, "stop", 2))
+
+
+def test_a_missing_log_probability_is_an_error_but_of_synthetic_engines() -> None:
+    silent = Delta(0, ids_to_bytes([1]), b"", "base/0")
+    with pytest.raises(EngineFailed):
+        pad().take(silent)
+    transcript = pad(synthetic=True)
+    transcript.take(silent)
+    assert (transcript.tokens, bytes(transcript.logprobs)) == (1, b"")
