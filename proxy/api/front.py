@@ -1,7 +1,7 @@
 """The outermost layer: path prefix, request id, bounded bodies and one error envelope for everything but the agents' routes.
 
-Pure ASGI. The agents' routes bring their own request ids, bounds and error shapes: `Application` sends their turns straight to
-them, and whatever else is theirs passes through here untouched.
+Pure ASGI. The agents' turns bring their own request ids, bounds and error shapes: `Application` sends them straight to their
+endpoints, and none of them comes through here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Front:
         if self._base and path.startswith(self._base + "/"):
             path = path[len(self._base) :]
             scope = {**scope, "path": path, "raw_path": path.encode()}
-        if scope["type"] == "websocket" or "/v1/" in path:
+        if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
         request_id = os.urandom(8).hex()
@@ -79,7 +79,9 @@ class Front:
 def _with_id(send: Send, request_id: str) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            headers = message.get("headers", ())
+            if all(name != b"x-request-id" for name, _ in headers):  # `models` has its own
+                message["headers"] = [*headers, (b"x-request-id", request_id.encode())]
         await send(message)
 
     return sending
