@@ -29,7 +29,8 @@ class Plan:
     parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
     prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
     messages: of the request, as the client sent them. digests: 16 bytes for each of them.
-    seen_turns: how many turns the tree had by then. refused: the worker could not continue.
+    seen_turns: how many turns the tree had by then. refused: the worker could not continue. settled: the turn is on record,
+        still open, and with it the fork reason.
     """
 
     job: Job
@@ -45,6 +46,7 @@ class Plan:
     fork_reason: ForkReason | None = None
     seen_turns: int = 0
     refused: bool = False
+    settled: bool = False
 
     @property
     def is_prompt(self) -> bool:
@@ -100,7 +102,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
     """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
-    if plan.refused or plan.is_prompt or recording.turns == plan.seen_turns:
+    if plan.settled or plan.refused or plan.is_prompt or recording.turns == plan.seen_turns:
         return plan.fork_reason
     seen = recording.tree.recognise(
         plan.digests, plan.tools, plan.options, [echoed_ids(message) for message in plan.messages]

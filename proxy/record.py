@@ -14,7 +14,7 @@ from proxy import prompts
 from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
 from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Started
-from proxy.contracts.records import ForkReason, IndexRow, Timings, Turn
+from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn
 from proxy.plan import Plan, fork_reason_now
 from proxy.recorder import Recording
 from proxy.sessions.normalise import message_digest
@@ -49,16 +49,23 @@ def turn_of(
     facts: Facts,
     error: StenoError | None,
     streamed: bool,
+    still_open: bool = False,
 ) -> tuple[Turn, IndexRow]:
     """The record of a completion, and what recognition will need of it.
 
     Args: index: of the choice; siblings after the first fork by that. error: why it ended before the model did; None: it
-        did not. streamed: `delivered` is known by now; an answer in one piece has yet to leave.
+        did not. streamed: `delivered` is known by now; an answer in one piece has yet to leave. still_open: it goes on.
+
+    What a client has of a turn that breaks after a block was closed is the closed blocks, and they are what it will send back: so
+    they are the reply on record then, while the ids are all that was sampled (I4).
     """
     started = transcript.started
     assert started is not None
     finish = transcript.finish.reason if transcript.finish is not None and error is None else _end(error)
-    reply = transcript.message()
+    if still_open:
+        finish = OPEN
+    partial = still_open or error is not None
+    reply = transcript.message(closed=partial and transcript.closed)
     turn = Turn.model_construct(
         turn_id=transcript.turn_id,
         parent_id=plan.parent_id,
@@ -78,9 +85,9 @@ def turn_of(
         versions=transcript.versions(),
         constrained=transcript.constrained(),
         finish_reason=finish,
-        partial=error is not None,
+        partial=partial,
         error=f"{error.code}: {error.message}" if error is not None else None,
-        delivered=transcript.delivered if streamed or error is not None else None,
+        delivered=transcript.delivered if (streamed and not still_open) or error is not None else None,
         asked=facts.asked.asked,
         law=_law(started.law),
         messages=plan.new_messages,

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy import metrics
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
-from proxy.contracts.records import IndexRow, Session, Turn
+from proxy.contracts.records import OPEN, IndexRow, Session, Turn
 from proxy.prompts import PromptIndex
 from proxy.sessions import limits
 from proxy.sessions.tree import Tree
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _OVERHEAD_BYTES = 4000
 """What a recording takes beside its tree's own count: the session record, mostly. About."""
+OPEN_WAIT_S = 600.0
+"""How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
 FREEZE_WAIT_S = 10.0
 """How long completing a session waits for its cancelled turns to be recorded. Seconds; commits take milliseconds."""
 
@@ -41,9 +43,14 @@ class InFlight(Protocol):
 
 
 class Recording:
-    """One session in this process. Everything here can be rebuilt from the store, except `in_flight`."""
+    """One session in this process. Everything here can be rebuilt from the store, except what runs here.
 
-    __slots__ = ("cost_bytes", "in_flight", "prompts", "session", "tree", "trial_id")
+    running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
+    elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
+        they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
+    """
+
+    __slots__ = ("cost_bytes", "elsewhere", "in_flight", "prompts", "running", "session", "tree", "trial_id")
 
     def __init__(self, trial_id: str) -> None:
         self.trial_id = trial_id
@@ -51,6 +58,8 @@ class Recording:
         self.tree = Tree()
         self.prompts = PromptIndex()
         self.in_flight: set[InFlight] = set()
+        self.running: dict[str, int] = {}
+        self.elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
 
     @property
@@ -58,9 +67,38 @@ class Recording:
         """How many are known here: the row to read next."""
         return len(self.tree)
 
-    def add(self, row: IndexRow) -> None:
-        self.prompts.add(len(self.tree), row)
-        self.tree.add(row)
+    def add(self, row: IndexRow, now: float) -> None:
+        number = len(self.tree)
+        runs_here = row.finish == OPEN and row.turn_id in self.running
+        if runs_here:
+            self.running[row.turn_id] = number
+        elif row.finish == OPEN:
+            self.elsewhere[number] = now + OPEN_WAIT_S
+        self.prompts.add(number, row)
+        self.tree.add(row, running=runs_here)
+
+    def ended(self, number: int, row: IndexRow, now: float) -> None:
+        """A turn that runs here was committed whole, under its number."""
+        place = self.running.pop(row.turn_id, -1)
+        if place >= 0:
+            self.tree.settle(place, row)
+        elif number == len(self.tree):
+            self.add(row, now)
+
+    def unread(self, now: float) -> int:
+        """The first row to read: after the last, or the earliest that may have changed since."""
+        for number in [number for number, until in self.elsewhere.items() if until <= now]:
+            del self.elsewhere[number]
+        return min(self.elsewhere, default=len(self.tree))
+
+    def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
+        """Whether a turn that was open elsewhere is whole by now; `rows` are those from `start` on."""
+        return any(number >= start and rows[number - start].finish != OPEN for number in self.elsewhere)
+
+    def reset(self) -> None:
+        """Read everything again."""
+        self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
+        self.running = dict.fromkeys(self.running, -1)
 
     def recount(self) -> int:
         """Bring `cost_bytes` up to date; returns by how much it has changed."""
@@ -116,19 +154,22 @@ class Recorder:
         """The recording after reading what the store has that it has not; one round trip, unless something has changed."""
         while True:
             recording = self._recordings.get(trial_id) or Recording(trial_id)
-            start = recording.turns
+            start = recording.unread(self._clock())
             session, rows = await self._tail(trial_id, start)
             current = self._recordings.get(trial_id, recording)
-            if current is not recording:
+            if current is not recording or recording.turns < start:
                 continue  # another request came first, with a tree of its own: use that
             if recording.session is not None and recording.session.created_at != session.created_at:
                 self.forget(trial_id)  # deleted, and its id is in use again: nothing of this tree holds
                 continue
             self._recordings[trial_id] = recording
             recording.session = session
+            if recording.elsewhere and recording.outdated(start, rows):
+                recording.reset()  # rare: a turn of a replica that this one saw while it was open
+                continue
             # Another request may have added rows while this one waited: the list only ever grows at its end.
             for row in rows[recording.turns - start :]:
-                recording.add(row)
+                recording.add(row, self._clock())
             self._account(recording)
             self._recordings.move_to_end(trial_id)
             self._evict()
@@ -173,22 +214,31 @@ class Recorder:
             self._bytes -= recording.cost_bytes
 
     async def commit(self, recording: Recording, turn: Turn, row: IndexRow) -> int:
-        """Make a turn durable (I3). When this returns, its last event may leave.
+        """Make a turn durable (I3), whole or still open. When this returns, the event that waits for it may leave.
 
         Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable.
         """
         began = time.perf_counter()
+        if row.finish == OPEN:
+            recording.running.setdefault(row.turn_id, -1)
         try:
             number = await self.store.commit(recording.trial_id, turn, row, now=self._clock())
         except StoreUnavailable:
             metrics.STORE_ERRORS.labels("commit").inc()
             raise
         metrics.COMMIT.observe(time.perf_counter() - began)
-        if number == recording.turns:
-            recording.add(row)
-            if self._recordings.get(recording.trial_id) is recording:
-                self._account(recording)
+        if row.finish != OPEN:
+            recording.ended(number, row, self._clock())
+        elif number == recording.turns:
+            recording.add(row, self._clock())
+        if self._recordings.get(recording.trial_id) is recording:
+            self._account(recording)
         return number
+
+    def give_up(self, recording: Recording, turn_id: str) -> None:
+        """A turn that runs here has ended, and could not be committed: what is on record of it, if anything, is all there is."""
+        if recording.running.pop(turn_id, None) is not None:
+            recording.reset()
 
     # -- what others do to running turns
 

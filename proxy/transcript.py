@@ -16,6 +16,7 @@ from proxy.dialects.base import Choice, Piece
 from proxy.sessions.calls import client_call_id
 
 _CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
+_CONTENT, _REASONING, _NO_BLOCK = -1, -2, -3
 
 
 class Transcript:
@@ -26,11 +27,12 @@ class Transcript:
         tokens: sampled so far. delivered: of those, how many have left for the client in events.
         reasoning_tokens: those that became reasoning; one that showed nothing goes with what came out next.
         ids, logprobs: int32 LE and float32 LE.
+        closed: a block of the answer has been closed on its way to the client, so that it may keep what came before (I3).
     """
 
     __slots__ = (
-        "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans", "_synthetic",
-        "_token_logprobs", "_whole", "delivered", "finish", "ids", "logprobs", "reasoning_tokens", "started", "tokens",
+        "_at", "_block", "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans",
+        "_synthetic", "_token_logprobs", "_whole", "closed", "delivered", "finish", "ids", "logprobs", "reasoning_tokens", "started", "tokens",
         "turn_id",
     )  # fmt: skip
 
@@ -52,6 +54,9 @@ class Transcript:
         self._spans: list[list[Any]] = []
         self._constrained: list[list[int]] = []
         self._whole = False
+        self.closed = False
+        self._block = _NO_BLOCK  # the one that is open: the index of a call, or which text
+        self._at = 0  # where it began in the pieces of that text
         self._said_tokens = 0
 
     def take(self, event: Started | Delta | Finish) -> Piece | None:
@@ -89,10 +94,14 @@ class Transcript:
                 else:
                     self._constrained.append([start, end])
         if event.reasoning:
+            if self._block != _REASONING:
+                self._block, self._at = _REASONING, len(self._reasoning)
             self._reasoning.append(event.reasoning)
             self.reasoning_tokens += self.tokens - self._said_tokens
             self._said_tokens = self.tokens
         if event.content:
+            if self._block != _CONTENT:
+                self._block, self._at = _CONTENT, len(self._content)
             self._content.append(event.content)
         if event.content or event.tool_calls:
             self._said_tokens = self.tokens
@@ -103,6 +112,7 @@ class Transcript:
 
     def _call(self, piece: ToolCallPiece) -> ToolCallPiece:
         """The piece with the id that clients see; the model's own is kept for the index row."""
+        self._block = piece.index
         known = self._calls.get(piece.index)
         if known is None:
             self._calls[piece.index] = [[piece.arguments], piece.name, piece.id]
@@ -113,19 +123,23 @@ class Transcript:
 
     # -- what is on the pad
 
-    def message(self) -> dict[str, Any]:
-        """The canonical assistant message, with the tool-call ids that the client sees."""
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        if self._calls:
+    def message(self, *, closed: bool = False) -> dict[str, Any]:
+        """The canonical assistant message, with the tool-call ids that the client sees. closed: without the open block."""
+        block = self._block if closed else _NO_BLOCK
+        content = self._content[: self._at] if block == _CONTENT else self._content
+        reasoning = self._reasoning[: self._at] if block == _REASONING else self._reasoning
+        calls = [each for each in sorted(self._calls.items()) if each[0] != block]
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+        if reasoning:
+            message["reasoning_content"] = "".join(reasoning)
+        if calls:
             message["tool_calls"] = [
                 {
                     "id": client_call_id(self._call_prefix, self.turn_id, index),
                     "type": "function",
                     "function": {"name": call[_CALL_NAME], "arguments": "".join(call[_CALL_ARGUMENTS])},
                 }
-                for index, call in sorted(self._calls.items())
+                for index, call in calls
             ]
         return message
 
@@ -161,5 +175,6 @@ class Transcript:
             completion_tokens=self.tokens,
             cached_tokens=self.finish.cached_tokens or self.started.cached_tokens,
             tokens=self._token_logprobs,
+            stop=self.finish.stop,
             reasoning_tokens=self.reasoning_tokens,
         )

@@ -3,7 +3,8 @@
     enter the session > the trial's sampling law > recognise > open a stream on a worker > started > deltas > finish
       > commit > the last event leaves > delivered
 
-I3: the event that ends a choice leaves only after its turn is in the store. Whatever else happens (the client leaves, the
+I3: the event that ends a choice leaves only after its turn is in the store, one that closes a block only after the turn so far
+is, as an open turn that the whole one replaces. Whatever else happens (the client leaves, the
 session is completed, the worker dies, the proxy is told to stop), what was sampled until then is committed as a partial turn.
 Knows no HTTP: the client is a `Client`, the wire format a `Dialect`.
 """
@@ -11,6 +12,7 @@ Knows no HTTP: the client is a `Client`, the wire format a `Dialect`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -174,16 +176,17 @@ class Turns:
 class OpenChoice:
     """One completion of a request while it runs."""
 
-    __slots__ = ("begun", "commit", "facts", "index", "plan", "stream", "transcript")
+    __slots__ = ("begun", "commit", "facts", "index", "plan", "saving", "stream", "transcript")
 
     def __init__(self, index: int, stream: Stream, transcript: Transcript, facts: Facts) -> None:
         self.index = index
         self.stream = stream
         self.transcript = transcript
         self.facts = facts
-        self.plan: Plan | None = None  # set where the worker made a root of it
+        self.plan: Plan | None = None  # set where it differs from the request's
         self.begun = False
         self.commit: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None  # of the turn while it is open
 
 
 class Request:
@@ -241,6 +244,9 @@ class Request:
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
             if pending:
                 await asyncio.wait(pending)
+            if self.recording.running:
+                for choice in self.choices:
+                    self._turns.recorder.give_up(self.recording, choice.transcript.turn_id)
             metrics.STREAMS.dec(len(self.choices))
             self.recording.in_flight.discard(self)
             self._turns.forget(self)
@@ -284,8 +290,15 @@ class Request:
     def _last_of(self, choice: Choice) -> bytes:
         """The events that end a choice, after the first one where nothing was ever said."""
         assert self._writer is not None
-        begin = b"" if self.choices[choice.index].begun else self._writer.begin(choice.index)
-        return begin + self._writer.finish(choice)
+        return self._begin(self.choices[choice.index]) + self._writer.finish(choice)
+
+    def _begin(self, choice: OpenChoice) -> bytes:
+        """The events before a choice's first, once."""
+        started = choice.transcript.started
+        if choice.begun or started is None or self._writer is None:
+            return b""
+        choice.begun = True
+        return self._writer.begin(choice.index, started.prompt_tokens, started.cached_tokens)
 
     async def _choice(self, choice: OpenChoice) -> Choice:
         """Stream one completion and commit it."""
@@ -312,8 +325,9 @@ class Request:
     async def _take(self, choice: OpenChoice, events: list) -> None:  # type: ignore[type-arg]
         """What has arrived together leaves together."""
         transcript, facts = choice.transcript, choice.facts
-        out = []
+        out: list[bytes] = []
         for event in events:
+            shown = transcript.tokens
             piece = transcript.take(event)
             if piece is None:
                 if transcript.started is event:
@@ -323,12 +337,16 @@ class Request:
             if facts.first_token is None:
                 facts.first_token = facts.last_token
             if self._writer is not None:
+                if self._writer.closes(choice.index, piece):
+                    if out:
+                        await self._client.write(b"".join(out))
+                        out.clear()
+                    if not self._client.gone:
+                        transcript.delivered = shown
+                    await self._saved(choice)
                 data = self._writer.piece(choice.index, piece)
                 if data:
-                    if not choice.begun:
-                        choice.begun = True
-                        data = self._writer.begin(choice.index) + data
-                    out.append(data)
+                    out.append(data if choice.begun else self._begin(choice) + data)
         if out:
             await self._client.write(b"".join(out))
         if self._writer is not None and not self._client.gone:
@@ -342,7 +360,9 @@ class Request:
         if self.plan.prefix_ids and not started.kept_tokens:
             choice.plan = self.plan.rerooted(started)
         if started.kept_tokens not in (0, len(self.plan.prefix_ids) // 4):
-            raise EngineFailed(f"the worker kept {started.kept_tokens} of {len(self.plan.prefix_ids) // 4} recorded tokens")
+            raise EngineFailed(
+                f"the worker kept {started.kept_tokens} of {len(self.plan.prefix_ids) // 4} recorded tokens"
+            )
         marks = [mark for mark in ("synthetic", "text_only") if getattr(card, mark) and mark not in session.marks]
         if marks:
             await self._turns.recorder.store.add_marks(self.recording.trial_id, marks)
@@ -350,6 +370,19 @@ class Request:
         self._client.ready()
 
     # -- the record
+
+    async def _saved(self, choice: OpenChoice) -> None:
+        """Have the turn so far on record before a block closes. Raises: as `Recorder.commit`."""
+        choice.saving = asyncio.ensure_future(self._save(choice))
+        await asyncio.shield(choice.saving)
+
+    async def _save(self, choice: OpenChoice) -> None:
+        choice.transcript.closed = True
+        turn, row = self._record(choice, None, still_open=True)
+        found = choice.plan or self.plan
+        if not found.settled:
+            choice.plan = dataclasses.replace(found, fork_reason=turn.fork_reason, settled=True)
+        await self._turns.recorder.commit(self.recording, turn, row)
 
     async def _committed(self, choice: OpenChoice, error: StenoError | None) -> None:
         """Commit, to the end even if this task is cancelled meanwhile: half a commit is none.
@@ -363,6 +396,10 @@ class Request:
 
     async def _commit(self, choice: OpenChoice, error: StenoError | None) -> None:
         recorder, transcript = self._turns.recorder, choice.transcript
+        if choice.saving is not None and not choice.saving.done():
+            await asyncio.wait({choice.saving})
+        if choice.saving is not None and error is not None:
+            choice.saving.exception()  # `error` is what the client is told
         turn, row = self._record(choice, error)
         try:
             try:
@@ -377,17 +414,22 @@ class Request:
         except StenoError as failure:
             if turn.index < 0:
                 metrics.UNRECORDED_TOKENS.labels(failure.code).inc(transcript.tokens)
-                log.error("turn %s could not be recorded, %d tokens: %s", turn.turn_id, transcript.tokens, failure.message)
+                log.error(
+                    "turn %s could not be recorded, %d tokens: %s", turn.turn_id, transcript.tokens, failure.message
+                )
             if error is None:
                 raise
         finally:
             if turn.index >= 0:
                 self._count(choice, turn)
 
-    def _record(self, choice: OpenChoice, error: StenoError | None) -> tuple[Turn, IndexRow]:
-        found = choice.plan or self.plan
-        streamed = self._writer is not None
-        return turn_of(self.recording, choice.index, choice.stream, found, choice.transcript, choice.facts, error, streamed)
+    def _record(
+        self, choice: OpenChoice, error: StenoError | None, *, still_open: bool = False
+    ) -> tuple[Turn, IndexRow]:
+        return turn_of(
+            self.recording, choice.index, choice.stream, choice.plan or self.plan, choice.transcript, choice.facts, error,
+            self._writer is not None, still_open,
+        )  # fmt: skip
 
     async def _delivered(self) -> None:
         """After an answer in one piece: note how much of it left. The client has it by now, so a failure is only counted."""

@@ -41,6 +41,7 @@ class Choice:
 
     message: canonical assistant message (`role`, `content`, `reasoning_content`?, `tool_calls`? with client-visible ids).
     tokens: of the whole completion, only when the client asked for log-probabilities.
+    stop: the stop string that ended it, if one did.
     reasoning_tokens: of the completion's, those that were reasoning (the markers around it go with what follows them).
     """
 
@@ -51,6 +52,7 @@ class Choice:
     completion_tokens: int
     cached_tokens: int = 0
     tokens: list[TokenLogprob] = field(default_factory=list)
+    stop: str = ""
     reasoning_tokens: int = 0
 
 
@@ -67,8 +69,16 @@ class Header:
 class Writer(Protocol):
     """Encodes one streamed answer. Each method returns the bytes of whole events, possibly none, for one choice."""
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         """Before the first piece of a choice."""
+        ...
+
+    def closes(self, index: int, piece: Piece) -> bool:
+        """Whether the events of this piece close a block (an item): one that came before it, or one within it.
+
+        They then leave only after the turn so far is in the store, as an open turn (I3): a client may act on a closed block,
+        and keeps it when the stream breaks. Formats without blocks say False. Asked once for each piece, before `piece`.
+        """
         ...
 
     def piece(self, index: int, piece: Piece) -> bytes: ...

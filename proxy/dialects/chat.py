@@ -371,7 +371,10 @@ class ChatWriter:
         self._tail = b',"finish_reason":null}]' + usage + b"}\n\n"
         self._usage_null = usage
 
-    def begin(self, index: int) -> bytes:
+    def closes(self, index: int, piece: Piece) -> bool:
+        return False
+
+    def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         return self._heads[index] + b'{"role":"assistant","content":""},"logprobs":null' + self._tail
 
     def piece(self, index: int, piece: Piece) -> bytes:

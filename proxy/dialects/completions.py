@@ -156,7 +156,10 @@ class CompletionsWriter:
         self._usage_null = b',"usage":null' if request.include_usage else b""
         self._offsets = [0] * len(self._heads)
 
-    def begin(self, index: int) -> bytes:
+    def closes(self, index: int, piece: Piece) -> bool:
+        return False
+
+    def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         return b""
 
     def piece(self, index: int, piece: Piece) -> bytes:

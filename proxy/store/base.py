@@ -122,8 +122,7 @@ class SessionStore(Protocol):
     # -- what watchers see
     def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Live events (cursor, {"type": "turn" | "completed" | "aborted" | "deleted", …}) of a session, those recorded
-        after cursor `after`
-        first (None: from the beginning), then as they happen, until the session has ended.
+        after cursor `after` first (None: from the beginning), then as they happen, until the session has ended.
 
         Turns come in commit order, each once and whole: those after one that is still open wait for it."""
         ...
