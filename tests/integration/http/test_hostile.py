@@ -70,8 +70,8 @@ async def test_a_body_that_never_comes_is_a_408_and_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize(
     "trial_id",
-    ["..", ".", "a b", "a/b", "x" * 129, "é", "a\n", "a\x00", "%2e%2e", "sessions", "workers", "groups", "v1", "t?x", "t#x", "metrics",
-     "<script>", "*", "{t}", "openapi.json"],
+    ["..", ".", "a b", "a/b", "x" * 129, "é", "a\n", "a\x00", "%2e%2e", "sessions", "workers", "groups", "v1", "t?x", "t#x",
+     "metrics", "<script>", "*", "{t}", "openapi.json"],
 )  # fmt: skip
 async def test_hostile_trial_ids_are_refused(proxy: Proxy, trial_id: str) -> None:
     body = {"messages": [{"role": "user", "content": "x"}]}
