@@ -15,7 +15,8 @@ from proxy.contracts.canonical import Job, Message
 from proxy.contracts.frames import Started
 from proxy.contracts.records import ForkReason
 from proxy.recorder import Recorder, Recording
-from proxy.sessions.calls import echoed_ids, restore_calls
+from proxy.sessions.call_ids import echoed_ids
+from proxy.sessions.calls import restore_calls
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 
 _NO_TOOLS = b"\0" * 8

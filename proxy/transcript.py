@@ -13,7 +13,7 @@ from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Delta, Finish, ModelCard, Started
 from proxy.contracts.records import TokenSpan
 from proxy.dialects.base import Choice, Piece
-from proxy.sessions.calls import client_call_id
+from proxy.sessions.call_ids import client_call_id
 
 _CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
 _CONTENT, _REASONING, _NO_BLOCK = -1, -2, -3

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from proxy.contracts.canonical import Message, Tool
-from proxy.sessions.calls import parse_call_id
+from proxy.sessions.call_ids import parse_call_id
 
 DIGEST_BYTES = 16
 SYSTEM, USER, ASSISTANT, TOOL, OTHER = (ord(letter) for letter in "suato")

@@ -19,7 +19,7 @@ import msgspec
 
 from proxy.contracts.canonical import Sampling
 from proxy.contracts.errors import StenoError
-from proxy.contracts.records import Sample, Session, TokenSpan, Turn, bytes_to_floats, floats_to_bytes
+from proxy.contracts.records import Sample, SampledRange, Session, TokenSpan, Turn, bytes_to_floats, floats_to_bytes
 
 _NAN = floats_to_bytes(array("f", [math.nan]))
 
@@ -68,6 +68,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
     masks: list[bytes] = []
     logprobs: list[bytes] = []
     spans: list[TokenSpan] = []
+    completions: list[SampledRange] = []
     digest = blake2b(digest_size=16)
     position = 0
     for turn in path:
@@ -91,6 +92,15 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
                 spans[-1] = TokenSpan(version=span.version, start=spans[-1].start, end=end)
             elif end > start:
                 spans.append(TokenSpan(version=span.version, start=start, end=end))
+        completions.append(
+            SampledRange(
+                start=position,
+                end=position + n_sampled,
+                temperature=_law(turn).temperature,
+                policy=turn.policy,
+                shared=turn.turn_id in taught,
+            )
+        )
         taught.add(turn.turn_id)
         position += n_sampled
     return Sample(
@@ -102,6 +112,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
         loss_mask=b"".join(masks),
         sampling_logprobs=b"".join(logprobs),
         spans=spans,
+        completions=completions,
         reward=session.reward,
     )
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import ForkReason, IndexRow
-from proxy.sessions.calls import parse_call_id
+from proxy.sessions.call_ids import parse_call_id
 from proxy.sessions.fork import History
 from proxy.sessions.normalise import DIGEST_BYTES
 from proxy.sessions.trie import ASKED_AGAIN, CROWDED, LEAD, REPLIED, ROOT, Trie

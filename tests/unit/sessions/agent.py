@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from proxy.contracts.canonical import Message
 from proxy.contracts.records import IndexRow, Session, Timings, TokenSpan, Turn, floats_to_bytes, ids_to_bytes
-from proxy.sessions.calls import client_call_id, echoed_ids
+from proxy.sessions.call_ids import client_call_id, echoed_ids
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 from proxy.sessions.tree import Recognition, Tree
 

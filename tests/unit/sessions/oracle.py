@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.contracts.records import ForkReason, IndexRow
-from proxy.sessions.calls import parse_call_id
+from proxy.sessions.call_ids import parse_call_id
 
 
 @dataclass

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.sessions.calls import client_call_id, echoed_ids, parse_call_id, restore_calls
+from proxy.sessions.call_ids import client_call_id, echoed_ids, parse_call_id
+from proxy.sessions.calls import restore_calls
 from tests.unit.sessions.agent import Recorded, assistant, tool, user
 
 

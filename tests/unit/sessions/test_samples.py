@@ -64,6 +64,16 @@ def test_a_token_on_two_paths_is_trained_in_the_first():
     assert bytes_to_floats(second.sampling_logprobs)[3] == -0.5, "sampled all the same"
 
 
+def test_each_completion_says_where_it_stands_how_it_was_drawn_and_whether_it_counts_here():
+    warm = CHILD.model_copy(update={"law": {"temperature": 0.7}, "policy": "critic"})
+    first, second = samples(session(), [ROOT, warm, FORK])
+    assert [(c.start, c.end, c.temperature, c.policy, c.shared) for c in first.completions] == [
+        (3, 5, 1.0, "default", False),
+        (6, 9, 0.7, "critic", False),
+    ]
+    assert [(c.start, c.end, c.shared) for c in second.completions] == [(3, 5, True), (7, 8, False)]
+
+
 def test_versions_are_spans_of_positions_and_merged_where_they_touch():
     changed = turn(
         0, None, [1], [10, 11, 12],

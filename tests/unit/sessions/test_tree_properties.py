@@ -12,7 +12,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.sessions.calls import echoed_ids
+from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 from proxy.sessions.samples import samples
 from proxy.sessions.tree import Tree
