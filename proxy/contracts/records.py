@@ -236,11 +236,27 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
     completion_tokens: int | None = None
 
 
+class SampledRange(BaseModel):
+    """Where one turn's completion stands in a sample: positions [start, end) of its token_ids.
+
+    temperature: it was drawn at, the divisor of the logits. policy: that drew it.
+    shared: an earlier sample of the session has these tokens too; they are trained and accounted for there.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    start: int
+    end: int
+    temperature: float = 1.0
+    policy: str = "default"
+    shared: bool = False
+
+
 class Sample(BaseModel):
     """The token view of one root-to-leaf path: what a trainer sees. T tokens.
 
     token_ids: int32[T]. loss_mask: one byte per token, 1 = sampled by the policy and to be trained from *this* sample.
     sampling_logprobs: float32[T], NaN where a token was not sampled. spans: versions over positions in token_ids.
+    completions: one per turn in turn_ids, in their order, empty where nothing was sampled.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -252,6 +268,7 @@ class Sample(BaseModel):
     loss_mask: bytes
     sampling_logprobs: bytes
     spans: list[TokenSpan]
+    completions: list[SampledRange] = Field(default_factory=list)
     reward: float | None = None
 
 
