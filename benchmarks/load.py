@@ -6,7 +6,7 @@ events are counted alike, and it never parses JSON. Prints one JSON object; time
 
     python -m benchmarks.load tiny    --url http://127.0.0.1:8080/{client}/v1/chat/completions --clients 64 --seconds 8
     python -m benchmarks.load streams --url … --clients 512 --tokens 128 --seconds 10
-    python -m benchmarks.load session --url … --sessions 200 --turns 20 --concurrency 16
+    python -m benchmarks.load session --url … --sessions 200 --turns 20 --concurrency 16 [--in-step --cpu-of PID]
     python -m benchmarks.load silent  --url … --clients 2000 --hold-pid-file PATH
 """
 
@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -213,38 +213,57 @@ async def streams(target: Target, clients: int, tokens: int, seconds: float) -> 
             "gap_p50_s": percentile(gaps, 0.5), "gap_p99_s": percentile(gaps, 0.99), "gap_max_s": max(gaps, default=0.0)}
 
 
-async def session(target: Target, sessions: int, turns: int, concurrency: int, grow_bytes: int) -> dict[str, Any]:
-    """Conversations that grow by `grow_bytes` a turn, every turn sending the whole history, as agents do."""
+async def session(
+    target: Target, sessions: int, turns: int, concurrency: int, grow_bytes: int, in_step: bool, cpu_of: int
+) -> dict[str, Any]:
+    """Conversations that grow by `grow_bytes` a turn, every turn sending the whole history, as agents do.
+
+    `in_step`: all take their first turn before one takes its second, so that the CPU of process `cpu_of` can be told by turn.
+    """
     failed = 0
     by_turn: list[list[float]] = [[] for _ in range(turns)]
-    gate = asyncio.Semaphore(concurrency)
+    histories: list[list[dict[str, Any]]] = [[{"role": "system", "content": "You are a helpful agent."}] for _ in range(sessions)]
 
-    async def one(number: int) -> None:
+    async def some(connection: Connection, number: int, first: int, last: int) -> None:
         nonlocal failed
-        async with gate:
-            connection = await target.connect()
-            connection.keep_body = True
-            messages: list[dict[str, Any]] = [{"role": "system", "content": "You are a helpful agent."}]
-            for turn in range(turns):
-                word = f"w{number}-{turn} "
-                messages.append({"role": "user", "content": (word * (grow_bytes // len(word) + 1))[:grow_bytes]})
-                begun = _now()
-                status, body = await connection.exchange(
-                    target.request(f"conv{number}", {"messages": messages, "max_tokens": 8}))
-                by_turn[turn].append(_now() - begun)
-                if status != 200:
-                    failed += 1
-                    return
-                text = json.loads(body[body.find(b"{") : body.rfind(b"}") + 1])
-                messages.append({"role": "assistant", "content": text["choices"][0]["message"]["content"]})
-            if connection.transport:
-                connection.transport.close()
+        messages = histories[number]
+        for turn in range(first, last):
+            word = f"w{number}-{turn} "
+            messages.append({"role": "user", "content": (word * (grow_bytes // len(word) + 1))[:grow_bytes]})
+            raw = target.request(f"conv{number}", {"messages": messages, "max_tokens": 8})
+            begun = _now()
+            status, body = await connection.exchange(raw)
+            by_turn[turn].append(_now() - begun)
+            if status != 200:
+                failed += 1
+                return
+            answer = json.loads(body[body.find(b"{") : body.rfind(b"}") + 1])
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+
+    async def client(numbers: Iterator[int], first: int, last: int) -> None:
+        connection = await target.connect()
+        connection.keep_body = True
+        for number in numbers:
+            await some(connection, number, first, last)
+        if connection.transport:
+            connection.transport.close()
 
     begun = _now()
-    await asyncio.gather(*(one(number) for number in range(sessions)))
+    cpu_ms: list[float] = []
+    for first, last in [(turn, turn + 1) for turn in range(turns)] if in_step else [(0, turns)]:
+        before = _thread_cpu_s(cpu_of)
+        numbers = iter(range(sessions))
+        await asyncio.gather(*(client(numbers, first, last) for _ in range(concurrency)))
+        cpu_ms.append(1e3 * (_thread_cpu_s(cpu_of) - before) / (sessions * (last - first)))
     elapsed = _now() - begun
     return {"requests": sum(map(len, by_turn)), "failed": failed, "elapsed_s": elapsed,
-            "p50_s_by_turn": [percentile(values, 0.5) for values in by_turn]}
+            "p50_s_by_turn": [percentile(values, 0.5) for values in by_turn], "cpu_ms_by_turn": cpu_ms if in_step else []}
+
+
+def _thread_cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process, in nanosecond steps where /proc/PID/stat has ticks; 0.0 for process 0."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat") if pid else ()
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 async def silent(target: Target, clients: int, hold_s: float, ready: Path) -> dict[str, Any]:
@@ -261,7 +280,7 @@ async def silent(target: Target, clients: int, hold_s: float, ready: Path) -> di
             await asyncio.sleep(0.1)
     await asyncio.sleep(hold_s / 2)
     raw_opened = sum(1 for connection in connections if connection.transport is not None)
-    ready.write_text(str(raw_opened))
+    ready.write_text(str(raw_opened))  # noqa: ASYNC240 - nothing else has to run meanwhile
     await asyncio.sleep(hold_s / 2)
     alive = sum(1 for connection in connections if connection.transport is not None)
     for connection in connections:
@@ -282,6 +301,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--grow-bytes", type=int, default=2048)
+    parser.add_argument("--in-step", action="store_true")
+    parser.add_argument("--cpu-of", type=int, default=0)
     parser.add_argument("--hold-s", type=float, default=10.0)
     parser.add_argument("--ready", type=Path, default=Path("ready"))
     args = parser.parse_args()
@@ -289,7 +310,8 @@ def main() -> None:
     cases = {
         "tiny": lambda: tiny(target, args.clients, args.seconds),
         "streams": lambda: streams(target, args.clients, args.tokens, args.seconds),
-        "session": lambda: session(target, args.sessions, args.turns, args.concurrency, args.grow_bytes),
+        "session": lambda: session(
+            target, args.sessions, args.turns, args.concurrency, args.grow_bytes, args.in_step, args.cpu_of),
         "silent": lambda: silent(target, args.clients, args.hold_s, args.ready),
     }
     print(json.dumps(uvloop.run(cases[args.case]())))

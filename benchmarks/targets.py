@@ -1,7 +1,7 @@
 """What is measured: Steno and its peers, each started as its own documentation says, pinned to one core.
 
-A `Target` starts an engine (pinned to the other core, with the load generator) and a proxy in front of it, and knows the
-URL that a client uses. Peers come from PyPI (a virtual environment of their own) and from Debian (nginx).
+A target is an engine (pinned to the other core, with the load generator) and a proxy in front of it, and the URL that a client
+uses. Peers come from PyPI (a virtual environment of their own) and from Debian (nginx).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROXY_CORE, LOAD_CORE = "0", "1"
-PEERS = ("rllm-model-gateway==0.1.0", "litellm[proxy]==1.106.2", "smg==1.13.0")
+CORES = [str(core) for core in sorted(os.sched_getaffinity(0))]
+PROXY_CORE, LOAD_CORE = CORES[0], CORES[-1]
+PEERS = ("rllm-model-gateway==0.1.0", "litellm[proxy]==1.106.2", "smg==1.13.0", "aiohttp==3.14.5", "uvloop==0.23.0")
 
 
 def free_port() -> int:
@@ -31,11 +32,12 @@ def free_port() -> int:
 
 
 def peers_environment(cache: Path) -> Path:
-    """A virtual environment with the peers, made once; returns its bin folder."""
+    """A virtual environment with the peers, made once per set of pins; returns its bin folder."""
     home = cache / "benchmark-peers"
     done = home / "installed.txt"
     if not done.exists() or done.read_text().split() != list(PEERS):
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        home.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         subprocess.run([str(home / "bin/pip"), "install", "-q", *PEERS], check=True)
         done.write_text("\n".join(PEERS))
     return home / "bin"
@@ -43,20 +45,20 @@ def peers_environment(cache: Path) -> Path:
 
 @dataclass
 class Running:
-    """A started target. `pids`: the proxy's processes, whose CPU and memory are what is measured."""
+    """A started target.
+
+    pids: the proxy's processes, whose CPU and memory are what is measured. worker_pid: of Steno's worker. redis_port: of its
+    Redis, None where it has none.
+    """
 
     url: str
     pids: list[int]
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    worker_pid: int = 0
+    redis_port: int | None = None
 
     def cpu_s(self) -> float:
         """User + system seconds of the proxy's processes so far."""
-        ticks = 0
-        for pid in self._tree():
-            with contextlib.suppress(FileNotFoundError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(map(process_cpu_s, self._tree()))
 
     def rss_bytes(self) -> int:
         """Resident memory of the proxy's processes now."""
@@ -78,6 +80,15 @@ class Running:
         return found
 
 
+def process_cpu_s(pid: int) -> float:
+    """User + system seconds of a process and all of its threads so far, in clock ticks of 10 ms; 0.0 once it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Launcher:
     """Starts processes, waits until they answer, ends them all."""
 
@@ -96,7 +107,7 @@ class Launcher:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if child.poll() is not None:
-                raise RuntimeError(f"{child.args} ended with {child.returncode}; see {self.folder}")
+                raise RuntimeError(f"{child.args!r} ended with {child.returncode}")
             try:
                 with urllib.request.urlopen(url, timeout=2) as answer:
                     if answer.status < 500:
@@ -107,7 +118,7 @@ class Launcher:
             except OSError:
                 pass
             time.sleep(0.1)
-        raise RuntimeError(f"{child.args} was not ready after {timeout_s} s; see {self.folder}")
+        raise RuntimeError(f"{child.args!r} was not ready after {timeout_s} s")
 
     def close(self) -> None:
         for child in reversed(self.children):
@@ -136,8 +147,10 @@ class Launcher:
     def nginx(self) -> Running:
         up, port = self.upstream(), free_port()
         conf = self.folder / "nginx.conf"
+        # As root its workers would run as nobody, who may not write into our folder.
+        user = "user root; " if os.geteuid() == 0 else ""
         conf.write_text(
-            f"worker_processes 1; daemon off; pid {self.folder}/nginx.pid; error_log {self.folder}/nginx.err;\n"
+            f"{user}worker_processes 1; daemon off; pid {self.folder}/nginx.pid; error_log {self.folder}/nginx.err;\n"
             "worker_rlimit_nofile 16384; events { worker_connections 8192; }\n"
             f"http {{ access_log off; client_max_body_size 64m; client_body_temp_path {self.folder}/body;\n"
             f" proxy_temp_path {self.folder}/proxy; fastcgi_temp_path {self.folder}/f; uwsgi_temp_path {self.folder}/u;"
@@ -157,6 +170,14 @@ class Launcher:
                            "--worker-urls", f"http://127.0.0.1:{up}", "--policy", "round_robin",
                            "--prometheus-port", str(free_port()), "--log-level", "warn")
         self.ready(child, f"http://127.0.0.1:{port}/readiness")
+        return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
+
+    def aiohttp(self) -> Running:
+        assert self.peers
+        up, port = self.upstream(), free_port()
+        child = self.spawn(PROXY_CORE, "aiohttp", str(self.peers / "python"), "-m", "benchmarks.passthrough", "--port", str(port),
+                           "--upstream", f"http://127.0.0.1:{up}")
+        self.ready(child, f"http://127.0.0.1:{port}/v1/models")
         return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
 
     def litellm(self) -> Running:
@@ -182,7 +203,7 @@ class Launcher:
         return Running(f"http://127.0.0.1:{port}/sessions/{{client}}/v1/chat/completions", [child.pid])
 
     def steno(self) -> Running:
-        return self._steno([])
+        return self._steno()
 
     def steno_redis(self) -> Running:
         """With a real Redis on the other core, as a deployment would have it on another machine."""
@@ -193,24 +214,39 @@ class Launcher:
                            "--appendfsync", "everysec", "--dir", str(self.folder))
         time.sleep(0.5)
         if child.poll() is not None:
-            raise RuntimeError(f"redis-server ended; see {self.folder}")
-        running = self._steno(["--redis-url", f"redis://127.0.0.1:{port}/0"])
+            raise RuntimeError(f"redis-server ended; its log ends: {self.tail('redis')}")
+        running = self._steno("--redis-url", f"redis://127.0.0.1:{port}/0")
+        running.redis_port = port
         return running
 
-    def _steno(self, extra: list[str]) -> Running:
+    def steno_scripted(self) -> Running:
+        """A whole `steno worker` on the scripted engine: for what a worker costs."""
+        script = f"{ROOT / 'benchmarks/script.py'}:say"
+        return self._steno(worker=[
+            "steno", "worker", "--engine", "scripted", "--script", script, "--model", str(ROOT / "steno/models/tiny"),
+            "--max-streams", "4096"], engine_args=["--", "--pace-s", "0.02"])
+
+    def _steno(self, *extra: str, worker: Sequence[str] = ("benchmarks.worker",), engine_args: Sequence[str] = ()) -> Running:
         port = free_port()
         proxy = self.spawn(PROXY_CORE, "steno-proxy", sys.executable, "-m", "steno", "proxy", "--host", "127.0.0.1",
                            "--port", str(port), *extra)
         self.ready(proxy, f"http://127.0.0.1:{port}/healthz")
-        worker = self.spawn(LOAD_CORE, "steno-worker", sys.executable, "-m", "benchmarks.worker", "--proxy", f"ws://127.0.0.1:{port}")
-        self.ready(worker, f"http://127.0.0.1:{port}/readyz")
-        until = time.monotonic() + 30
+        child = self.spawn(LOAD_CORE, "steno-worker", sys.executable, "-m", *worker, "--proxy", f"ws://127.0.0.1:{port}",
+                           *engine_args)
+        self.ready(child, f"http://127.0.0.1:{port}/readyz")
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/probe/v1/models", timeout=2) as answer:
-                if b"bench" in answer.read():
-                    return Running(f"http://127.0.0.1:{port}/{{client}}/v1/chat/completions", [proxy.pid])
+                if b'"id"' in answer.read():
+                    return Running(f"http://127.0.0.1:{port}/{{client}}/v1/chat/completions", [proxy.pid], child.pid)
+            if child.poll() is not None:
+                raise RuntimeError(f"the worker ended with {child.returncode}; its log ends: {self.tail('steno-worker')}")
             time.sleep(0.1)
-        raise RuntimeError("the worker did not announce its model")
+        raise RuntimeError(f"the worker did not announce its model; its log ends: {self.tail('steno-worker')}")
+
+    def tail(self, name: str) -> str:
+        """The end of a process's log: the folder is gone when the error is read."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-600:]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """The engine that the peers are measured over: an OpenAI-compatible server that costs next to nothing.
 
-Answers `chat/completions` with ` tok` tokens at a fixed pace, with vLLM's extras (`prompt_token_ids`, `token_ids`, log-probabilities)
-when a request asks for them by `return_token_ids` or `logprobs`, as rllm-model-gateway does. One shared ticker paces all streams. A last
-message of "wait silently" is never answered.
+Answers `chat/completions` with ` tok` tokens at a fixed pace, with vLLM's extras (`prompt_token_ids`, `token_ids`,
+log-probabilities) when a request asks for them by `return_token_ids` or `logprobs`, as rllm-model-gateway does. One shared ticker
+paces all streams. A last message of "wait silently" is never answered.
 
     python -m benchmarks.upstream --port 9000 --pace-s 0.02
 """
@@ -107,7 +107,8 @@ class Server(asyncio.Protocol):
                                       "message": {"role": "assistant", "content": " tok" * count}}
             if logprobs:
                 choice["logprobs"] = {"content": [{"token": " tok", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * count}
-            answer: dict[str, Any] = {"id": "c1", "object": "chat.completion", "created": 0, "model": "bench", "choices": [choice],
+            answer: dict[str, Any] = {"id": "c1", "object": "chat.completion", "created": 0, "model": "bench",
+                                      "choices": [choice],
                                       "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": count,
                                                 "total_tokens": prompt_tokens + count}}
             if ids:
