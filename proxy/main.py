@@ -23,7 +23,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from proxy import logs
-from proxy.api import generation, groups, ops, sessions, workers
+from proxy.api import gemini, generation, groups, ops, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.config import ProxySettings
@@ -75,16 +75,15 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.state.hub = hub
     app.state.turns = turns
     app.state.services = Services(settings, keys, store, recorder, hub)
-    agents = generation.routes(
-        turns,
-        hub,
-        keys,
-        keepalive_s=settings.keepalive_s,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout_s=settings.body_timeout_s,
-    )
-    app.router.routes += agents
+    bounds: dict[str, Any] = {
+        "keepalive_s": settings.keepalive_s,
+        "max_body_bytes": settings.max_body_bytes,
+        "body_timeout_s": settings.body_timeout_s,
+    }
+    agents = generation.routes(turns, hub, keys, **bounds)
+    app.router.routes += [*gemini.routes(hub, keys), *agents]
     app.turns = generation.by_path(agents)
+    app.actions = gemini.actions(turns, hub, keys, **bounds)
     for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):
         app.include_router(router)
     app.add_middleware(Front, base_path=settings.base_path)
@@ -136,7 +135,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for operations in schema["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
-        schema["paths"] |= generation.openapi_paths()
+        schema["paths"] |= generation.openapi_paths() | gemini.openapi_paths()
         app.openapi_schema = schema
     return app.openapi_schema
 

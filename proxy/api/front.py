@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,17 +27,21 @@ log = logging.getLogger(__name__)
 MAX_CONTROL_BODY_BYTES = 1 << 20
 """Largest body of a control-plane call. 1 MiB holds a task description; token arrays never come in."""
 
+_ACTION = re.compile(r"(?:/v1)?/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<action>[A-Za-z]+)", re.DOTALL)
+
 
 class Application(FastAPI):
     """FastAPI, with a short cut: its middleware and routing would be a sixth of what a small turn costs, and a tenth of a token.
 
     Attributes:
         turns: (method, path after the trial id) -> the endpoint that answers it, whatever the trial.
+        actions: (method, action) -> the same for `/v1beta/models/{model}:{action}`, whatever the model.
     """
 
     def __init__(self, base_path: str, **options: Any) -> None:
         super().__init__(**options)
         self.turns: Mapping[tuple[str, str], ASGIApp] = {}
+        self.actions: Mapping[tuple[str, str], ASGIApp] = {}
         self._base = base_path + "/"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,6 +54,12 @@ class Application(FastAPI):
                 scope["path_params"] = {"trial_id": path[start:end]}
                 await endpoint(scope, receive, send)
                 return
+            if end > start and (found := _ACTION.fullmatch(path, end)) is not None:
+                endpoint = self.actions.get((scope["method"], found["action"]))
+                if endpoint is not None:
+                    scope["path_params"] = {"trial_id": path[start:end], "model": found["model"]}
+                    await endpoint(scope, receive, send)
+                    return
         await super().__call__(scope, receive, send)
 
 

@@ -222,6 +222,7 @@ class Generation:
         self._keys.check_agent(key_of(scope["headers"]), trial_id)
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         asked = self._dialect.parse(body)
+        asked.model = scope["path_params"].get("model", asked.model)  # where a format has it in the path
         if asked.dropped:
             metrics.DROPPED.labels(self._dialect.name).inc(len(asked.dropped))
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
@@ -244,12 +245,17 @@ class Generation:
             if data:
                 await client.end(data)
             return
-        headers = []
-        if error.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
-        if error.status in (408, 413):
-            headers.append((b"connection", b"close"))  # what is left of the body is not read
-        await client.respond(error.status, self._dialect.error(error), headers)
+        await client.respond(error.status, self._dialect.error(error, client.request_id), refusal_headers(error))
+
+
+def refusal_headers(error: StenoError) -> list[tuple[bytes, bytes]]:
+    """What the head of an error answer says besides its status."""
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if error.status in (408, 413):
+        headers.append((b"connection", b"close"))  # what is left of the body is not read
+    return headers
 
 
 class _Watch:

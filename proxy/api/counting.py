@@ -1,0 +1,74 @@
+"""Endpoints that count a prompt's tokens (`countTokens`, `count_tokens`): asked of a worker, never recorded.
+
+Needs no session: a trial's key opens it, and it leaves no trace in the trial. The prompt is rendered whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, ClassVar, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from proxy import logs, metrics
+from proxy.api.generation import HttpClient, read_body, refusal_headers, valid_trial_id
+from proxy.contracts.canonical import Job
+from proxy.contracts.errors import NotFound, StenoError
+from proxy.hub import Hub
+from proxy.keys import Keyring, key_of
+
+log = logging.getLogger(__name__)
+
+
+class Counter(Protocol):
+    """What of a wire format counting needs. `name`: the dialect's."""
+
+    name: ClassVar[str]
+
+    def parse_count(self, body: bytes) -> Job:
+        """Raises: BadRequest with the dotted path of the field to blame."""
+        ...
+
+    def count_answer(self, tokens: int) -> bytes: ...
+    def error(self, error: StenoError) -> bytes: ...
+    def openapi(self) -> dict[str, Any]: ...
+
+
+class Counting:
+    """The ASGI endpoint of one counter."""
+
+    def __init__(
+        self, counter: Counter, hub: Hub, keys: Keyring, *, max_body_bytes: int, body_timeout_s: float
+    ) -> None:
+        self._counter = counter
+        self._hub = hub
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trial_id = scope["path_params"]["trial_id"]
+        request_id = os.urandom(8).hex()
+        logs.bind(trial_id, request_id)
+        client = HttpClient(send, request_id.encode())
+        try:
+            await client.answer(await self._count(trial_id, scope, receive))
+        except StenoError as error:
+            await self._refuse(client, error)
+        except Exception:
+            log.exception("a count failed in a way that was not foreseen")
+            await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"))
+        finally:
+            metrics.REQUESTS.labels(f"{self._counter.name}_count", str(client.status)).inc()
+
+    async def _count(self, trial_id: str, scope: Scope, receive: Receive) -> bytes:
+        if not valid_trial_id(trial_id):
+            raise NotFound("no such trial")
+        self._keys.check_agent(key_of(scope["headers"]), trial_id)
+        body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
+        job = self._counter.parse_count(body)
+        return self._counter.count_answer(await self._hub.count(trial_id, job))
+
+    async def _refuse(self, client: HttpClient, error: StenoError) -> None:
+        await client.respond(error.status, self._counter.error(error), refusal_headers(error))
