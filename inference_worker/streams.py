@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
-from proxy.contracts.errors import ContextOverflow, EngineFailed, ProtocolError, StenoError
+from proxy.contracts.errors import DEFAULT_RETRY_AFTER_S, ContextOverflow, EngineFailed, ProtocolError, StenoError
 from proxy.contracts.frames import (
     Cancel,
     Count,
@@ -138,6 +139,7 @@ class _Stream:
         self.mute = False
         self.end = "cancelled"
         self._number = request.stream
+        self._engine = engine
         self._credit = request.window_tokens
         self._credited = asyncio.Event()
         self._send_frame = send
@@ -201,7 +203,7 @@ class _Stream:
                     await self._await_credit()
             elif type(event) is Finish:
                 self._closed = True
-                if event.completion_tokens != self._sent_tokens:
+                if event.completion_tokens != self._sent_tokens and not self._is_text_only():
                     raise EngineFailed(
                         f"the engine counts {event.completion_tokens} tokens, {self._sent_tokens} were sent"
                     )
@@ -211,6 +213,10 @@ class _Stream:
             elif type(event) is Started:
                 self._send(event)
         raise EngineFailed("the engine stopped without saying how the turn ended")
+
+    def _is_text_only(self) -> bool:
+        """Nothing to count then: the number is the upstream's."""
+        return not self._sent_tokens and all(card.text_only for card in self._engine.cards())
 
     async def _await_credit(self) -> None:
         self._metrics.stalls.inc()
@@ -229,9 +235,11 @@ class _Stream:
 
     def _fail(self, error: StenoError) -> None:
         self.end = error.code
-        detail: dict[str, int] = {}
+        detail: dict[str, Any] = {}
         if isinstance(error, ContextOverflow):
             detail = {"prompt_tokens": error.prompt_tokens, "context_tokens": error.context_tokens}
+        if error.retry_after_s not in (None, DEFAULT_RETRY_AFTER_S):
+            detail["retry_after_s"] = error.retry_after_s
         self._send(Failed(self._number, error.code, error.message[:MAX_MESSAGE_CHARS], error.field or "", detail))
 
 

@@ -65,6 +65,7 @@ def turn_of(
     if still_open:
         finish = OPEN
     partial = still_open or error is not None
+    counted = transcript.is_counted
     reply = transcript.message(closed=partial and transcript.closed)
     turn = Turn.model_construct(
         turn_id=transcript.turn_id,
@@ -78,23 +79,24 @@ def turn_of(
         attempt=0,
         policy=stream.card.policy,
         new_prompt_ids=started.new_ids,
-        prompt_tokens=started.prompt_tokens,
+        prompt_tokens=transcript.prompt_tokens,
         prompt_digest=started.prompt_digest,
         completion_ids=bytes(transcript.ids),
+        upstream_tokens=(transcript.tokens or None) if transcript.text_only else None,
         sampling_logprobs=bytes(transcript.logprobs),
         versions=transcript.versions(),
         constrained=transcript.constrained(),
         finish_reason=finish,
         partial=partial,
         error=f"{error.code}: {error.message}" if error is not None else None,
-        delivered=transcript.delivered if (streamed and not still_open) or error is not None else None,
+        delivered=transcript.delivered if ((streamed and not still_open) or error is not None) and counted else None,
         asked=facts.asked.asked,
         law=_law(started.law),
         messages=plan.new_messages,
         reply=reply,
         call_ids=transcript.call_ids(),
         tools=plan.job.tools,
-        options=_options(plan.job, facts.changed),
+        options=_options(plan.job, facts.changed, started.dropped),
         thinking_kept=started.thinking_kept,
         cached_tokens=transcript.finish.cached_tokens if transcript.finish is not None else started.cached_tokens,
         timings=Timings.model_construct(
@@ -109,9 +111,9 @@ def turn_of(
         options=plan.options,
         finish=finish,
         partial=turn.partial,
-        path_tokens=started.prompt_tokens + transcript.tokens,
+        path_tokens=transcript.prompt_tokens + transcript.tokens,
         own_call_ids=transcript.own_call_ids(),
-        completion_tokens=transcript.tokens,
+        completion_tokens=transcript.tokens if counted else None,
     )
     return turn, row
 
@@ -139,8 +141,9 @@ def _law(law: Sampling) -> dict[str, Any]:
     return found
 
 
-def _options(job: Job, changed: dict[str, Any]) -> dict[str, Any]:
-    """How the turn was served besides its sampling law: what differs from the defaults, and what the policy changed."""
+def _options(job: Job, changed: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
+    """How the turn was served besides its sampling law: what differs from the defaults, what the policy changed, and what an
+    upstream could not take."""
     options: dict[str, Any] = {}
     if job.tool_choice != "auto":
         options["tool_choice"] = job.tool_choice
@@ -152,4 +155,6 @@ def _options(job: Job, changed: dict[str, Any]) -> dict[str, Any]:
         options["template_kwargs"] = job.template_kwargs
     if changed:
         options["changed"] = changed
+    if dropped:
+        options["dropped"] = dropped
     return options

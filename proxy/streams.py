@@ -12,6 +12,8 @@ from collections.abc import Callable
 from proxy.contracts.errors import BY_CODE, ContextOverflow, EngineFailed, ProtocolError, StenoError
 from proxy.contracts.frames import Cancel, Credit, Delta, Failed, Finish, ModelCard, Started, StreamEvent
 
+MAX_RETRY_AFTER_S = 3600.0
+"""A worker (or the upstream behind it) that asks for a longer wait is not believed: clients would sleep for it."""
 SendFrame = Callable[[Cancel | Credit], None]
 
 
@@ -99,6 +101,8 @@ class Stream:
             size = len(event.ids)  # type: ignore[union-attr]
             if size & 3 or (len(event.logprobs) != size and not self._may_lack_logprobs(event)):  # type: ignore
                 raise ProtocolError("Delta: ids and logprobs must be four bytes for each token")
+            if size and self.card.text_only:
+                raise ProtocolError("Delta: ids from a model that was announced as text only")
             if not self.started:
                 raise ProtocolError("Delta before Started")
             if self._spent >= self._granted:
@@ -115,7 +119,7 @@ class Stream:
             self.fail(rebuild(event))  # type: ignore[arg-type]
             return
         else:
-            if not self.started or event.completion_tokens != self.received_tokens:  # type: ignore[union-attr]
+            if not self.started or not self._is_count(event):  # type: ignore[arg-type]
                 raise ProtocolError("Finish before Started, or with another number of tokens than came")
             self._end()
         self._events.append(event)  # type: ignore[arg-type]
@@ -133,6 +137,14 @@ class Stream:
     def _may_lack_logprobs(self, event: Delta) -> bool:
         """I1: a missing log-probability is an error, but from an engine whose words are scripted."""
         return self.card.synthetic and not event.logprobs
+
+    def _is_count(self, finish: Finish) -> bool:
+        """Whether its numbers can be: those of a text-only engine are its upstream's, and nobody's to check."""
+        if not self.card.text_only:
+            return finish.completion_tokens == self.received_tokens
+        return all(
+            0 <= count < 2**31 for count in (finish.completion_tokens, finish.prompt_tokens, finish.reasoning_tokens)
+        )
 
     def _check_prompt(self, event: Started) -> None:
         if len(event.new_ids) & 3 or event.prompt_tokens != event.kept_tokens + (len(event.new_ids) >> 2):
@@ -164,4 +176,7 @@ def rebuild(failed: Failed) -> StenoError:
             if isinstance(value := failed.detail.get(key), int)
         }
         return kind(failed.message, field=failed.field or None, **numbers)
-    return kind(failed.message, field=failed.field or None)
+    wait_s = failed.detail.get("retry_after_s")
+    if not kind.retryable or not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_RETRY_AFTER_S:
+        wait_s = None
+    return kind(failed.message, field=failed.field or None, retry_after_s=wait_s)

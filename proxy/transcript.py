@@ -27,13 +27,14 @@ class Transcript:
         tokens: sampled so far. delivered: of those, how many have left for the client in events.
         reasoning_tokens: those that became reasoning; one that showed nothing goes with what came out next.
         ids, logprobs: int32 LE and float32 LE.
+        text_only: there will be no ids; `tokens` is 0 until the Finish tells the upstream's count.
         closed: a block of the answer has been closed on its way to the client, so that it may keep what came before (I3).
     """
 
     __slots__ = (
         "_at", "_block", "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans",
-        "_synthetic", "_token_logprobs", "_whole", "closed", "delivered", "finish", "ids", "logprobs", "reasoning_tokens", "started", "tokens",
-        "turn_id",
+        "_synthetic", "_token_logprobs", "_whole", "closed", "delivered", "finish", "ids", "logprobs",
+        "reasoning_tokens", "started", "text_only", "tokens", "turn_id",
     )  # fmt: skip
 
     def __init__(self, turn_id: str, call_prefix: str, card: ModelCard) -> None:
@@ -46,7 +47,8 @@ class Transcript:
         self.ids = bytearray()
         self.logprobs = bytearray()
         self._call_prefix = call_prefix
-        self._synthetic = card.synthetic or card.text_only
+        self.text_only = card.text_only
+        self._synthetic = card.synthetic
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, list[Any]] = {}
@@ -70,6 +72,8 @@ class Transcript:
             self.started = event
             self._whole = event.constrained or not event.law.is_plain()
         elif type(event) is Finish:
+            if self.text_only and not self.tokens:
+                self.tokens, self.reasoning_tokens = event.completion_tokens, event.reasoning_tokens
             if event.completion_tokens != self.tokens:
                 raise EngineFailed(f"the worker sampled {event.completion_tokens} tokens and sent {self.tokens}")
             self.finish = event
@@ -123,6 +127,18 @@ class Transcript:
 
     # -- what is on the pad
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the whole prompt; of a text-only one, what its upstream counted, once it has said so."""
+        assert self.started is not None
+        return (self.finish.prompt_tokens if self.text_only and self.finish else 0) or self.started.prompt_tokens
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `tokens` says how much there is: a text-only completion that broke has text, and nobody counted it."""
+        said = self._content or self._reasoning or self._calls
+        return not (self.text_only and not self.tokens and said)
+
     def message(self, *, closed: bool = False) -> dict[str, Any]:
         """The canonical assistant message, with the tool-call ids that the client sees. closed: without the open block."""
         block = self._block if closed else _NO_BLOCK
@@ -162,7 +178,7 @@ class Transcript:
     def constrained(self) -> list[tuple[int, int]]:
         """Ranges of tokens that were not drawn by plain temperature sampling."""
         if self._whole:
-            return [(0, self.tokens)] if self.tokens else []
+            return [(0, self.tokens)] if self.ids else []
         return [(start, end) for start, end in self._constrained]
 
     def choice(self, index: int) -> Choice:
@@ -171,7 +187,7 @@ class Transcript:
             index=index,
             message=self.message(),
             finish_reason=self.finish.reason,
-            prompt_tokens=self.started.prompt_tokens,
+            prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,
             cached_tokens=self.finish.cached_tokens or self.started.cached_tokens,
             tokens=self._token_logprobs,

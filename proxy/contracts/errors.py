@@ -26,6 +26,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+DEFAULT_RETRY_AFTER_S = 1.0
+"""What retryable errors say where whoever raised them knew no better."""
+
 
 class StenoError(Exception):
     """Base of all expected failures.
@@ -46,7 +49,9 @@ class StenoError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
-        self.retry_after_s = retry_after_s if retry_after_s is not None else (1.0 if self.retryable else None)
+        self.retry_after_s = retry_after_s
+        if self.retry_after_s is None and self.retryable:
+            self.retry_after_s = DEFAULT_RETRY_AFTER_S
 
 
 class BadRequest(StenoError):

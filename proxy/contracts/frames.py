@@ -138,6 +138,7 @@ class Started(msgspec.Struct, tag="started", array_like=True):
     kept_tokens: how many ids of `prefix_ids` the prompt begins with: all of them, or 0 (a new branch, `refused` says why).
     new_ids: the prompt ids after those. prompt_digest: blake2b-16 of all prompt ids as int32 LE.
     law: the sampling law in effect. constrained: a grammar is active from the first token.
+    dropped: fields of the request that an upstream can't take and that were left out.
     """
 
     stream: int
@@ -151,13 +152,15 @@ class Started(msgspec.Struct, tag="started", array_like=True):
     refused: str = ""
     cached_tokens: int = 0
     thinking_kept: bool = True
+    dropped: list[str] = []
 
 
 class Delta(msgspec.Struct, tag="d", array_like=True):
     """Some tokens of one stream and what the model's parser made of them.
 
     logprobs: float32 per id; empty only from synthetic engines. version: of the weights that sampled *all* these ids (a
-    delta that spans an update is sent as two). `tokens` only when the client asked for log-probabilities.
+    delta that spans an update is sent as two). `tokens` only when the client asked for log-probabilities. A text-only
+    engine sends neither ids nor logprobs.
     """
 
     stream: int
@@ -172,7 +175,11 @@ class Delta(msgspec.Struct, tag="d", array_like=True):
 
 
 class Finish(msgspec.Struct, tag="fin", array_like=True):
-    """The last frame of a stream. `completion_tokens` must equal the ids sent. `stop`: the stop string or id that matched."""
+    """The last frame of a stream. `completion_tokens` must equal the ids sent. `stop`: the stop string or id that matched.
+
+    A text-only engine, which sends no ids, says what its upstream counted: completion_tokens, and prompt_tokens and
+    reasoning_tokens, which mean nothing from others.
+    """
 
     stream: int
     reason: FinishReason
@@ -180,6 +187,8 @@ class Finish(msgspec.Struct, tag="fin", array_like=True):
     stop: str = ""
     cached_tokens: int = 0
     timings: dict[str, float] = {}
+    prompt_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

@@ -167,6 +167,8 @@ class Turn(BaseModel):
     new_prompt_ids: prompt ids after those of the parent's prompt and completion (all of them when parent_id is None).
     messages: new messages of the request (after those the parent covers); `reply` is the parsed assistant message, with
         the tool-call ids that the *client* sees; `call_ids` maps them to the model's own.
+    upstream_tokens: of a text-only turn, which has no ids: completion tokens as its upstream counted them. None: it has ids, or
+        nobody counted.
     constrained: [start, end) ranges of completion tokens drawn under a bent law (I1): recorded, never trained.
     delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
     partial: ended before the model did (cancelled or failed), or not ended yet (finish_reason `open`).
@@ -187,6 +189,7 @@ class Turn(BaseModel):
     prompt_tokens: int = Field(0, description="whole prompt, ancestors included")
     prompt_digest: bytes = b""
     completion_ids: bytes = b""
+    upstream_tokens: int | None = None
     sampling_logprobs: bytes = b""
     versions: list[TokenSpan] = Field(default_factory=list)
     constrained: list[tuple[int, int]] = Field(default_factory=list)
@@ -209,7 +212,7 @@ class Turn(BaseModel):
 
     @property
     def completion_tokens(self) -> int:
-        return len(self.completion_ids) // 4
+        return len(self.completion_ids) // 4 or self.upstream_tokens or 0
 
 
 class IndexRow(msgspec.Struct, array_like=True, frozen=True):

@@ -18,7 +18,7 @@ from hashlib import blake2b
 import msgspec
 
 from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import StenoError
+from proxy.contracts.errors import Conflict, StenoError
 from proxy.contracts.records import Sample, SampledRange, Session, TokenSpan, Turn, bytes_to_floats, floats_to_bytes
 
 _NAN = floats_to_bytes(array("f", [math.nan]))
@@ -31,9 +31,14 @@ def samples(session: Session, turns: Sequence[Turn]) -> list[Sample]:
     constrained ranges, turns whose law is not plain, and everything in a session marked `synthetic`.
 
     Args: turns: all turns of the session, whole.
-    Raises: StenoError: naming the turn: a parent that is missing, lengths that disagree, a log-probability that is missing or
-        not a number, tokens without a version, a prompt that is not the recorded one.
+    Raises: Conflict: the session is `text_only`. StenoError: naming the turn: a parent that is missing, lengths that disagree, a
+        log-probability that is missing or not a number, tokens without a version, a prompt that is not the recorded one.
     """
+    if "text_only" in session.marks:
+        raise Conflict(
+            f"session {session.trial_id} is text_only: an upstream gave text and no token ids, so there is nothing to train on; "
+            "its turns hold the messages"
+        )
     by_id = {turn.turn_id: turn for turn in turns}
     synthetic = "synthetic" in session.marks
     for turn in turns:

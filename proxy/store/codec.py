@@ -131,7 +131,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
     settings: dict[str, Any] = {name: getattr(turn, name) for name in _NAMES}
     settings |= {"law": law, "asked": asked, "options": turn.options}
     timings = turn.timings
-    completion_tokens = len(turn.completion_ids) // 4
+    completion_tokens = turn.completion_tokens
     meta = Meta(
         parent=pack_id(turn.parent_id),
         fork_reason=turn.fork_reason,
@@ -214,6 +214,7 @@ def decode_turn(
         prompt_tokens=entry.prompt_tokens,
         prompt_digest=meta.prompt_digest,
         completion_ids=completion_ids,
+        upstream_tokens=(entry.completion_tokens or None) if not completion_ids else None,
         sampling_logprobs=logprobs,
         versions=_unpack_versions(meta.versions, len(completion_ids) // 4),
         constrained=meta.constrained,
