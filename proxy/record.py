@@ -96,8 +96,9 @@ def turn_of(
         reply=reply,
         call_ids=transcript.call_ids(),
         tools=plan.job.tools,
-        options=_options(plan.job, facts.changed, started.dropped),
+        options=_options(plan.job, facts.changed, started.dropped, facts.asked.kept),
         thinking_kept=started.thinking_kept,
+        reasoning_tokens=transcript.reasoning_tokens,
         cached_tokens=transcript.finish.cached_tokens if transcript.finish is not None else started.cached_tokens,
         timings=Timings.model_construct(
             queued=facts.queued, started=facts.started, first_token=facts.first_token, last_token=facts.last_token
@@ -141,9 +142,9 @@ def _law(law: Sampling) -> dict[str, Any]:
     return found
 
 
-def _options(job: Job, changed: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
-    """How the turn was served besides its sampling law: what differs from the defaults, what the policy changed, and what an
-    upstream could not take."""
+def _options(job: Job, changed: dict[str, Any], dropped: list[str], kept: dict[str, Any]) -> dict[str, Any]:
+    """How the turn was served besides its sampling law: what differs from the defaults, what the policy changed, what an
+    upstream could not take, and what the dialect keeps for those who ask for the answer again."""
     options: dict[str, Any] = {}
     if job.tool_choice != "auto":
         options["tool_choice"] = job.tool_choice
@@ -157,4 +158,6 @@ def _options(job: Job, changed: dict[str, Any], dropped: list[str]) -> dict[str,
         options["changed"] = changed
     if dropped:
         options["dropped"] = dropped
+    if kept:
+        options["kept"] = kept
     return options

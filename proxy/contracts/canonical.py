@@ -109,6 +109,7 @@ class CanonicalRequest(msgspec.Struct):
     model: the name the client asked for; recorded, never routed on.
     dropped: types of the items that were left out of the messages because the dialect does not know them, one each.
     after: turn id; the stored conversation that this turn ended comes before the messages. "": they are the whole.
+    leading: how many of the messages (a request's instructions) stand before that conversation; its own are left out.
     kept: what the dialect needs to answer again when the stored answer is asked for; recorded in the turn's options.
     """
 
@@ -122,6 +123,7 @@ class CanonicalRequest(msgspec.Struct):
     user: str | None = None
     dropped: list[str] = []
     after: str = ""
+    leading: int = 0
     kept: dict[str, Any] = {}
 
 

@@ -208,6 +208,7 @@ class Turn(BaseModel):
     )
     thinking_kept: bool = True
     cached_tokens: int = 0
+    reasoning_tokens: int = Field(0, description="of the completion, those that became reasoning")
     timings: Timings
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from proxy.contracts.canonical import Message
 from proxy.contracts.records import Group, IndexRow, Session, Turn
 
 
@@ -114,6 +115,16 @@ class SessionStore(Protocol):
         """How many completion tokens had left for the client. Silently nothing when the session is gone."""
         ...
 
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[Message]:
+        """The messages of a path (numbers as in `Turn.index`, root first): of each turn its new messages and its reply."""
+        ...
+
+    async def hide(self, trial_id: str, turn_id: str) -> None:
+        """The turn's answer is not to be given to its client again (`hidden`); its record stays. Idempotent;
+        silently nothing when there is no such turn (any more)."""
+        ...
+
+    async def hidden(self, trial_id: str, turn_id: str) -> bool: ...
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None: ...
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         """In commit order, whole: messages and tools are put back from where they are stored once."""

@@ -25,6 +25,8 @@ _HEX_ID = re.compile(r"[0-9a-f]{12}")
 _VOLATILE = ("max_tokens", "seed", "max_completion_tokens")
 """Sampling fields that change from turn to turn (clamped, counted up): kept in Meta by position, so that the rest is shared."""
 _NAMES = ("dialect", "model", "served_model", "worker_id", "policy")
+FIRST_MESSAGE = 2
+"""Where messages begin in `refs`: after the settings and the tools."""
 TICK_S = 2.0**-22
 """Seconds. The spacing of float64 near today's Unix times (until 2038), so that ticks are exact and shorter than floats."""
 _ENTRY_HEAD = b"\x93"  # msgpack: an array of three
@@ -58,6 +60,7 @@ class Meta(msgspec.Struct, array_like=True):
     asked: dict[int, Any] | None
     queued: float
     timings: tuple[int | float | None, ...]
+    reasoning_tokens: int = 0
 
     def at(self, position: int) -> float | None:
         """A time in Unix s, by its position in `timings`."""
@@ -151,6 +154,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         asked=None if volatile_asked == volatile_law else volatile_asked,
         queued=timings.queued,
         timings=tuple(_ticks(timings.queued, (timings.started, timings.first_token, timings.last_token))),
+        reasoning_tokens=turn.reasoning_tokens,
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
@@ -231,6 +235,7 @@ def decode_turn(
         tools=tools,
         thinking_kept=meta.thinking_kept,
         cached_tokens=meta.cached_tokens,
+        reasoning_tokens=meta.reasoning_tokens,
         timings=Timings(queued=meta.queued, started=meta.at(0), first_token=meta.at(1), last_token=meta.at(2)),
         **{name: settings[name] for name in _NAMES},
     )

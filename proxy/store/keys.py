@@ -10,7 +10,7 @@
     steno:{T}:texts              list    none                 commit: messages, tools, settings, each stored once
     steno:{T}:digests            hash    none                 commit: digest of a text -> its position in texts
     steno:{T}:numbers            hash    none                 commit: turn_id -> number, and what an open turn
-                                         weighs; mark_delivered adds the count
+                                         weighs; mark_delivered adds the count, hide a mark
     steno:{T}:events             stream  60 s after the last  events: exists only while somebody watches; commit, complete and
                                          watcher              delete add to it then, so an unwatched session pays nothing
     steno:group:{G}              string  none                 create_group; goes with the last of its sessions

@@ -11,10 +11,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
+from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Conflict, Gone, NotFound
 from proxy.contracts.records import OPEN, Group, IndexRow, Session, Turn
 from proxy.store.base import Page, Path, Tail
 from proxy.store.codec import (
+    FIRST_MESSAGE,
     EncodedTurn,
     Entry,
     decode_entry,
@@ -33,7 +35,9 @@ from proxy.store.views import END, Event, Position, end_event, position, turn_ev
 class _Recording:
     """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit."""
 
-    __slots__ = ("delivered", "digests", "doc", "head", "ids", "logprobs", "numbers", "texts", "turns", "watchers")
+    __slots__ = (
+        "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "numbers", "texts", "turns", "watchers",
+    )  # fmt: skip
 
     def __init__(self, head: Head, doc: bytes) -> None:
         self.head = head
@@ -45,6 +49,7 @@ class _Recording:
         self.digests: dict[bytes, int] = {}
         self.numbers: dict[str, int] = {}
         self.delivered: dict[int, int] = {}
+        self.hidden: set[str] = set()
         self.watchers: set[asyncio.Event] = set()
 
     def append(self) -> None:
@@ -268,6 +273,21 @@ class MemoryStore:
         recording = self._recordings.get(trial_id)
         if recording is not None and turn_id in recording.numbers:
             recording.delivered[recording.numbers[turn_id]] = delivered
+
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[Message]:
+        recording = self._get(trial_id)
+        if not all(0 <= number < len(recording.turns) for number in numbers):
+            raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
+        refs = [ref for number in numbers for ref in decode_entry(recording.turns[number]).refs[FIRST_MESSAGE:]]
+        return [unpack(recording.texts[ref]) for ref in refs]
+
+    async def hide(self, trial_id: str, turn_id: str) -> None:
+        recording = self._recordings.get(trial_id)
+        if recording is not None and turn_id in recording.numbers:
+            recording.hidden.add(turn_id)
+
+    async def hidden(self, trial_id: str, turn_id: str) -> bool:
+        return turn_id in self._get(trial_id).hidden
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         head = self._get(trial_id).head

@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import IndexRow, Turn
 from proxy.store.base import Path, Tail
-from proxy.store.codec import EncodedTurn, decode_entry, decode_row, decode_turn, encode_turn, pack_id, path_ids
+from proxy.store.codec import (
+    FIRST_MESSAGE,
+    EncodedTurn,
+    decode_entry,
+    decode_row,
+    decode_turn,
+    encode_turn,
+    pack_id,
+    path_ids,
+)
 from proxy.store.head import Head, head_from_hash, session_of
 from proxy.store.keys import TrialKeys, trial_keys
 from proxy.store.known import KnownTexts
@@ -82,6 +92,33 @@ class RedisRecordings:
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
         await self._run("delivered", [trial_keys(trial_id).numbers], [pack_id(turn_id), delivered])
+
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[Message]:
+        if not numbers:
+            return []
+        keys = trial_keys(trial_id)
+        runs = await self._link.ask(*[("LRANGE", keys.turns, first, last) for first, last in _runs(numbers)])
+        entries = [decode_entry(element) for run in runs for element in run]
+        if len(entries) != len(numbers):
+            await self.tail(trial_id, NO_ROWS)
+            raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
+        refs = [ref for entry in entries for ref in entry.refs[FIRST_MESSAGE:]]
+        positions = sorted(set(refs))
+        runs = await self._link.ask(*[("LRANGE", keys.texts, first, last) for first, last in _runs(positions)])
+        packed = [element for run in runs for element in run]
+        if len(packed) != len(positions):
+            refuse(trial_id, CLOSED)
+        texts = dict(zip(positions, packed, strict=True))
+        return [unpack(texts[ref]) for ref in refs]
+
+    async def hide(self, trial_id: str, turn_id: str) -> None:
+        await self._run("hide", [trial_keys(trial_id).numbers], [pack_id(turn_id)])
+
+    async def hidden(self, trial_id: str, turn_id: str) -> bool:
+        packed = pack_id(turn_id)
+        name = (packed if isinstance(packed, bytes) else str(packed).encode()) + b"-"
+        [found] = await self._link.ask(("HEXISTS", trial_keys(trial_id).numbers, name))
+        return bool(found)
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))

@@ -267,6 +267,23 @@ class StoreContract:
         assert [one.delivered for one in await store.turns("said")] == [None, 0, None]
         assert await store.commit("said", made[1], row(made[1], parent=0), now=99.0) == 1
 
+    async def test_the_messages_of_a_path_come_in_order(self, store: SessionStore) -> None:
+        made = await record(store, "talk", 4)
+        expected = [message for one in (made[0], made[1], made[3]) for message in [*one.messages, one.reply]]
+        assert await store.conversation("talk", [0, 1, 3]) == expected
+        assert await store.conversation("talk", []) == []
+        with pytest.raises(NotFound):
+            await store.conversation("talk", [0, 4])
+
+    async def test_a_hidden_answer_stays_on_record(self, store: SessionStore) -> None:
+        made = await record(store, "shy", 2)
+        await store.hide("shy", made[0].turn_id)
+        await store.hide("shy", made[0].turn_id)
+        await store.hide("shy", "000000000000")
+        assert [await store.hidden("shy", one.turn_id) for one in made] == [True, False]
+        assert not await store.hidden("shy", "000000000000")
+        assert len(await store.turns("shy")) == 2
+
     async def test_commits_at_once_get_consecutive_numbers(self, store: SessionStore) -> None:
         await store.register(session("rush"))
         made = [turn(number, seed=5) for number in range(24)]

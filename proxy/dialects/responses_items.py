@@ -1,0 +1,223 @@
+"""Input items of the Responses format -> canonical messages.
+
+What one turn said comes back as several items (reasoning, message, calls), which become one assistant message again:
+items whose ids name the same turn (`msg_<turn_id>_<i>`, `call_<turn_id>_<i>`; see `responses_output.py`) belong
+together, and so do neighbours without such ids, except a message after a message. Results of parallel calls may stand
+between the calls. An `item_reference` stands for the recorded reply of the turn that it names. Items of unknown types
+are dropped and named.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from hashlib import blake2b
+from typing import Any
+
+from proxy.contracts.canonical import RECORDED, Message
+from proxy.contracts.errors import BadRequest
+from proxy.dialects.openai import to_json
+from proxy.dialects.responses_tools import FREE_TEXT, Place, Tools
+
+RAW_CALL = "ctcr"
+"""Prefix of a custom call's item id whose arguments were not of the agreed shape: its input is the arguments themselves."""
+_OURS = re.compile(r"[a-z]+_([0-9a-f]{12})_[0-9]{1,4}")
+_TEXT_PARTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "refusal": "refusal",
+}
+_SEAL = "steno1."
+_MAX_REASONING_BYTES = 16 << 20
+"""Of unsealed reasoning: a hostile client's few bytes must not become gigabytes."""
+
+
+def turn_of(item_id: Any) -> str:
+    """The turn that an id of ours names, "" for any other."""
+    found = _OURS.fullmatch(item_id) if isinstance(item_id, str) else None
+    return found[1] if found else ""
+
+
+def read_items(field: str, given: list[Any], tools: Tools, dropped: list[str]) -> list[Message]:
+    """`given` is the request's `field`. Raises: BadRequest naming what is wrong (`input.3.content.0.type`)."""
+    reader = _Reader(tools, dropped)
+    for i, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise BadRequest(f"{field}.{i}: expected an object", field=f"{field}.{i}")
+        reader.take(f"{field}.{i}", item)
+    return reader.messages
+
+
+class _Reader:
+    def __init__(self, tools: Tools, dropped: list[str]) -> None:
+        self.messages: list[Message] = []
+        self._tools = tools
+        self._dropped = dropped
+        self._reply: Message | None = None  # the assistant message that the next item may still belong to
+        self._turn = ""  # the turn that it is known to be of
+        self._said = False  # it has a message item
+        self._answered = False  # results have come after it
+
+    def take(self, path: str, item: dict[str, Any]) -> None:
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == "message":
+            self._message(path, item)
+        elif kind == "reasoning":
+            reply = self._of_turn(turn_of(item.get("id")), reasoning=True)
+            text = _reasoning(path, item)
+            if text and not reply.get(RECORDED):
+                reply["reasoning_content"] = reply.get("reasoning_content", "") + text
+        elif kind in ("function_call", "custom_tool_call"):
+            self._call(path, item, kind == "custom_tool_call")
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            call_id = _string(path, item, "call_id")
+            self.messages.append({"role": "tool", "content": _output(path, item), "tool_call_id": call_id})
+            self._answered = True
+        elif kind == "item_reference":
+            named = turn_of(item.get("id"))
+            if not named:
+                raise BadRequest(f"{path}.id: no item of this id is stored", field=f"{path}.id")
+            self._of_turn(named)[RECORDED] = named
+        elif isinstance(kind, str):
+            self._dropped.append(kind)
+        else:
+            raise BadRequest(f"{path}.type is required", field=f"{path}.type")
+
+    def _message(self, path: str, item: dict[str, Any]) -> None:
+        role = item.get("role")
+        content = item.get("content")
+        if not isinstance(content, str):
+            content = _parts(f"{path}.content", content)
+        if role == "assistant":
+            reply = self._of_turn(turn_of(item.get("id")), message=True)
+            reply["content"] = _joined(reply["content"], content)
+            self._said = True
+            return
+        if role not in ("user", "system", "developer"):
+            shown = repr(role[:40]) if isinstance(role, str) else "nothing"
+            raise BadRequest(f"{path}.role: {shown} is none of the roles", field=f"{path}.role")
+        self.messages.append({"role": "system" if role == "developer" else role, "content": content})
+        self._reply = None
+
+    def _call(self, path: str, item: dict[str, Any], custom: bool) -> None:
+        call_id = _string(path, item, "call_id")
+        namespace = item.get("namespace")
+        place = Place(namespace if isinstance(namespace, str) else "", _string(path, item, "name"))
+        if custom:
+            text = item.get("input")
+            if not isinstance(text, str):
+                raise BadRequest(f"{path}.input: expected a string", field=f"{path}.input")
+            raw = str(item.get("id", "")).startswith(RAW_CALL + "_")
+            arguments = text if raw else to_json({FREE_TEXT: text}).decode()
+        else:
+            given = item.get("arguments")
+            arguments = given if isinstance(given, str) else to_json(given or {}).decode()
+        reply = self._of_turn(turn_of(item.get("id")) or turn_of(call_id))
+        function = {"name": self._tools.function(place), "arguments": arguments}
+        reply.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def _of_turn(self, turn: str, *, message: bool = False, reasoning: bool = False) -> Message:
+        """The assistant message that an item of `turn` ("": unknown) belongs to; a new one if it is not the last."""
+        reply = self._reply
+        if reply is not None and turn and self._turn:
+            same = turn == self._turn
+        else:
+            begins = reasoning and reply is not None and (self._said or "tool_calls" in reply)
+            same = reply is not None and not (self._answered or begins or (message and self._said))
+        if reply is None or not same:
+            reply = self._reply = {"role": "assistant", "content": ""}
+            self.messages.append(reply)
+            self._turn, self._said, self._answered = "", False, False
+        self._turn = self._turn or turn
+        return reply
+
+
+def _string(path: str, item: dict[str, Any], key: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{path}.{key} is required", field=f"{path}.{key}")
+    return value
+
+
+def _parts(path: str, given: Any) -> str | list[dict[str, str]]:
+    """Text parts as they came; one part is its text, none is ""."""
+    if given is None:
+        return ""
+    if not isinstance(given, list):
+        raise BadRequest(f"{path}: expected a string or a list of parts", field=path)
+    texts: list[dict[str, str]] = []
+    for j, part in enumerate(given):
+        kind = part.get("type") if isinstance(part, dict) else None
+        key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if key is None:
+            named = f"{kind[:40]!r} can't be read by this model" if isinstance(kind, str) else "must name a part's type"
+            raise BadRequest(f"{path}.{j}.type: {named}; only text can", field=f"{path}.{j}.type")
+        text = part.get(key)
+        if not isinstance(text, str | None):
+            raise BadRequest(f"{path}.{j}.{key}: expected a string", field=f"{path}.{j}.{key}")
+        texts.append({"type": "text", "text": text or ""})
+    if len(texts) > 1:
+        return texts
+    return texts[0]["text"] if texts else ""
+
+
+def _joined(before: str, content: str | list[dict[str, str]]) -> str:
+    """An assistant's content is one string: what it sampled has no parts."""
+    return before + (content if isinstance(content, str) else "".join(part["text"] for part in content))
+
+
+def _output(path: str, item: dict[str, Any]) -> str | list[dict[str, str]]:
+    output = item.get("output")
+    if isinstance(output, str):
+        return output
+    if output is None or isinstance(output, list):
+        return _parts(f"{path}.output", output)
+    return to_json(output).decode()
+
+
+# -- reasoning -------------------------------------------------------------------------------------------------------------
+
+
+def seal(reasoning: str) -> str:
+    """`encrypted_content`: opaque, checked when it comes back, and enough to restore the text. No secret: the client has the
+    text beside it, and an agent may send whatever reasoning it likes."""
+    raw = zlib.compress(reasoning.encode("utf-8", "surrogatepass"), 1)
+    return _SEAL + base64.urlsafe_b64encode(blake2b(raw, digest_size=8).digest() + raw).decode()
+
+
+def unseal(path: str, sealed: str) -> str | None:
+    """The text; None: sealed by somebody else.
+
+    Raises: BadRequest: ours, and not as we sealed it.
+    """
+    if not sealed.startswith(_SEAL):
+        return None
+    try:
+        packed = base64.b64decode(sealed[len(_SEAL) :], altchars=b"-_", validate=True)
+        if blake2b(packed[8:], digest_size=8).digest() != packed[:8]:
+            raise ValueError("digest")
+        opened = zlib.decompressobj()
+        raw = opened.decompress(packed[8:], _MAX_REASONING_BYTES)
+        if not opened.eof:
+            raise ValueError("size")
+        return raw.decode("utf-8", "surrogatepass")
+    except (ValueError, binascii.Error, zlib.error):
+        raise BadRequest(f"{path}: the encrypted content could not be verified", field=path) from None
+
+
+def _reasoning(path: str, item: dict[str, Any]) -> str:
+    """The text of a reasoning item: its content, else what is sealed in it, else its summary."""
+    sealed = item.get("encrypted_content")
+    restored = unseal(f"{path}.encrypted_content", sealed) if isinstance(sealed, str) else None
+    for texts in (item.get("content"), None if restored is None else [{"text": restored}], item.get("summary")):
+        if isinstance(texts, list):
+            found = "".join(
+                part["text"] for part in texts if isinstance(part, dict) and isinstance(part.get("text"), str)
+            )
+            if found:
+                return found
+    return ""
