@@ -37,7 +37,7 @@ from proxy.contracts.packets import (
     read_hello,
 )
 from proxy.contracts.peer import HANDSHAKE_S
-from proxy.links import Link, RelayCounts, Worker, leave, read, receive, write
+from proxy.links import CLOSE_WITHIN_S, Link, RelayCounts, Worker, leave, read, receive, write
 from proxy.routing import choose
 from proxy.streams import Stream
 
@@ -123,11 +123,17 @@ class Hub:
         return [worker.view() for _, worker in sorted(self._workers.items())]
 
     async def close(self) -> None:
-        """End every channel: this boot of the proxy does not come back, so workers stop at once what they ran for it."""
+        """End every channel: this boot of the proxy does not come back, so workers stop at once what they ran for it. Returns
+        when they have been told. Idempotent."""
         self._closed = True
+        leaving = [asyncio.ensure_future(worker.link.left.wait()) for worker in self._workers.values() if worker.link]
         for worker in list(self._workers.values()):
             worker.peer.goodbye("shutdown", "the proxy stops", self._clock())
             worker.tick()
+        if leaving:
+            _, late = await asyncio.wait(leaving, timeout=2 * CLOSE_WITHIN_S)
+            for wait in late:
+                wait.cancel()
 
     # -- for the endpoint
 
@@ -145,7 +151,10 @@ class Hub:
             return
         except WebSocketDisconnect:
             return
-        await self._carry(worker, link)
+        try:
+            await self._carry(worker, link)
+        finally:
+            link.left.set()
 
     async def _greeting(self, websocket: WebSocket) -> Hello:
         header = websocket.headers.get("authorization", "")

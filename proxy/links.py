@@ -39,13 +39,15 @@ class RelayCounts:
 
 
 class Link:
-    """One socket. `closing` is done, with (close code, reason, last packets), when it is to be closed from this side."""
+    """One socket. `closing` is done, with (close code, reason, last packets), when it is to be closed from this side; `left` is
+    set when it is closed."""
 
-    __slots__ = ("closing", "dirty", "websocket")
+    __slots__ = ("closing", "dirty", "left", "websocket")
 
     def __init__(self, websocket: WebSocket) -> None:
         self.websocket = websocket
         self.dirty = asyncio.Event()
+        self.left = asyncio.Event()
         self.closing: asyncio.Future[tuple[int, str, list[bytes]]] = asyncio.get_running_loop().create_future()
 
     def close(self, code: int, reason: str, last: list[bytes] | None = None) -> None:

@@ -23,7 +23,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from proxy import logs
-from proxy.api import gemini, generation, groups, ops, sessions, workers
+from proxy.api import anthropic, gemini, generation, groups, ops, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.config import ProxySettings
@@ -81,7 +81,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         "body_timeout_s": settings.body_timeout_s,
     }
     agents = generation.routes(turns, hub, keys, **bounds)
-    app.router.routes += [*gemini.routes(hub, keys), *agents]
+    counting = {name: bounds[name] for name in ("max_body_bytes", "body_timeout_s")}
+    app.router.routes += [*gemini.routes(hub, keys), *agents, *anthropic.routes(hub, keys, **counting)]
     app.turns = generation.by_path(agents)
     app.actions = gemini.actions(turns, hub, keys, **bounds)
     for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):
@@ -135,14 +136,14 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for operations in schema["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
-        schema["paths"] |= generation.openapi_paths() | gemini.openapi_paths()
+        schema["paths"] |= generation.openapi_paths() | anthropic.openapi_paths() | gemini.openapi_paths()
         app.openapi_schema = schema
     return app.openapi_schema
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets: uvicorn's own
-    shutdown closes the workers' sockets first, and what they still had to say would be lost."""
+    """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets, and tells the workers:
+    uvicorn's own shutdown closes their sockets first, and what they and we still had to say would be lost."""
 
     def __init__(self, config: uvicorn.Config, turns: Turns, shutdown_s: float) -> None:
         super().__init__(config)
@@ -160,6 +161,7 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         await self._turns.drain(self._shutdown_s)
+        await self._turns.hub.close()
         await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
