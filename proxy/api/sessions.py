@@ -22,6 +22,7 @@ from proxy.contracts.rest import Completion, SampleList, SessionPage, SessionSpe
 from proxy.sessions import law
 from proxy.sessions.samples import samples
 from proxy.store.base import SessionStore
+from proxy.store.views import check_cursor
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,9 @@ async def watch(
 ) -> Response:
     store = services(request).store
     await store.session(trial_id)
-    events = store.events(trial_id, after=last_event_id or after)
+    cursor = last_event_id or after
+    check_cursor(cursor)  # while there is still a status to say so with
+    events = store.events(trial_id, after=cursor)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return StreamingResponse(_sse(events), media_type="text/event-stream", headers=headers)
 

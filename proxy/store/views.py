@@ -49,6 +49,12 @@ def end_event(head: Head | None) -> Event:
     return END, {"type": head.status, "reward": head.reward, "end_reason": head.end_reason, "at": head.ended}
 
 
+def check_cursor(cursor: str | None) -> None:
+    """Whether it is one of a session's events, the last included. Raises BadRequest."""
+    if cursor != END:
+        turns_seen(cursor)
+
+
 def turns_seen(cursor: str | None) -> int:
     """How many turns a cursor stands for. Raises BadRequest."""
     if cursor is None:

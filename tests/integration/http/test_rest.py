@@ -138,6 +138,13 @@ async def test_events_are_live_and_end_with_the_session(proxy: Proxy) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream") and answer.text.count("event: turn") == 1
 
 
+async def test_events_after_what_is_no_cursor_are_a_400(proxy: Proxy) -> None:
+    await proxy.chat("t", "one")
+    for headers, query in (({"last-event-id": "x"}, ""), ({}, "?after=-1")):
+        response = await proxy.http.get("/sessions/t/events" + query, headers=headers)
+        assert (response.status_code, response.json()["error"]["field"]) == (400, "after")
+
+
 async def test_operations(proxy: Proxy) -> None:
     await proxy.chat("t", "x")
     assert (await proxy.http.get("/healthz")).json()["status"] == "ok"
