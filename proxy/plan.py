@@ -16,7 +16,7 @@ from proxy.contracts.frames import Started
 from proxy.contracts.records import ForkReason
 from proxy.recorder import Recorder, Recording
 from proxy.sessions.call_ids import echoed_ids
-from proxy.sessions.calls import restore_calls
+from proxy.sessions.calls import answer_reply, restore_calls
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 
 _NO_TOOLS = b"\0" * 8
@@ -96,7 +96,9 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         found.prefix_messages = seen.prefix_messages
         found.prefix_finish = tree.finishes[seen.parent]
         for_worker = list(for_worker)
-        for_worker[seen.prefix_messages - 1] = restore_calls([path.reply], tree)[0]
+        echo, new = messages[seen.prefix_messages - 1], messages[seen.prefix_messages :]
+        after = restore_calls([path.reply, *answer_reply(echo, path.reply, new)], tree)
+        for_worker[seen.prefix_messages - 1 :] = after
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
 

@@ -78,7 +78,7 @@ def trial(request: Request, session: Session) -> Trial:
     """A session with what its agent needs to know."""
     found = services(request)
     base = f"{base_url(request)}/{session.trial_id}"
-    urls = {"openai": f"{base}/v1", "anthropic": base}
+    urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
     return Trial(session=session, urls=urls, key=found.keys.agent_key(session.trial_id))
 
 

@@ -40,7 +40,7 @@ class GroupSpec(BaseModel):
 class Trial(BaseModel):
     """A registered trial: what a harness hands to its agent.
 
-    urls: base URL for each kind of client: `openai` (ends in /v1), `anthropic` (without /v1).
+    urls: base URL for each kind of client: `openai` (ends in /v1), `anthropic` and `gemini` (without a version).
     key: the agent's key; None where the proxy asks for none.
     """
 

@@ -22,6 +22,24 @@ def restore_calls(messages: Sequence[Message], tree: Tree) -> list[Message]:
     return [_restored(message, tree) for message in messages]
 
 
+def answer_reply(echo: Message, reply: Message, new: Sequence[Message]) -> list[Message]:
+    """The results in `new` with the ids of the recorded reply's calls, where they name the calls of its echo by others.
+
+    Some clients know no ids (Gemini's may leave them out), and some write their own. Call i of the echo is call i of the reply.
+    """
+    ids = {
+        said["id"]: call["id"]
+        for said, call in zip(echo.get("tool_calls") or (), reply.get("tool_calls") or (), strict=False)
+        if said.get("id") and said["id"] != call["id"]
+    }
+    if not ids:
+        return list(new)
+    return [
+        {**message, "tool_call_id": ids[message["tool_call_id"]]} if message.get("tool_call_id") in ids else message
+        for message in new
+    ]
+
+
 def _restored(message: Message, tree: Tree) -> Message:
     call_id = message.get("tool_call_id")
     if isinstance(call_id, str) and (own := _own(call_id, tree)):

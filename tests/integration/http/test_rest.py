@@ -22,7 +22,7 @@ async def test_registering_is_idempotent_and_gives_urls_for_each_kind_of_client(
     first = await proxy.steno.register("t", SessionSpec(metadata={"a": 1}))
     again = await proxy.steno.register("t", SessionSpec(metadata={"b": 2}))
     assert again.session == first.session and first.session.metadata == {"a": 1}
-    assert first.urls == {"openai": f"{proxy.url}/t/v1", "anthropic": f"{proxy.url}/t"}
+    assert first.urls == {"openai": f"{proxy.url}/t/v1", "anthropic": f"{proxy.url}/t", "gemini": f"{proxy.url}/t"}
     assert first.key is None
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.sessions.call_ids import client_call_id, echoed_ids, parse_call_id
-from proxy.sessions.calls import restore_calls
+from proxy.sessions.calls import answer_reply, restore_calls
 from tests.unit.sessions.agent import Recorded, assistant, tool, user
 
 
@@ -59,3 +59,16 @@ def test_what_has_no_own_id_stays_the_same_object():
         {"role": "assistant", "content": "x", "tool_calls": None},
     ]
     assert all(a is b for a, b in zip(restore_calls(messages, recorded.tree), messages, strict=True))
+
+
+def test_results_of_calls_that_the_client_named_anew_answer_the_recorded_ones() -> None:
+    def calls(*ids: str) -> dict[str, object]:
+        return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function"} for id_ in ids]}
+
+    new = [{"role": "tool", "tool_call_id": "b", "content": "2"}, {"role": "tool", "tool_call_id": "a", "content": "1"}]
+    new += [{"role": "tool", "tool_call_id": "x", "content": "?"}, {"role": "user", "content": "go on"}]
+    answered = answer_reply(calls("a", "b"), calls("fc_1", "fc_2"), new)
+    assert [message.get("tool_call_id") for message in answered] == ["fc_2", "fc_1", "x", None]
+    assert answer_reply(calls("fc_1"), calls("fc_1"), new) == new
+    assert answer_reply({"role": "assistant", "content": "hi"}, calls("fc_1"), new) == new
+    assert [message["tool_call_id"] for message in new[:3]] == ["b", "a", "x"]
