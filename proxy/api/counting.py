@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 from starlette.types import Receive, Scope, Send
 
 from proxy import logs, metrics
-from proxy.api.generation import HttpClient, read_body, refusal_headers, valid_trial_id
+from proxy.api.generation import ID_HEADERS, HttpClient, read_body, refusal_headers, valid_trial_id
 from proxy.contracts.canonical import Job
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.hub import Hub
@@ -31,7 +31,7 @@ class Counter(Protocol):
         ...
 
     def count_answer(self, tokens: int) -> bytes: ...
-    def error(self, error: StenoError) -> bytes: ...
+    def error(self, error: StenoError, request_id: str = "") -> bytes: ...
     def openapi(self) -> dict[str, Any]: ...
 
 
@@ -51,14 +51,15 @@ class Counting:
         trial_id = scope["path_params"]["trial_id"]
         request_id = os.urandom(8).hex()
         logs.bind(trial_id, request_id)
-        client = HttpClient(send, request_id.encode())
+        named = ID_HEADERS.get(self._counter.name, (b"x-request-id",))
+        client = HttpClient(send, request_id.encode(), named=named)
         try:
             await client.answer(await self._count(trial_id, scope, receive))
         except StenoError as error:
-            await self._refuse(client, error)
+            await self._refuse(client, error, request_id)
         except Exception:
             log.exception("a count failed in a way that was not foreseen")
-            await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"))
+            await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"), request_id)
         finally:
             metrics.REQUESTS.labels(f"{self._counter.name}_count", str(client.status)).inc()
 
@@ -70,5 +71,5 @@ class Counting:
         job = self._counter.parse_count(body)
         return self._counter.count_answer(await self._hub.count(trial_id, job))
 
-    async def _refuse(self, client: HttpClient, error: StenoError) -> None:
-        await client.respond(error.status, self._counter.error(error), refusal_headers(error))
+    async def _refuse(self, client: HttpClient, error: StenoError, request_id: str) -> None:
+        await client.respond(error.status, self._counter.error(error, request_id), refusal_headers(error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -91,6 +91,15 @@ class Writer(Protocol):
         ...
 
 
+@runtime_checkable
+class Breaker(Protocol):
+    """A writer whose format ends a failed stream with events that depend on what it has said so far."""
+
+    def broken(self, error: StenoError) -> bytes:
+        """As `Dialect.broken`, which is not asked then."""
+        ...
+
+
 class Dialect(Protocol):
     """One wire format. Instances are stateless and shared.
 
@@ -113,8 +122,8 @@ class Dialect(Protocol):
         """The body of an answer that is not streamed."""
         ...
 
-    def error(self, error: StenoError) -> bytes:
-        """The body of an error answer."""
+    def error(self, error: StenoError, request_id: str = "") -> bytes:
+        """The body of an error answer. request_id: as in the answer's head, for formats that repeat it."""
         ...
 
     def broken(self, error: StenoError) -> bytes:

@@ -94,7 +94,7 @@ class Completions:
             }
         )
 
-    def error(self, error: StenoError) -> bytes:
+    def error(self, error: StenoError, request_id: str = "") -> bytes:
         return openai.error_body(error)
 
     def broken(self, error: StenoError) -> bytes:

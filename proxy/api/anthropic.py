@@ -1,0 +1,29 @@
+"""What Anthropic's clients ask for besides turns: `POST /{trial_id}/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.routing import Route
+
+from proxy.api.counting import Counting
+from proxy.contracts.records import TRIAL_ID
+from proxy.dialects.messages import Messages, MessagesCount
+from proxy.hub import Hub
+from proxy.keys import Keyring
+
+_PATHS = [f"{path}/count_tokens" for path in Messages.paths]
+
+
+def routes(hub: Hub, keys: Keyring, *, max_body_bytes: int, body_timeout_s: float) -> list[Route]:
+    """Each also under `/v1/v1`, like the generation routes."""
+    endpoint = Counting(MessagesCount(), hub, keys, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s)
+    return [
+        Route(f"/{{trial_id}}{prefix}{path}", endpoint, methods=["POST"]) for path in _PATHS for prefix in ("", "/v1")
+    ]
+
+
+def openapi_paths() -> dict[str, Any]:
+    """What these routes add to `/openapi.json`."""
+    trial = {"name": "trial_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": TRIAL_ID}}
+    return {f"/{{trial_id}}{path}": {"post": MessagesCount().openapi() | {"parameters": [trial]}} for path in _PATHS}
