@@ -23,7 +23,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from proxy import logs
-from proxy.api import anthropic, gemini, generation, groups, ops, sessions, workers
+from proxy.api import anthropic, gemini, generation, groups, ops, responses, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.config import ProxySettings
@@ -83,6 +83,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     agents = generation.routes(turns, hub, keys, **bounds)
     counting = {name: bounds[name] for name in ("max_body_bytes", "body_timeout_s")}
     app.router.routes += [*gemini.routes(hub, keys), *agents, *anthropic.routes(hub, keys, **counting)]
+    app.router.routes += responses.routes(recorder, keys)
     app.turns = generation.by_path(agents)
     app.actions = gemini.actions(turns, hub, keys, **bounds)
     for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):
@@ -136,7 +137,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for operations in schema["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
-        schema["paths"] |= generation.openapi_paths() | anthropic.openapi_paths() | gemini.openapi_paths()
+        for router in (generation, responses, anthropic, gemini):
+            schema["paths"] |= router.openapi_paths()
         app.openapi_schema = schema
     return app.openapi_schema
 

@@ -17,10 +17,11 @@ from typing import Protocol
 from proxy import metrics
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
 from proxy.contracts.records import OPEN, IndexRow, Session, Turn
+from proxy.paths import Paths
 from proxy.prompts import PromptIndex
 from proxy.sessions import limits
 from proxy.sessions.tree import Tree
-from proxy.store.base import SessionStore, Tail
+from proxy.store.base import Path, SessionStore, Tail
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class Recorder:
         self._clock = clock
         self._recordings: OrderedDict[str, Recording] = OrderedDict()
         self._bytes = 0
+        self._paths = Paths()
 
     async def enter(self, trial_id: str) -> Recording:
         """The session's recording, up to date, open for one more turn.
@@ -150,6 +152,14 @@ class Recorder:
             raise BudgetSpent(f"this trial's limit {spent} is spent; the session has ended")
         return recording
 
+    async def look(self, trial_id: str) -> Recording:
+        """The session's recording, up to date, to be read: also of one that has ended, and never registering one.
+
+        Raises: NotFound, Gone (deleted), StoreUnavailable.
+        """
+        await self.store.session(trial_id)
+        return await self._refresh(trial_id)
+
     async def _refresh(self, trial_id: str) -> Recording:
         """The recording after reading what the store has that it has not; one round trip, unless something has changed."""
         while True:
@@ -174,6 +184,17 @@ class Recorder:
             self._recordings.move_to_end(trial_id)
             self._evict()
             return recording
+
+    async def path(self, recording: Recording, number: int) -> Path:
+        """The tokens of the conversation that a turn ends, and its reply. Raises: NotFound, Gone, StoreUnavailable."""
+        assert recording.session is not None
+        held = self._paths.get(recording.trial_id, recording.session.created_at, number)
+        return held or await self.store.path(recording.trial_id, recording.tree.path(number))
+
+    def keep_path(self, recording: Recording, number: int, path: Path, parent: int) -> None:
+        """A turn was committed here, whole: what `path` will say of it. parent: the number that it goes on from, or -1."""
+        assert recording.session is not None
+        self._paths.put(recording.trial_id, recording.session.created_at, number, path, parent)
 
     async def _tail(self, trial_id: str, start: int) -> Tail:
         try:

@@ -21,16 +21,17 @@ from typing import Protocol
 
 import msgspec
 
-from proxy import metrics
+from proxy import metrics, stored
 from proxy.contracts.canonical import CanonicalRequest, Job
 from proxy.contracts.errors import EngineFailed, Gone, StenoError
 from proxy.contracts.records import IndexRow, Turn
-from proxy.dialects.base import Choice, Dialect, Header, Writer
+from proxy.dialects.base import Breaker, Choice, Dialect, Header, Writer
 from proxy.hub import Hub
 from proxy.plan import Plan, plan
 from proxy.record import Facts, turn_of
 from proxy.recorder import Recorder, Recording
 from proxy.sessions import law, limits
+from proxy.store.base import Path
 from proxy.streams import Stream
 from proxy.transcript import Transcript
 
@@ -117,6 +118,8 @@ class Turns:
         if self._draining:
             raise Stopping("the proxy is about to stop")
         recording = await self.recorder.enter(trial_id)
+        if asked.after or asked.refers:
+            asked = await stored.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job)
         found = await plan(self.recorder, recording, job)
         request = Request(self, recording, dialect, asked, client, found)
@@ -227,6 +230,12 @@ class Request:
         if not self.done.is_set():
             task.cancel()
 
+    def broken(self, error: StenoError) -> bytes:
+        """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
+        if isinstance(self._writer, Breaker):
+            return self._writer.broken(error)
+        return self.dialect.broken(error)
+
     async def run(self) -> None:
         """Answer the client. Returns when every choice is committed and its last event has left.
 
@@ -266,7 +275,8 @@ class Request:
             finished = await self._siblings()
         if self._writer is None:
             await self._client.answer(self.dialect.answer(self._asked, header, finished))
-            await self._delivered()
+            if self._client.gone:
+                await self._undelivered()
         elif len(finished) == 1:
             await self._client.end(self._last_of(finished[0]) + self._writer.end(finished))
         else:
@@ -404,6 +414,7 @@ class Request:
         try:
             try:
                 turn.index = await recorder.commit(self.recording, turn, row)
+                self._keep_path(choice, turn)
             except Gone as gone:
                 if turn.partial:
                     raise
@@ -428,20 +439,31 @@ class Request:
     ) -> tuple[Turn, IndexRow]:
         return turn_of(
             self.recording, choice.index, choice.stream, choice.plan or self.plan, choice.transcript, choice.facts, error,
-            self._writer is not None, still_open,
+            self._delivered(choice, error), still_open,
         )  # fmt: skip
 
-    async def _delivered(self) -> None:
-        """After an answer in one piece: note how much of it left. The client has it by now, so a failure is only counted."""
+    def _delivered(self, choice: OpenChoice, error: StenoError | None) -> int:
+        """Tokens that the client has. An answer in one piece leaves right after its commit: it counts as if it had, rather than
+        being written a second time, and `_undelivered` takes back what did not leave."""
+        if self._writer is not None or error is not None:
+            return choice.transcript.delivered
+        return 0 if self._client.gone else choice.transcript.tokens
+
+    async def _undelivered(self) -> None:
+        """The client of an answer in one piece had left by the time it was committed. A failure to note it is only counted."""
         for choice in self.choices:
-            sent = 0 if self._client.gone else choice.transcript.tokens
             try:
-                await self._turns.recorder.store.mark_delivered(
-                    self.recording.trial_id, choice.transcript.turn_id, sent
-                )
+                await self._turns.recorder.store.mark_delivered(self.recording.trial_id, choice.transcript.turn_id, 0)
             except StenoError as error:
                 metrics.STORE_ERRORS.labels("mark_delivered").inc()
                 log.warning("turn %s: delivery not noted: %s", choice.transcript.turn_id, error.message)
+
+    def _keep_path(self, choice: OpenChoice, turn: Turn) -> None:
+        """Where the conversation stands now: its next turn begins with this."""
+        found = choice.plan or self.plan
+        prefix = found.prefix_ids if turn.parent_id is not None else b""
+        ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
+        self._turns.recorder.keep_path(self.recording, turn.index, Path(ids, turn.reply), found.parent)
 
     def _count(self, choice: OpenChoice, turn: Turn) -> None:
         dialect, tokens = self.dialect.name, choice.transcript.tokens

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,15 +27,19 @@ from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import Chat
 from proxy.dialects.completions import Completions
+from proxy.dialects.messages import Messages
 from proxy.dialects.openai import error_body
 from proxy.dialects.openai_schema import MODELS
+from proxy.dialects.responses import Responses
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
 from proxy.turn import ClientLeft, Request, Turns
 
 log = logging.getLogger(__name__)
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Completions())
+DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Messages(), Responses())
+ID_HEADERS = {"messages": (b"x-request-id", b"request-id")}
+"""Where a dialect's SDK looks for the request's id, if not in `x-request-id` alone."""
 WATCH_AFTER_S = 0.05
 """How long a request runs before anybody looks whether its client is still there. Seconds."""
 _TRIAL_ID = re.compile(TRIAL_ID.replace("$", r"\Z"))
@@ -99,14 +103,30 @@ async def _receive(receive: Receive, timeout_s: float) -> Message:
 class HttpClient:
     """`turn.Client` over ASGI. The response starts with the first bytes, or with the first keepalive."""
 
-    __slots__ = ("_keepalive", "_keepalive_s", "_loop", "_request_id", "_send", "_sent_at", "_timer", "gone", "started", "status")
+    __slots__ = (
+        "_head",
+        "_keepalive",
+        "_keepalive_s",
+        "_loop",
+        "_send",
+        "_sent_at",
+        "_timer",
+        "breaks",
+        "gone",
+        "started",
+        "status",
+    )
 
-    def __init__(self, send: Send, request_id: bytes, keepalive_s: float = 1.0) -> None:
+    def __init__(
+        self, send: Send, request_id: bytes, keepalive_s: float = 1.0, named: Sequence[bytes] = (b"x-request-id",)
+    ) -> None:
+        """named: headers that carry the request's id."""
         self.gone = False
+        self.breaks: Callable[[StenoError], bytes] | None = None  # the events that end an answer which fails midway
         self.started = False
         self.status = 0
         self._send = send
-        self._request_id = request_id
+        self._head = [(name, request_id) for name in named]
         self._keepalive = b""
         self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
@@ -144,7 +164,7 @@ class HttpClient:
             return
         self.started, self.status = True, status
         length = (b"content-length", b"%d" % len(body))
-        all_headers = [_JSON, length, (b"x-request-id", self._request_id), *headers]
+        all_headers = [_JSON, length, *self._head, *headers]
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -158,7 +178,7 @@ class HttpClient:
     async def _start(self) -> None:
         if not self.started:
             self.started, self.status = True, 200
-            headers = [*_STREAM, (b"x-request-id", self._request_id)]
+            headers = [*_STREAM, *self._head]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _tick(self) -> None:
@@ -198,19 +218,20 @@ class Generation:
         self._keepalive_s = keepalive_s
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._named = ID_HEADERS.get(dialect.name, (b"x-request-id",))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trial_id = scope["path_params"]["trial_id"]
         request_id = os.urandom(8).hex()
         logs.bind(trial_id, request_id)
-        client = HttpClient(send, request_id.encode(), self._keepalive_s)
+        client = HttpClient(send, request_id.encode(), self._keepalive_s, self._named)
         try:
             await self._serve(trial_id, scope, receive, client)
         except StenoError as error:
-            await self._refuse(client, error)
+            await self._refuse(client, error, request_id)
         except Exception:
             log.exception("a request failed in a way that was not foreseen")
-            await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"))
+            await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"), request_id)
         finally:
             client.close()
             status = 499 if client.gone else client.status
@@ -227,6 +248,7 @@ class Generation:
             metrics.DROPPED.labels(self._dialect.name).inc(len(asked.dropped))
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
         request = await self._turns.open(trial_id, self._dialect, asked, client)
+        client.breaks = request.broken
         if asked.stream:
             client.keep_alive_with(self._dialect.keepalive)
         watch = _Watch(receive, client, request)
@@ -235,17 +257,17 @@ class Generation:
         finally:
             watch.stop()
 
-    async def _refuse(self, client: HttpClient, error: StenoError) -> None:
+    async def _refuse(self, client: HttpClient, error: StenoError, request_id: str) -> None:
         """Tell the client, in whichever way is still open."""
         if not isinstance(error, ClientLeft | BadRequest):
             log.info("request refused: %d %s: %s", error.status, error.code, error.message)
         if client.started:
             # No end without its last chunk: an answer that is not whole must not look like one (I3).
-            data = self._dialect.broken(error)
+            data = client.breaks(error) if client.breaks else self._dialect.broken(error)
             if data:
                 await client.end(data)
             return
-        await client.respond(error.status, self._dialect.error(error, client.request_id), refusal_headers(error))
+        await client.respond(error.status, self._dialect.error(error, request_id), refusal_headers(error))
 
 
 def refusal_headers(error: StenoError) -> list[tuple[bytes, bytes]]:
@@ -288,12 +310,14 @@ class _Watch:
 
 
 class Models:
-    """`GET /{trial_id}/v1/models` (and one model by name): what the workers serve, in OpenAI's shape."""
+    """`GET /{trial_id}/v1/models` (and one model by name): what the workers serve, in a shape that OpenAI's clients
+    read, and Anthropic's too."""
 
     def __init__(self, hub: Hub, keys: Keyring) -> None:
         self._hub = hub
         self._keys = keys
         self._created = int(time.time())
+        self._created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = os.urandom(8).hex()
@@ -311,7 +335,9 @@ class Models:
         await client.respond(200, msgspec.json.encode(body), [])
 
     def _list(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._model(card.name, card.context_tokens) for card in self._hub.cards()]}
+        models = [self._model(card.name, card.context_tokens) for card in self._hub.cards()]
+        ids = [model["id"] for model in models] or [None]
+        return {"object": "list", "data": models, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
     def _one(self, name: str) -> dict[str, Any]:
         for card in self._hub.cards():
@@ -326,6 +352,9 @@ class Models:
             "created": self._created,
             "owned_by": "steno",
             "max_model_len": context_tokens,
+            "type": "model",
+            "display_name": name,
+            "created_at": self._created_at,
         }
 
 

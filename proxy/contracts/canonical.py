@@ -110,6 +110,7 @@ class CanonicalRequest(msgspec.Struct):
     dropped: types of the items that were left out of the messages because the dialect does not know them, one each.
     after: turn id; the stored conversation that this turn ended comes before the messages. "": they are the whole.
     leading: how many of the messages (a request's instructions) stand before that conversation; its own are left out.
+    refers: whether any message is RECORDED.
     kept: what the dialect needs to answer again when the stored answer is asked for; recorded in the turn's options.
     """
 
@@ -124,6 +125,7 @@ class CanonicalRequest(msgspec.Struct):
     dropped: list[str] = []
     after: str = ""
     leading: int = 0
+    refers: bool = False
     kept: dict[str, Any] = {}
 
 

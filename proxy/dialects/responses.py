@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from proxy.contracts.canonical import CanonicalRequest, Job, Message, ResponseFormat
+from proxy.contracts.canonical import RECORDED, CanonicalRequest, Job, Message, ResponseFormat
 from proxy.contracts.errors import BadRequest, NotFound, StenoError
 from proxy.dialects import openai
 from proxy.dialects.base import Choice, Header, Writer, check_range, check_wire, decode
@@ -153,6 +153,7 @@ def _canonical(body: _Body) -> ResponsesRequest:
         dropped=dropped,
         after=after,
         leading=len(instructions),
+        refers=any(RECORDED in message for message in job.messages),
         places=tools.places,
         summary=bool(reasoning.summary or reasoning.generate_summary),
         sealed="reasoning.encrypted_content" in include,

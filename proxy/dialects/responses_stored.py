@@ -17,14 +17,6 @@ from proxy.dialects.responses_output import ResponsesRequest, body_of
 from proxy.dialects.responses_tools import Place
 
 
-def kept_of(turn: Turn) -> dict[str, Any] | None:
-    """What was kept for asking again; None: the turn is no stored response (another dialect, `store: false`, not whole)."""
-    kept = turn.options.get("kept")
-    if turn.dialect != "responses" or turn.partial or not isinstance(kept, dict) or not kept.get("stored"):
-        return None
-    return kept
-
-
 def stored_body(turn: Turn, kept: dict[str, Any], instructions: list[dict[str, Any]]) -> bytes:
     """The body of `GET`. Args: instructions: the messages that the request's instructions were."""
     places = {name: Place(*place) for name, place in kept.get("places", {}).items()}

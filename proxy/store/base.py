@@ -115,8 +115,8 @@ class SessionStore(Protocol):
         """How many completion tokens had left for the client. Silently nothing when the session is gone."""
         ...
 
-    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[Message]:
-        """The messages of a path (numbers as in `Turn.index`, root first): of each turn its new messages and its reply."""
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[list[Message]]:
+        """What was said in these turns (numbers as in `Turn.index`): of each its new messages, then its reply."""
         ...
 
     async def hide(self, trial_id: str, turn_id: str) -> None:

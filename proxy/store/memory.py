@@ -274,12 +274,12 @@ class MemoryStore:
         if recording is not None and turn_id in recording.numbers:
             recording.delivered[recording.numbers[turn_id]] = delivered
 
-    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[Message]:
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[list[Message]]:
         recording = self._get(trial_id)
         if not all(0 <= number < len(recording.turns) for number in numbers):
             raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
-        refs = [ref for number in numbers for ref in decode_entry(recording.turns[number]).refs[FIRST_MESSAGE:]]
-        return [unpack(recording.texts[ref]) for ref in refs]
+        entries = [decode_entry(recording.turns[number]) for number in numbers]
+        return [[unpack(recording.texts[ref]) for ref in entry.refs[FIRST_MESSAGE:]] for entry in entries]
 
     async def hide(self, trial_id: str, turn_id: str) -> None:
         recording = self._recordings.get(trial_id)

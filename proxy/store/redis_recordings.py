@@ -93,7 +93,7 @@ class RedisRecordings:
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
         await self._run("delivered", [trial_keys(trial_id).numbers], [pack_id(turn_id), delivered])
 
-    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[Message]:
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[list[Message]]:
         if not numbers:
             return []
         keys = trial_keys(trial_id)
@@ -102,14 +102,13 @@ class RedisRecordings:
         if len(entries) != len(numbers):
             await self.tail(trial_id, NO_ROWS)
             raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
-        refs = [ref for entry in entries for ref in entry.refs[FIRST_MESSAGE:]]
-        positions = sorted(set(refs))
+        positions = sorted({ref for entry in entries for ref in entry.refs[FIRST_MESSAGE:]})
         runs = await self._link.ask(*[("LRANGE", keys.texts, first, last) for first, last in _runs(positions)])
         packed = [element for run in runs for element in run]
         if len(packed) != len(positions):
             refuse(trial_id, CLOSED)
         texts = dict(zip(positions, packed, strict=True))
-        return [unpack(texts[ref]) for ref in refs]
+        return [[unpack(texts[ref]) for ref in entry.refs[FIRST_MESSAGE:]] for entry in entries]
 
     async def hide(self, trial_id: str, turn_id: str) -> None:
         await self._run("hide", [trial_keys(trial_id).numbers], [pack_id(turn_id)])

@@ -267,9 +267,9 @@ class StoreContract:
         assert [one.delivered for one in await store.turns("said")] == [None, 0, None]
         assert await store.commit("said", made[1], row(made[1], parent=0), now=99.0) == 1
 
-    async def test_the_messages_of_a_path_come_in_order(self, store: SessionStore) -> None:
+    async def test_the_messages_of_turns_can_be_read_alone(self, store: SessionStore) -> None:
         made = await record(store, "talk", 4)
-        expected = [message for one in (made[0], made[1], made[3]) for message in [*one.messages, one.reply]]
+        expected = [[*one.messages, one.reply] for one in (made[0], made[1], made[3])]
         assert await store.conversation("talk", [0, 1, 3]) == expected
         assert await store.conversation("talk", []) == []
         with pytest.raises(NotFound):

@@ -1,0 +1,85 @@
+"""`GET` and `DELETE /{trial_id}/v1/responses/{response_id}`: stored responses, for the agent whose trial they are of.
+
+The agent's key opens them (I8): it reads back what it was answered, nothing else of the record. Deleting hides a
+response from its client; the record of its turn is not the agent's to delete.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from proxy import logs, stored
+from proxy.api.generation import HttpClient, refusal_headers, valid_trial_id
+from proxy.contracts.errors import NotFound, StenoError
+from proxy.contracts.records import TRIAL_ID
+from proxy.dialects.openai import error_body
+from proxy.dialects.responses import turn_of_response
+from proxy.dialects.responses_schema import RESPONSE_ID, STORED
+from proxy.dialects.responses_stored import deleted_body, stored_body
+from proxy.keys import Keyring, key_of
+from proxy.recorder import Recorder
+
+_PATH = "/v1/responses/{response_id}"
+
+
+class StoredResponses:
+    """The ASGI endpoint."""
+
+    def __init__(self, recorder: Recorder, keys: Keyring) -> None:
+        self._recorder = recorder
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trial_id, response_id = scope["path_params"]["trial_id"], scope["path_params"]["response_id"]
+        request_id = os.urandom(8).hex()
+        logs.bind(trial_id, request_id)
+        client = HttpClient(send, request_id.encode())
+        try:
+            if not valid_trial_id(trial_id):
+                raise NotFound("no such trial")
+            self._keys.check_agent(key_of(scope["headers"]), trial_id)
+            answer = self._delete if scope["method"] == "DELETE" else self._get
+            body = await answer(trial_id, response_id)
+        except StenoError as error:
+            await client.respond(error.status, error_body(error), refusal_headers(error))
+            return
+        await client.respond(200, body, [])
+
+    async def _get(self, trial_id: str, response_id: str) -> bytes:
+        turn_id = turn_of_response(response_id)
+        recording = await self._recorder.look(trial_id)
+        turn, kept = await self._answer(recording, turn_id, response_id)
+        leading = kept.get("leading", 0)
+        instructions = []
+        if leading:
+            instructions = (await stored.conversation_of(self._recorder, recording, turn_id))[:leading]
+        return stored_body(turn, kept, instructions)
+
+    async def _delete(self, trial_id: str, response_id: str) -> bytes:
+        turn_id = turn_of_response(response_id)
+        recording = await self._recorder.look(trial_id)
+        await self._answer(recording, turn_id, response_id)
+        await self._recorder.store.hide(trial_id, turn_id)
+        return deleted_body(response_id)
+
+    async def _answer(self, recording: Any, turn_id: str, response_id: str) -> Any:
+        try:
+            return await stored.answer_of(self._recorder, recording, turn_id)
+        except NotFound:
+            raise NotFound(f"Response with id '{response_id}' not found.", field="response_id") from None
+
+
+def routes(recorder: Recorder, keys: Keyring) -> list[Route]:
+    endpoint = StoredResponses(recorder, keys)
+    return [Route(f"/{{trial_id}}{prefix}{_PATH}", endpoint, methods=["GET", "DELETE"]) for prefix in ("", "/v1")]
+
+
+def openapi_paths() -> dict[str, Any]:
+    """What these routes add to `/openapi.json`."""
+    trial = {"name": "trial_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": TRIAL_ID}}
+    operations = {method: operation | {"parameters": [trial, RESPONSE_ID]} for method, operation in STORED.items()}
+    return {f"/{{trial_id}}{_PATH}": operations}
