@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 MARK = b" tok"
+RAMP_S = 0.5
 _now = time.perf_counter
 
 
@@ -158,11 +159,16 @@ async def tiny(target: Target, clients: int, seconds: float) -> dict[str, Any]:
 
 
 async def streams(target: Target, clients: int, tokens: int, seconds: float) -> dict[str, Any]:
-    """`clients` streams open at any time; each asks again when it has ended. Starts are spread over 0.2 s a hundred."""
-    received, failed, finished = 0, 0, 0
+    """`clients` streams open at any time; each asks again when it has ended. Starts are spread over 0.2 s a hundred.
+
+    The rate is taken while all of them run: from RAMP_S after the last start until no more are asked for. What happens before and
+    after counts as well in everything else.
+    """
+    received, steady, failed, finished = 0, 0, 0, 0
     ttft, gaps = [], []
     begun = _now()
     until = begun + seconds
+    since = min(begun + 0.002 * clients + RAMP_S, (begun + until) / 2)
 
     async def client(number: int) -> None:
         nonlocal received, failed, finished
@@ -175,8 +181,10 @@ async def streams(target: Target, clients: int, tokens: int, seconds: float) -> 
             asked, last = _now(), 0.0
 
             def on_tokens(count: int, now: float) -> None:
-                nonlocal received, last
+                nonlocal received, steady, last
                 received += count
+                if since <= now < until:
+                    steady += count
                 if last:
                     gaps.append(now - last)
                 else:
@@ -209,7 +217,7 @@ async def streams(target: Target, clients: int, tokens: int, seconds: float) -> 
     await until_end()
     elapsed = _now() - begun
     return {"tokens": received, "finished": finished, "failed": failed, "elapsed_s": elapsed,
-            "tokens_per_s": received / elapsed, "ttft_p50_s": percentile(ttft, 0.5), "ttft_p99_s": percentile(ttft, 0.99),
+            "tokens_per_s": steady / (until - since), "ttft_p50_s": percentile(ttft, 0.5), "ttft_p99_s": percentile(ttft, 0.99),
             "gap_p50_s": percentile(gaps, 0.5), "gap_p99_s": percentile(gaps, 0.99), "gap_max_s": max(gaps, default=0.0)}
 
 
