@@ -57,6 +57,8 @@ def _value(name: str, value: Any, path: str) -> Any:
         return [json_schema(inner, f"{path}.{i}") for i, inner in enumerate(value)]
     if name == "items" or (name == "additionalProperties" and not isinstance(value, bool)):
         return json_schema(value, path)
+    if name == "ref" and isinstance(value, str):
+        return value.replace("#/defs/", "#/$defs/", 1)
     if name in _COUNTS and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
     return value
