@@ -89,7 +89,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
     found.seen_turns = len(tree)
     for_worker = restore_calls(messages, tree)
     if seen.parent >= 0:
-        path = await recorder.store.path(recording.trial_id, seen.path)
+        path = await recorder.path(recording, seen.parent)
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]
         found.prefix_ids = path.ids
@@ -126,7 +126,7 @@ async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Pl
         seen = recording.prompts.find(prompts.TEXT, text.encode())
         found = Plan(job, [{"role": "prompt", "content": text}], [], _NO_TOOLS, prompts.TEXT)
         if seen.parent >= 0:
-            found.prefix_ids = (await recorder.store.path(recording.trial_id, tree.path(seen.parent))).ids
+            found.prefix_ids = (await recorder.path(recording, seen.parent)).ids
     if seen.parent >= 0:
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]

@@ -48,13 +48,13 @@ def turn_of(
     transcript: Transcript,
     facts: Facts,
     error: StenoError | None,
-    streamed: bool,
+    delivered: int,
     still_open: bool = False,
 ) -> tuple[Turn, IndexRow]:
     """The record of a completion, and what recognition will need of it.
 
     Args: index: of the choice; siblings after the first fork by that. error: why it ended before the model did; None: it
-        did not. streamed: `delivered` is known by now; an answer in one piece has yet to leave. still_open: it goes on.
+        did not. delivered: tokens that the client has, or is about to be sent in one piece. still_open: it goes on.
 
     What a client has of a turn that breaks after a block was closed is the closed blocks, and they are what it will send back: so
     they are the reply on record then, while the ids are all that was sampled (I4).
@@ -89,7 +89,7 @@ def turn_of(
         finish_reason=finish,
         partial=partial,
         error=f"{error.code}: {error.message}" if error is not None else None,
-        delivered=transcript.delivered if ((streamed and not still_open) or error is not None) and counted else None,
+        delivered=delivered if counted and not still_open else None,
         asked=facts.asked.asked,
         law=_law(started.law),
         messages=plan.new_messages,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from proxy.contracts.errors import BadRequest, ContextOverflow, StoreUnavailable
 from proxy.contracts.records import IndexRow, Turn, bytes_to_floats, bytes_to_ids
+from proxy.store.base import Path
 from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running, until
 from tests.support.parrot import STOP_ID, ParrotEngine, Say
@@ -387,3 +389,44 @@ async def test_a_proxy_told_to_stop_keeps_what_does_not_finish_in_time(proxy: Pr
     assert (await running_chat).status_code == 503
     [turn] = await proxy.turns("t")
     assert turn.partial and turn.completion_tokens == 1
+
+
+class CountingStore(MemoryStore):
+    """A store that notes which of its calls were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+        self.calls.append("path")
+        return await super().path(trial_id, numbers)
+
+    async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
+        self.calls.append("mark_delivered")
+        await super().mark_delivered(trial_id, turn_id, delivered)
+
+
+async def test_a_turn_that_goes_on_here_reads_the_index_and_commits_and_nothing_else() -> None:
+    store = CountingStore()
+    async with running(store=store) as proxy:
+        history: list[Any] = ["hi"]
+        for i in range(3):
+            history += [(await proxy.chat("t", *history)).json()["choices"][0]["message"], f"more {i}"]
+        assert store.calls == []
+        [sample] = (await proxy.http.get("/sessions/t/samples")).json()["items"]
+        assert len(sample["turn_ids"]) == 3
+        assert [turn.delivered for turn in await proxy.turns("t")] == [6, 6, 6]
+
+
+async def test_an_answer_in_one_piece_whose_client_left_was_not_delivered() -> None:
+    store = SlowStore()
+    async with running(store=store) as proxy:
+        with pytest.raises(httpx.ReadTimeout):
+            await proxy.http.post(
+                "/t/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3
+            )
+        store.go.set()
+        async with asyncio.timeout(10):
+            while [turn.delivered for turn in await proxy.turns("t", 1)] != [0]:
+                await asyncio.sleep(0.005)

@@ -1,0 +1,49 @@
+"""The newest ends of conversations, as the next turn will want them: the tokens of the whole path, and the reply that ends it.
+
+A turn that was committed here is gone on from, most of the time, a few seconds later and here again. Its path then needs no
+round trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all
+recordings, least recently used dropped first, and never the only place where something is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from proxy.store.base import Path
+
+MAX_BYTES = 16 * 2**20
+"""At four bytes a token, a hundred conversations in the middle of a long context."""
+
+
+class Paths:
+    """Keyed by recording (`created_at` tells a trial from its namesake before it) and turn number."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[tuple[str, float, int], Path] = OrderedDict()
+        self.held_bytes = 0
+
+    def get(self, trial_id: str, created_at: float, number: int) -> Path | None:
+        """The path that ends with this turn. It stays: siblings may want it too."""
+        key = (trial_id, created_at, number)
+        found = self._held.get(key)
+        if found is not None:
+            self._held.move_to_end(key)
+        return found
+
+    def put(self, trial_id: str, created_at: float, number: int, path: Path, parent: int) -> None:
+        """A turn is on record, whole. What it goes on from (`parent`, -1 for none) is no end any more, and makes room."""
+        self._drop((trial_id, created_at, parent))
+        key = (trial_id, created_at, number)
+        self._drop(key)
+        if len(path.ids) > self._max_bytes // 4:
+            return
+        self._held[key] = path
+        self.held_bytes += len(path.ids)
+        while self.held_bytes > self._max_bytes:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, key: tuple[str, float, int]) -> None:
+        found = self._held.pop(key, None)
+        if found is not None:
+            self.held_bytes -= len(found.ids)
