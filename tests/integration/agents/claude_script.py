@@ -1,0 +1,86 @@
+"""What the scripted engine says to Claude Code: a task of a dozen turns with single and parallel calls, two sub-agents at the
+same time, an engine that fails before its first token and one that fails in the middle of an answer. Which of that happens is
+in the task's words, so that one script serves every test.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+CALC = "def add(a, b):\n    return a - b\n"
+ODD = """echo 'naïve café ☕ 漢字 "quoted" \\\\ backslash'"""
+
+
+def bash(command: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "Bash", {"command": command, "description": "next step", **more}
+
+
+def explorer(number: int) -> tuple[str, dict[str, Any]]:
+    prompt = f"SUBTASK {number}: look around and report."
+    named = {"description": f"subtask {number}", "subagent_type": "general-purpose", "run_in_background": False}
+    return "Agent", {"prompt": prompt, **named}
+
+
+def steps(task: str) -> list[list[tuple[str, dict[str, Any]]]]:
+    """The calls of each turn of the main conversation."""
+    found = [
+        [bash("pwd")],
+        [("Write", {"file_path": "{cwd}/src/calc.py", "content": CALC})],
+        [("Read", {"file_path": "{cwd}/src/calc.py"})],
+        [bash("ls -la src"), bash("wc -c src/calc.py")],
+        [
+            (
+                "Edit",
+                {"file_path": "{cwd}/src/calc.py", "old_string": "a - b", "new_string": "a + b", "replace_all": False},
+            )
+        ],
+        [bash("cat src/calc.py", timeout=5000.0)],
+        [bash(ODD)],
+        [bash("cat no-such-file")],
+        [bash("python3 -c 'print(2 + 3)'"), ("Read", {"file_path": "{cwd}/src/calc.py"})],
+        [bash("true")],
+        [bash("echo done")],
+    ]
+    if "DELEGATE" in task:
+        found.insert(5, [explorer(1), explorer(2)])
+    return found
+
+
+SUBTASK = [[bash("ls")], [bash("echo sub-agent")]]
+_asked: dict[tuple[str, int], int] = {}
+
+
+def text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def reply(request: dict[str, Any]) -> dict[str, Any]:
+    if not request["tools"]:
+        return {"content": "A title"}
+    messages, turn = request["messages"], request["turn"]
+    task = next(text_of(message) for message in messages if message["role"] == "user")
+    planned = SUBTASK if "SUBTASK" in task else steps(task)
+    if turn >= len(planned):
+        return {"content": "All done." if planned is not SUBTASK else "Nothing unusual."}
+    key = (request["trial_id"], turn)
+    _asked[key] = _asked.get(key, 0) + 1
+    again = _asked[key] > 1
+    if "REFUSED" in task and turn == 3 and not again:
+        return {"error": ("no_worker", "nobody is there just now")}
+    cwd = next((text_of(m).strip() for m in messages if m["role"] == "tool"), "")
+    message: dict[str, Any] = {
+        "content": f"Step {turn}: I run the next command.",
+        "reasoning_content": f"Thinking about step {turn}.",
+        "tool_calls": [
+            {"function": {"name": name, "arguments": json.dumps(_filled(given, cwd))}} for name, given in planned[turn]
+        ],
+    }
+    if "CUT" in task and turn == 3 and not again:
+        message["fail_after_tokens"] = 60
+    return message
+
+
+def _filled(arguments: dict[str, Any], cwd: str) -> dict[str, Any]:
+    return {key: value.replace("{cwd}", cwd) if isinstance(value, str) else value for key, value in arguments.items()}

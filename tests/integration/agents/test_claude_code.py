@@ -1,0 +1,138 @@
+"""Claude Code from npm, unmodified and headless, through real proxy, worker and engine, streamed.
+
+`STENO_AGENTS_NPM` names the npm prefix that it is installed in (made by `.ci/run`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agents.claude_script import SUBTASK, steps
+from tests.integration.agents.test_mini_swe_agent import prompt_ids
+from tests.support.stack import Stack, running
+
+pytestmark = pytest.mark.agents
+
+SCRIPT = Path(__file__).with_name("claude_script.py")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    script = ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "200000"]
+    with running(tmp_path_factory.mktemp("logs"), script) as stack:
+        yield stack
+
+
+def run_claude(stack: Stack, trial_id: str, task: str, folder: Path) -> dict[str, Any]:
+    """What it says at its end. Its work is in `folder/work`."""
+    work, home = folder / "work", folder / "home"
+    work.mkdir()
+    home.mkdir()
+    models = (
+        "MODEL", "SMALL_FAST_MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL",
+    )  # fmt: skip
+    environment = {
+        "PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "IS_SANDBOX": "1",
+        "ANTHROPIC_BASE_URL": f"{stack.url}/{trial_id}", "ANTHROPIC_API_KEY": "none",
+        "CLAUDE_CODE_SUBAGENT_MODEL": "policy", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
+    } | {f"ANTHROPIC_{name}": "policy" for name in models}  # fmt: skip
+    claude = Path(os.environ["STENO_AGENTS_NPM"]) / "node_modules/.bin/claude"
+    done = subprocess.run(
+        [str(claude), "-p", task, "--dangerously-skip-permissions", "--output-format", "json"],
+        cwd=work, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + stack.logs()
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert (said["is_error"], said["result"]) == (False, "All done."), said
+    assert (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    return said
+
+
+def branch(turns: list[dict[str, Any]], leaf: dict[str, Any]) -> list[dict[str, Any]]:
+    """From the root to this turn."""
+    by_id = {turn["turn_id"]: turn for turn in turns}
+    path = [leaf]
+    while path[-1]["parent_id"]:
+        path.append(by_id[path[-1]["parent_id"]])
+    return path[::-1]
+
+
+def main_branch(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    [leaf] = [turn for turn in turns if turn["reply"]["content"] == "All done."]
+    return branch(turns, leaf)
+
+
+def check_continuous(turns: list[dict[str, Any]]) -> None:
+    """I2, for every turn that continues one, and each streamed answer was read to its end."""
+    by_id = {turn["turn_id"]: turn for turn in turns}
+    for turn in turns:
+        assert turn["dialect"] == "messages"
+        assert turn["prompt_tokens"] == len(prompt_ids(turns, turn))
+        if turn["parent_id"]:
+            before = by_id[turn["parent_id"]]
+            whole = prompt_ids(turns, before) + before["completion_ids"]
+            assert prompt_ids(turns, turn)[: len(whole)] == whole
+
+
+def test_a_task_of_a_dozen_turns_is_one_straight_branch(stack: Stack, tmp_path: Path) -> None:
+    run_claude(stack, "claude-plain", "Fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns("claude-plain")
+    main = main_branch(turns)
+    assert len(main) == 12
+    assert [turn["fork_reason"] for turn in main] == [None] * 12
+    assert all(turn["parent_id"] is None or turn in main for turn in turns), "what is not main is a root of its own"
+    assert [turn["finish_reason"] for turn in main] == ["tool_calls"] * 11 + ["stop"]
+    assert not any(turn["partial"] for turn in turns)
+    assert [turn["delivered"] for turn in turns] == [len(turn["completion_ids"]) for turn in turns]
+    called = [[call["function"]["name"] for call in turn["reply"].get("tool_calls", [])] for turn in main[:-1]]
+    assert called == [[name for name, _ in step] for step in steps("")]
+    assert all(turn["reply"]["reasoning_content"] == f"Thinking about step {i}." for i, turn in enumerate(main[:-1]))
+    check_continuous(turns)
+
+
+def test_sub_agents_that_run_at_the_same_time_are_roots_of_their_own(stack: Stack, tmp_path: Path) -> None:
+    said = run_claude(stack, "claude-delegate", "DELEGATE, then fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns("claude-delegate")
+    main = main_branch(turns)
+    assert len(main) == 13
+    assert [turn["fork_reason"] for turn in main] == [None] * 13
+    subs = [branch(turns, turn) for turn in turns if turn["reply"]["content"] == "Nothing unusual."]
+    assert said["subagent_stats"]["completed"] == len(subs) == 2
+    for sub in subs:
+        assert len(sub) == len(SUBTASK) + 1
+        assert [turn["fork_reason"] for turn in sub] == ["new_conversation", None, None]
+    assert {turn["turn_id"] for sub in subs for turn in sub}.isdisjoint(turn["turn_id"] for turn in main)
+    assert not any(turn["partial"] for turn in turns)
+    check_continuous(turns)
+
+
+def test_a_turn_that_was_refused_with_503_is_asked_again(stack: Stack, tmp_path: Path) -> None:
+    run_claude(stack, "claude-refused", "REFUSED once, then fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns("claude-refused")
+    main = main_branch(turns)
+    assert len(main) == 12 and not any(turn["partial"] for turn in main)
+    [failed] = [turn for turn in turns if turn["partial"]]
+    assert (failed["completion_ids"], failed["delivered"], failed["parent_id"]) == ([], 0, main[2]["turn_id"])
+    assert failed["error"].startswith("no_worker")
+    check_continuous(turns)
+
+
+def test_what_it_keeps_of_a_stream_that_broke_is_recognised(stack: Stack, tmp_path: Path) -> None:
+    """I3: it keeps the blocks that were closed, and goes on from them; so does the record, from the very tokens."""
+    run_claude(stack, "claude-cut", "CUT once, then fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns("claude-cut")
+    main = main_branch(turns)
+    assert [turn["fork_reason"] for turn in main] == [None] * len(main)
+    [cut] = [turn for turn in turns if turn["partial"]]
+    assert cut in main and cut is not main[-1]
+    assert cut["finish_reason"] == "error" and len(cut["completion_ids"]) == 60 == cut["delivered"]
+    assert cut["reply"]["content"] == "Step 3: I run the next command."
+    assert "tool_calls" not in cut["reply"], "the call was not closed: nobody acted on it"
+    check_continuous(turns)
