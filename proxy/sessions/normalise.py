@@ -33,7 +33,8 @@ SYSTEM, USER, ASSISTANT, TOOL, OTHER = (ord(letter) for letter in "suato")
 """First byte of a message digest."""
 
 _ROLES = {"system": b"s", "developer": b"s", "user": b"u", "assistant": b"a", "tool": b"t"}
-_EXACT_INTEGERS = 2**53
+_EXACT_INTEGERS = 2**53 - 1
+"""JavaScript's MAX_SAFE_INTEGER: the next one is also what the one after it becomes."""
 _LONG_DIGITS = re.compile(r"[0-9]{16}")
 _VOLATILE_HEADER = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 _THINKING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text"})

@@ -59,6 +59,11 @@ SAME = {
         call('{"a": [1.2345678901234567e19]}'),
     ),
     "numbers past every double": (call('{"a": 1e999}'), call('{"a": 1' + "0" * 999 + "}"), call('{"a": null}')),
+    "the first integer that a double loses": (
+        call('{"a": 9007199254740993}'),
+        call('{"a": 9007199254740992}'),
+        call('{"a": 9007199254740992.0}'),
+    ),
     "text that is no JSON": (
         call("rm -rf"),
         call(" rm -rf\n"),
