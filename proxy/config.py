@@ -39,7 +39,7 @@ class ProxySettings(Settings):
     redis_url: str | None = Field(None, description="redis://, rediss:// or redis+cluster://; unset: in memory")
     retention_s: float = Field(86400.0, gt=0, description="seconds that an ended session is kept")
     tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
-    sweep_s: float = Field(60.0, gt=0, description="seconds between two looks for sessions past their retention")
+    sweep_s: float = Field(60.0, gt=0, description="seconds between two looks for sessions past their retention or their time")
     tree_cache_bytes: int = Field(
         256 * 2**20, ge=0, description="conversation trees kept in the process, about; one is rebuilt from its rows"
     )
@@ -52,6 +52,16 @@ class ProxySettings(Settings):
         None, ge=1, description="completion tokens where the agent gives no limit; unset: what the context leaves"
     )
     shutdown_s: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")
+
+    # -- another provider as the only worker, in this process
+    upstream: str | None = Field(None, description="PROVIDER/MODEL as LiteLLM names it, served by a worker in this process")
+    api_base: str | None = Field(None, description="URL of the upstream; default: its provider's own")
+    api_key: SecretStr | None = Field(
+        None, description="key of the upstream; unset: from its provider's environment variable"
+    )
+    upstream_tokens: Literal["auto", "require", "off"] = Field(
+        "auto", description="token ids from a vLLM server (hosted_vllm/NAME); auto: text only, where it can't"
+    )
 
     # -- the relay to the workers
     heartbeat_s: float = Field(5.0, gt=0, description="seconds between heartbeats, both ways")
@@ -77,7 +87,7 @@ class ProxySettings(Settings):
             raise ValueError("must have no user, query or fragment")
         return value.rstrip("/")
 
-    @field_validator("admin_key", "worker_key", "trial_secret")
+    @field_validator("admin_key", "worker_key", "trial_secret", "api_key")
     @classmethod
     def _not_empty(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():
@@ -104,6 +114,8 @@ class ProxySettings(Settings):
             )
         if self.admin_key is None and (self.worker_key or self.trial_secret):
             raise ConfigError("worker_key and trial_secret need an admin_key beside them", field="admin_key")
+        if self.upstream is None and (self.api_base or self.api_key):
+            raise ConfigError("api_base and api_key are the upstream's: give --upstream as well", field="upstream")
         if self.silence_s <= self.heartbeat_s:
             raise ConfigError("silence_s must be longer than heartbeat_s, or every worker is dropped", field="silence_s")
 

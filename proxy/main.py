@@ -26,6 +26,7 @@ from proxy import logs
 from proxy.api import anthropic, gemini, generation, groups, ops, responses, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
+from proxy.beside import Beside, Companion
 from proxy.config import ProxySettings
 from proxy.contracts.errors import StenoError
 from proxy.hub import Hub, RelaySettings
@@ -60,7 +61,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await store.open()
-        sweeper = asyncio.create_task(_sweep(store, settings))
+        sweeper = asyncio.create_task(_sweep(store, recorder, settings))
         try:
             yield
         finally:
@@ -117,12 +118,13 @@ def _store(settings: ProxySettings) -> SessionStore:
     return RedisStore(settings.redis_url)
 
 
-async def _sweep(store: SessionStore, settings: ProxySettings) -> None:
-    """Drop ended sessions past their retention, for as long as the proxy runs."""
+async def _sweep(store: SessionStore, recorder: Recorder, settings: ProxySettings) -> None:
+    """Drop ended sessions past their retention, and end those whose time is over, for as long as the proxy runs."""
     while True:
         await asyncio.sleep(settings.sweep_s)
         try:
             dropped = await store.expire(now=time.time(), retention_s=settings.retention_s)
+            await recorder.end_timed_out()
         except StenoError as error:
             log.warning("the sweep failed, it will be tried again: %s", error.message)
             continue
@@ -147,10 +149,14 @@ class _Server(uvicorn.Server):
     """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets, and tells the workers:
     uvicorn's own shutdown closes their sockets first, and what they and we still had to say would be lost."""
 
-    def __init__(self, config: uvicorn.Config, turns: Turns, shutdown_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, turns: Turns, shutdown_s: float, beside: Beside | None) -> None:
         super().__init__(config)
         self._turns = turns
         self._shutdown_s = shutdown_s
+        self.companion = Companion(beside, self._stop) if beside else None
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -163,6 +169,8 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         await self._turns.drain(self._shutdown_s)
+        if self.companion is not None:
+            await self.companion.stop()
         await self._turns.hub.close()
         await super().shutdown(sockets)
 
@@ -176,12 +184,16 @@ class _Server(uvicorn.Server):
                 host, port = listener.getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
                 log.info("proxy listening on http://%s:%d", shown, port)
+        if self.companion is not None and self.servers:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self.companion.start(host, port, self._turns.hub.settings.worker_key)
 
 
-def run(settings: ProxySettings) -> int:
+def run(settings: ProxySettings, beside: Beside | None = None) -> int:
     """Serve until SIGTERM or SIGINT; open streams then get `shutdown_s` to finish. Returns the exit code.
 
-    Raises: ConfigError: settings that can't be served.
+    Args: beside: runs in the same event loop meanwhile.
+    Raises: ConfigError: settings that can't be served. What `beside` ended with.
     """
     logs.setup(settings.log_level, settings.log_format)
     app = create_app(settings)
@@ -210,6 +222,9 @@ def run(settings: ProxySettings) -> int:
         ),
         app.state.turns,
         settings.shutdown_s,
+        beside,
     )
     server.run()
+    if server.companion is not None and server.companion.failure is not None:
+        raise server.companion.failure
     return 0 if server.started else 1

@@ -21,7 +21,7 @@ from proxy.sessions.normalise import message_digest
 from proxy.streams import Stream
 from proxy.transcript import Transcript
 
-_CANCELLED = frozenset({"client_left", "session_closed", "proxy_stopped"})
+_CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_stopped"})
 """Codes of the ends that come from outside the model: `cancelled`. Any other failure is `error`."""
 
 

@@ -29,6 +29,8 @@ _OVERHEAD_BYTES = 4000
 """What a recording takes beside its tree's own count: the session record, mostly. About."""
 OPEN_WAIT_S = 600.0
 """How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
+_PAGE = 200
+"""Sessions looked at together, between which requests have their turn."""
 FREEZE_WAIT_S = 10.0
 """How long completing a session waits for its cancelled turns to be recorded. Seconds; commits take milliseconds."""
 
@@ -37,6 +39,10 @@ class InFlight(Protocol):
     """A request of a session that is being answered."""
 
     done: asyncio.Event
+
+    def unrecorded(self) -> tuple[int, int]:
+        """Its turns that are not on record yet, and the tokens sampled for them so far."""
+        ...
 
     def abort(self, error: StenoError) -> None:
         """Stop, keep what was sampled as partial turns, answer `error` where that is still possible. Idempotent."""
@@ -138,19 +144,50 @@ class Recorder:
         if session.status != "open":
             raise Gone(f"the session has ended ({session.end_reason or session.status})")
         now = self._clock()
-        spent = limits.spent(session.limits, session, now)
+        spent = limits.spent(session.limits, session, now, busy=bool(recording.in_flight))
         if spent is not None:
-            reason = f"limit:{spent}"
-            try:
-                recording.session = await self.store.complete(
-                    trial_id, status="completed", reward=None, end_reason=reason, metrics={}, now=now
-                )
-            except Conflict:
-                raise Gone("the session has ended") from None
-            log.info("session ended: %s", reason)
-            self.abort(trial_id, Gone(f"the session has ended ({reason})"))
-            raise BudgetSpent(f"this trial's limit {spent} is spent; the session has ended")
+            raise await self.end(trial_id, spent)
         return recording
+
+    async def end(self, trial_id: str, spent: str) -> BudgetSpent:
+        """A limit is spent: the session ends, and what runs is kept as partial turns. Idempotent. Returns what agents are told.
+
+        Raises: Gone (it has ended otherwise), NotFound, StoreUnavailable.
+        """
+        reason, told = f"limit:{spent}", BudgetSpent(f"this trial's limit {spent} is spent; the session has ended")
+        try:
+            session = await self.store.complete(
+                trial_id, status="completed", reward=None, end_reason=reason, metrics={}, now=self._clock()
+            )
+        except Conflict:
+            raise Gone("the session has ended") from None
+        if recording := self._recordings.get(trial_id):
+            recording.session = session
+        log.info("session %s ended: %s", trial_id, reason)
+        self.abort(trial_id, told)
+        return told
+
+    async def end_timed_out(self) -> int:
+        """End the open sessions whose wall or idle time is over though no agent asks: somebody may wait for them. Returns how
+        many. Any replica may do it; a turn that runs at another one does not keep a session from being idle."""
+        ended, cursor = 0, None
+        while True:
+            page = await self.store.list_sessions(
+                status="open", group_id=None, since=None, until=None, cursor=cursor, limit=_PAGE
+            )
+            for session in page.items:
+                recording = self._recordings.get(session.trial_id)
+                busy = recording is not None and bool(recording.in_flight)
+                spent = limits.timed_out(session.limits, session, self._clock(), busy=busy)
+                if spent is None:
+                    continue
+                try:
+                    await self.end(session.trial_id, spent)
+                except (Gone, NotFound):
+                    continue  # somebody was faster
+                ended += 1
+            if (cursor := page.next_cursor) is None:
+                return ended
 
     async def look(self, trial_id: str) -> Recording:
         """The session's recording, up to date, to be read: also of one that has ended, and never registering one.

@@ -23,7 +23,7 @@ import msgspec
 
 from proxy import metrics, stored
 from proxy.contracts.canonical import CanonicalRequest, Job
-from proxy.contracts.errors import EngineFailed, Gone, StenoError
+from proxy.contracts.errors import BudgetSpent, EngineFailed, Gone, StenoError
 from proxy.contracts.records import IndexRow, Turn
 from proxy.dialects.base import Breaker, Choice, Dialect, Header, Writer
 from proxy.hub import Hub
@@ -120,8 +120,9 @@ class Turns:
         recording = await self.recorder.enter(trial_id)
         if asked.after or asked.refers:
             asked = await stored.whole(self.recorder, recording, asked)
-        job, changed = self._allowed(recording, asked.job)
+        job, changed = self._allowed(recording, asked.job, asked.n)
         found = await plan(self.recorder, recording, job)
+        await self._check_room(recording, asked.n)
         request = Request(self, recording, dialect, asked, client, found)
         facts = Facts(dialect.name, asked, changed, queued)
         try:
@@ -133,13 +134,26 @@ class Turns:
             raise
         recording.in_flight.add(request)
         self._running.add(request)
+        request.start_clock(queued)
         return request
 
     def forget(self, request: Request) -> None:
         """The request is answered."""
         self._running.discard(request)
 
-    def _allowed(self, recording: Recording, job: Job) -> tuple[Job, dict[str, object]]:
+    async def _check_room(self, recording: Recording, n: int) -> None:
+        """Raises: BudgetSpent: `n` more turns do not fit beside those in flight; with none in flight the session has ended."""
+        session = recording.session
+        assert session is not None
+        running = sum(request.unrecorded()[0] for request in recording.in_flight)
+        recorded = max(session.counts.turns, recording.turns)
+        spent = limits.without_room(session.limits, session, n, recorded=recorded, running=running)
+        if spent is not None and not recording.in_flight:
+            raise await self.recorder.end(recording.trial_id, spent)
+        if spent is not None:
+            raise BudgetSpent(f"this trial's limit {spent} leaves no room for this beside what is running")
+
+    def _allowed(self, recording: Recording, job: Job, n: int) -> tuple[Job, dict[str, object]]:
         """The job under the trial's sampling policy and within its budget, and what that changed."""
         session = recording.session
         assert session is not None
@@ -147,7 +161,7 @@ class Turns:
         sampling = job.sampling
         if sampling.max_tokens is None and self._default_max_tokens is not None:
             sampling = msgspec.structs.replace(sampling, max_tokens=self._default_max_tokens)
-        left = limits.tokens_left(session.limits, session)
+        left = limits.tokens_left(session.limits, session, n)
         if left is not None and (sampling.max_tokens is None or sampling.max_tokens > left):
             sampling = msgspec.structs.replace(sampling, max_tokens=max(left, 1))
         if sampling is not job.sampling:
@@ -213,8 +227,11 @@ class Request:
         self._asked = asked
         self._client = client
         self._aborted: StenoError | None = None
+        self._clock: asyncio.TimerHandle | None = None  # of the wall time
+        self._ending: asyncio.Task[None] | None = None
         self._task: asyncio.Task[object] | None = None
         self._writer: Writer | None = None
+        self._max_tokens = recording.session.limits.max_tokens if recording.session is not None else None
 
     def abort(self, error: StenoError) -> None:
         """Stop; keep what was sampled as partial turns; `run` raises `error`. Idempotent, and too late once committing."""
@@ -225,6 +242,30 @@ class Request:
             choice.stream.cancel(error.code)
         if self._task is not None:
             asyncio.get_running_loop().call_later(ABORT_S, self._unstick, self._task)
+
+    def start_clock(self, now: float) -> None:
+        """The trial's wall time ends this request as well, if it comes to that."""
+        session = self.recording.session
+        left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
+        if left_s is not None:
+            self._clock = asyncio.get_running_loop().call_later(left_s, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        self._ending = asyncio.ensure_future(self._end("max_wall_s"))
+
+    async def _end(self, spent: str) -> None:
+        """The session ends, and this request with it, whether or not that can be written down now."""
+        try:
+            self.abort(await self._turns.recorder.end(self.recording.trial_id, spent))
+        except StenoError as error:
+            self.abort(error)
+
+    def unrecorded(self) -> tuple[int, int]:
+        """Turns that are not on record in any form yet, and the tokens sampled for them."""
+        tokens = [
+            choice.transcript.tokens for choice in self.choices if choice.commit is None and choice.saving is None
+        ]
+        return len(tokens), sum(tokens)
 
     def _unstick(self, task: asyncio.Task[object]) -> None:
         if not self.done.is_set():
@@ -250,6 +291,8 @@ class Request:
             self._task.uncancel()
             raise self._aborted from None
         finally:
+            if self._clock is not None:
+                self._clock.cancel()
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
             if pending:
                 await asyncio.wait(pending)
@@ -361,6 +404,17 @@ class Request:
             await self._client.write(b"".join(out))
         if self._writer is not None and not self._client.gone:
             transcript.delivered = transcript.tokens
+        if self._max_tokens is not None and self._aborted is None:
+            await self._check_tokens(self._max_tokens)
+
+    async def _check_tokens(self, limit: int) -> None:
+        """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by
+        what is on its way from the workers."""
+        session = self.recording.session
+        assert session is not None
+        running = sum(request.unrecorded()[1] for request in self.recording.in_flight)
+        if session.counts.completion_tokens + running > limit:
+            await self._end("max_tokens")
 
     async def _begun(self, choice: OpenChoice) -> None:
         """The worker has the prompt."""

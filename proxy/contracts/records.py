@@ -100,7 +100,7 @@ class Limits(BaseModel):
     max_turns: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1, description="sampled tokens, over all turns")
     max_wall_s: float | None = Field(None, gt=0, description="seconds since the first turn")
-    max_idle_s: float | None = Field(None, gt=0, description="seconds since the last activity")
+    max_idle_s: float | None = Field(None, gt=0, description="seconds since the last activity, from the first turn on")
 
 
 SessionStatus = Literal["open", "completed", "aborted", "deleted"]
@@ -172,6 +172,9 @@ class Turn(BaseModel):
     constrained: [start, end) ranges of completion tokens drawn under a bent law (I1): recorded, never trained.
     delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
     partial: ended before the model did (cancelled or failed), or not ended yet (finish_reason `open`).
+    answer_id, choice: where `n` turns answer one request, the turn id of the first of them, and which one this is.
+    retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn takes
+        the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -184,6 +187,10 @@ class Turn(BaseModel):
     served_model: str = ""
     worker_id: str = ""
     attempt: int = 0
+    answer_id: str | None = None
+    choice: int = 0
+    retry_of: str | None = None
+    superseded_by: str | None = None
     policy: str = "default"
     new_prompt_ids: bytes = b""
     prompt_tokens: int = Field(0, description="whole prompt, ancestors included")

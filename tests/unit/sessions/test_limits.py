@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.contracts.records import Counts, Limits
-from proxy.sessions.limits import spent, tokens_left
+from proxy.sessions.limits import spent, timed_out, tokens_left, wall_left_s, without_room
 from tests.unit.sessions.agent import session
 
 SPENDING = session().model_copy(
@@ -38,3 +38,34 @@ def test_tokens_left_is_what_the_next_turn_may_sample():
     assert tokens_left(Limits(max_tokens=130), SPENDING) == 30
     assert tokens_left(Limits(max_tokens=70), SPENDING) == 0
     assert tokens_left(Limits(), SPENDING) is None
+
+
+def test_tokens_left_are_shared_by_choices():
+    assert [tokens_left(Limits(max_tokens=107), SPENDING, n) for n in (1, 2, 8)] == [7, 3, 0]
+
+
+def test_a_session_with_a_turn_running_is_not_idle_and_one_without_a_first_turn_neither():
+    limits = Limits(max_idle_s=1.0)
+    assert spent(limits, SPENDING, 60.0, busy=True) is None
+    assert timed_out(limits, session(), 1e9) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "n", "running", "name"),
+    [
+        ({"max_turns": 5}, 2, 0, None),
+        ({"max_turns": 5}, 2, 1, "max_turns"),
+        ({"max_turns": 5}, 3, 0, "max_turns"),
+        ({"max_tokens": 102}, 2, 9, None),
+        ({"max_tokens": 102}, 3, 0, "max_tokens"),
+    ],
+)
+def test_what_is_asked_for_must_fit_beside_what_runs(limits, n, running, name):
+    assert without_room(Limits(**limits), SPENDING, n, recorded=3, running=running) == name
+
+
+def test_wall_time_left_begins_with_the_first_turn():
+    limits = Limits(max_wall_s=50.0)
+    assert [wall_left_s(limits, SPENDING, now) for now in (20.0, 70.0)] == [40.0, 0.0]
+    assert wall_left_s(limits, session(), 1e9) == 50.0
+    assert wall_left_s(Limits(), SPENDING, 20.0) is None

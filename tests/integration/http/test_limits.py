@@ -1,0 +1,109 @@
+"""A trial's limits hold for what is in flight as well, and without an agent that asks again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.integration.http.conftest import Proxy, running, until
+from tests.support.parrot import ParrotEngine, Say
+
+
+def gated(text: str = "hello") -> tuple[asyncio.Event, ParrotEngine]:
+    """An engine that says two letters and waits for the gate."""
+    gate = asyncio.Event()
+    return gate, ParrotEngine(lambda request: Say(text, gates={2: gate}))
+
+
+async def limited(proxy: Proxy, **limits: Any) -> None:
+    assert (await proxy.http.post("/sessions/t", json={"limits": limits})).status_code == 200
+
+
+async def end_of(proxy: Proxy) -> tuple[str, str | None]:
+    session = await proxy.store.session("t")
+    return session.status, session.end_reason
+
+
+async def test_more_choices_than_turns_are_left_end_the_session_and_draw_nothing(proxy: Proxy) -> None:
+    await limited(proxy, max_turns=2)
+    assert (await proxy.chat("t", "x")).status_code == 200
+    refused = await proxy.chat("t", "y", n=2)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "budget_spent")
+    assert await end_of(proxy) == ("completed", "limit:max_turns")
+    assert len(proxy.engine.requests) == 1
+
+
+async def test_turns_in_flight_count_against_the_limit_of_turns() -> None:
+    gate, engine = gated()
+    async with running(engine) as proxy:
+        await limited(proxy, max_turns=2)
+        asked = [asyncio.create_task(proxy.chat("t", f"{i}")) for i in range(5)]
+        await until(lambda: sum(task.done() for task in asked) == 3 and len(engine.requests) == 2)
+        gate.set()
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 403, 403, 403]
+        assert (await proxy.store.session("t")).counts.turns == 2
+
+
+async def test_choices_share_the_tokens_that_are_left(proxy: Proxy) -> None:
+    await limited(proxy, max_tokens=7)
+    assert (await proxy.chat("t", "x", n=3)).json()["usage"]["completion_tokens"] == 6  # "hello" has six, thrice
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_turns_that_run_together_are_stopped_where_they_go_beyond_the_tokens(stream: bool) -> None:
+    engine = ParrotEngine(lambda request: Say("x" * 500, gates={30: asyncio.Event()}))
+    async with running(engine) as proxy:
+        await limited(proxy, max_tokens=100)
+        asked = [asyncio.create_task(one(proxy, stream)) for _ in range(4)]
+        assert set(await asyncio.gather(*asked)) == {"broken" if stream else "403 budget_spent"}
+        turns = await proxy.turns("t", at_least=4)
+        assert all(turn.partial and turn.finish_reason == "cancelled" for turn in turns)
+        assert 100 < sum(turn.completion_tokens for turn in turns) <= 120
+        assert await end_of(proxy) == ("completed", "limit:max_tokens")
+        await until(lambda: len(engine.cancelled) == 4)
+
+
+async def one(proxy: Proxy, stream: bool) -> str:
+    """How one request ended."""
+    answer = None
+    try:
+        answer = await proxy.chat("t", "x", stream=stream)
+    except Exception as error:  # recorded: it is the outcome
+        return "broken" if "incomplete chunked read" in str(error) else repr(error)
+    return f"{answer.status_code} {answer.json()['error']['code']}" if answer.status_code != 200 else "200"
+
+
+async def test_the_wall_time_ends_a_turn_that_runs() -> None:
+    _, engine = gated()
+    async with running(engine) as proxy:
+        await limited(proxy, max_wall_s=0.3)
+        assert await one(proxy, stream=False) == "403 budget_spent"
+        [turn] = await proxy.turns("t")
+        assert (turn.partial, turn.finish_reason, turn.completion_tokens) == (True, "cancelled", 2)
+        assert await end_of(proxy) == ("completed", "limit:max_wall_s")
+
+
+async def test_a_session_whose_time_is_over_ends_though_nobody_asks() -> None:
+    async with running(sweep_s=0.05) as proxy:
+        await limited(proxy, max_idle_s=0.2)
+        await proxy.chat("t", "x")
+        async with asyncio.timeout(5):
+            while (await end_of(proxy))[0] == "open":
+                await asyncio.sleep(0.01)
+        assert await end_of(proxy) == ("completed", "limit:max_idle_s")
+
+
+async def test_a_turn_that_runs_and_an_agent_that_has_not_begun_are_not_idle() -> None:
+    gate, engine = gated()
+    async with running(engine, sweep_s=0.05) as proxy:
+        await limited(proxy, max_idle_s=0.2)
+        await asyncio.sleep(0.4)
+        asked = asyncio.create_task(proxy.chat("t", "x"))
+        await until(lambda: engine.requests)
+        await asyncio.sleep(0.4)
+        gate.set()
+        assert (await asked).status_code == 200
+        assert (await end_of(proxy))[0] == "open"
