@@ -5,7 +5,8 @@ turn in order. What does not add up is an error that names the turn, never padde
 several paths share is trained in the first of them in commit order of their leaves, so the masks of all samples together
 count each trainable token once (I4).
 
-Turns without a single sampled token at the end of a path (failed before the first) are left out: they add nothing to train.
+Turns without a single sampled token at the end of a path (failed before the first) are left out: they add nothing to train. So are
+superseded ones, whose place another attempt took; where one was gone on from all the same, its tokens stand there untrained.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def samples(session: Session, turns: Sequence[Turn]) -> list[Sample]:
     """All samples of a session, in commit order of their leaves.
 
     loss_mask is 1 for tokens that the policy sampled under a plain law, in the first sample that has them; 0 for prompt tokens,
-    constrained ranges, turns whose law is not plain, and everything in a session marked `synthetic`.
+    constrained ranges, turns whose law is not plain, superseded turns, and everything in a session marked `synthetic`.
 
     Args: turns: all turns of the session, whole.
     Raises: Conflict: the session is `text_only`. StenoError: naming the turn: a parent that is missing, lengths that disagree, a
@@ -53,7 +54,7 @@ def _paths(turns: Sequence[Turn], by_id: dict[str, Turn]) -> list[list[Turn]]:
     leaves: list[Turn] = []
     # Children come after their parents in commit order, so from the end every turn knows whether it is a leaf.
     for turn in reversed(ordered):
-        if turn.turn_id in gone_on_from or turn.completion_ids:
+        if turn.turn_id in gone_on_from or (turn.completion_ids and turn.superseded_by is None):
             if turn.turn_id not in gone_on_from:
                 leaves.append(turn)
             if turn.parent_id is not None:
@@ -125,7 +126,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
 def _mask(session: Session, turn: Turn, n: int) -> bytes:
     # The law is looked at again here, though the recorder marks bent turns as constrained: this is the last gate before a
     # trainer, and a wrong token trained is worse than a token lost.
-    if "synthetic" in session.marks or not _law(turn).is_plain():
+    if "synthetic" in session.marks or turn.superseded_by is not None or not _law(turn).is_plain():
         return bytes(n)
     mask = bytearray(b"\x01" * n)
     for start, end in turn.constrained:

@@ -104,6 +104,33 @@ class Tree:
         """The model's own ids of the calls in a turn's reply, in order; "" where its format has none."""
         return self._own.get(number, ())
 
+    def gone_on(self, number: int) -> bool:
+        """Whether some turn goes on from this one."""
+        return bool(self._flags[number] & PARENTED)
+
+    def shared(self, digests: Sequence[bytes]) -> int:
+        """How many of these messages begin a conversation on record."""
+        return len(self._trie.walk(digests)) - 1
+
+    def asked(self, digests: Sequence[bytes], tools: bytes, options: bytes, *, after: int = -1) -> list[int]:
+        """Turns that were asked exactly these messages (after turn `after`), under these tools and options; newest first.
+
+        Linear in the session's turns if there are several, so not for every request. Turns added as running are not reliably among
+        them, nor kept out.
+        """
+        trie = self._trie
+        node = self._ends[after] if after >= 0 else ROOT
+        for digest in digests:
+            node = trie.child(node, digest)
+            if node < 0:
+                return []
+        newest = trie.asked_at[node]
+        context = self._contexts.get((tools, options), -1)
+        if newest < 0 or context < 0:
+            return []
+        numbers = range(newest, -1, -1) if trie.flags[node] & ASKED_AGAIN else (newest,)
+        return [n for n in numbers if self._context_of[n] == context and trie.above[self._ends[n]] == node]
+
     def path(self, number: int) -> list[int]:
         """Turn numbers from the root to `number`; empty for -1."""
         path = []

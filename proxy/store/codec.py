@@ -39,6 +39,7 @@ class Meta(msgspec.Struct, array_like=True):
     calls: prefix of the clients' tool-call ids `<prefix>_<turn_id>_<i>`, the model's own being the row's; or the whole map.
     prompt_tokens, completion_tokens: None if the row says them. versions: the version alone where one sampled them all.
     law, asked: the volatile sampling fields, by position in _VOLATILE; asked None: the same as law.
+    choice: the request's first turn as `parent` is, and the place in its answer, where n > 1. retry_of: as `parent`.
     queued: Unix s. timings: started, first and last token as ticks after it (or in Unix s, where ticks are not exact).
     """
 
@@ -61,6 +62,8 @@ class Meta(msgspec.Struct, array_like=True):
     queued: float
     timings: tuple[int | float | None, ...]
     reasoning_tokens: int = 0
+    choice: tuple[Any, int] | None = None
+    retry_of: Any = None
 
     def at(self, position: int) -> float | None:
         """A time in Unix s, by its position in `timings`."""
@@ -117,6 +120,7 @@ class EncodedTurn(msgspec.Struct):
     partial: bool
     open: bool
     began_at: float
+    retry_of: str | None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -155,6 +159,8 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         queued=timings.queued,
         timings=tuple(_ticks(timings.queued, (timings.started, timings.first_token, timings.last_token))),
         reasoning_tokens=turn.reasoning_tokens,
+        choice=None if turn.answer_id is None else (pack_id(turn.answer_id), turn.choice),
+        retry_of=pack_id(turn.retry_of),
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
@@ -171,6 +177,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         partial=turn.partial,
         open=row.finish == OPEN,
         began_at=timings.queued,
+        retry_of=turn.retry_of,
     )
 
 
@@ -199,11 +206,18 @@ def path_ids(raw: Sequence[bytes]) -> bytes:
 
 
 def decode_turn(
-    index: int, entry: Entry, ids: bytes, logprobs: bytes, text_at: Callable[[int], Any], delivered: int | None
+    index: int,
+    entry: Entry,
+    ids: bytes,
+    logprobs: bytes,
+    text_at: Callable[[int], Any],
+    delivered: int | None,
+    superseded_by: str | None = None,
 ) -> Turn:
     """Put a turn back together.
 
     Args: text_at: the value of the text at a position. delivered: a count recorded after the commit, None if there is none.
+        superseded_by: recorded with the commit of that turn.
     """
     row, meta = entry.row, entry.meta
     settings, tools, *messages, reply = [text_at(position) for position in entry.refs]
@@ -214,6 +228,10 @@ def decode_turn(
         fork_reason=meta.fork_reason,
         index=index,
         attempt=meta.attempt,
+        answer_id=unpack_id(meta.choice[0]) if meta.choice else None,
+        choice=meta.choice[1] if meta.choice else 0,
+        retry_of=unpack_id(meta.retry_of),
+        superseded_by=superseded_by,
         new_prompt_ids=new_prompt_ids,
         prompt_tokens=entry.prompt_tokens,
         prompt_digest=meta.prompt_digest,

@@ -33,10 +33,12 @@ from proxy.store.views import END, Event, Position, end_event, position, turn_ev
 
 
 class _Recording:
-    """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit."""
+    """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit.
+    `superseded`: turn_id -> that of the turn which took its place."""
 
     __slots__ = (
-        "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "numbers", "texts", "turns", "watchers",
+        "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "numbers", "superseded",
+        "texts", "turns", "watchers",
     )  # fmt: skip
 
     def __init__(self, head: Head, doc: bytes) -> None:
@@ -50,6 +52,7 @@ class _Recording:
         self.numbers: dict[str, int] = {}
         self.delivered: dict[int, int] = {}
         self.hidden: set[str] = set()
+        self.superseded: dict[str, str] = {}
         self.watchers: set[asyncio.Event] = set()
 
     def append(self) -> None:
@@ -257,6 +260,8 @@ class MemoryStore:
                 recording.numbers[turn.turn_id] = number
                 recording.append()
             recording.put(number, encoded, before)
+            if turn.retry_of is not None:
+                recording.superseded[turn.retry_of] = turn.turn_id
             head.updated = now
             head.first_turn = encoded.began_at if head.first_turn is None else head.first_turn
             head.completion += encoded.completion_tokens - (before.completion_tokens if before else 0)
@@ -299,9 +304,10 @@ class MemoryStore:
         return [self._turn(recording, number) for number in range(start, stop)]
 
     def _turn(self, recording: _Recording, number: int) -> Turn:
+        entry = decode_entry(recording.turns[number])
         return decode_turn(
-            number, decode_entry(recording.turns[number]), recording.ids[number], recording.logprobs[number],
-            lambda at: unpack(recording.texts[at]), recording.delivered.get(number),
+            number, entry, recording.ids[number], recording.logprobs[number], lambda at: unpack(recording.texts[at]),
+            recording.delivered.get(number), recording.superseded.get(entry.row.turn_id),
         )  # fmt: skip
 
     # -- what watchers see

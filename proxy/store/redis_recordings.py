@@ -114,8 +114,7 @@ class RedisRecordings:
         await self._run("hide", [trial_keys(trial_id).numbers], [pack_id(turn_id)])
 
     async def hidden(self, trial_id: str, turn_id: str) -> bool:
-        packed = pack_id(turn_id)
-        name = (packed if isinstance(packed, bytes) else str(packed).encode()) + b"-"
+        name = _name(turn_id) + b"-"
         [found] = await self._link.ask(("HEXISTS", trial_keys(trial_id).numbers, name))
         return bool(found)
 
@@ -145,7 +144,8 @@ class RedisRecordings:
         entries = [decode_entry(element) for element in raw]
         positions = sorted({ref for entry in entries for ref in entry.refs})
         pipe = self._link.client.pipeline(transaction=False)
-        pipe.hmget(keys.numbers, [pack_id(entry.row.turn_id) for entry in entries])
+        names = [_name(entry.row.turn_id) for entry in entries]
+        pipe.hmget(keys.numbers, [*names, *(name + b"<" for name in names)])
         for first, last in _runs(positions):
             pipe.lrange(keys.texts, first, last)
         numbers, *runs = await self._link.call(pipe.execute())
@@ -155,7 +155,10 @@ class RedisRecordings:
             refuse(trial_id, CLOSED)
         texts = dict(zip(positions, packed, strict=True))
         return [
-            decode_turn(start + i, entry, ids[i], logprobs[i], lambda at: unpack(texts[at]), _delivered(numbers[i]))
+            decode_turn(
+                start + i, entry, ids[i], logprobs[i], lambda at: unpack(texts[at]),
+                _delivered(numbers[i]), _superseding(numbers[len(entries) + i]),
+            )  # fmt: skip
             for i, entry in enumerate(entries)
         ]
 
@@ -165,7 +168,7 @@ def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float) -> l
     args: list[Any] = [
         pack_id(encoded.turn_id), state, encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
         encoded.new_prompt_tokens, encoded.completion_tokens, encoded.constrained_tokens, b"1" if encoded.fork else b"0",
-        repr(encoded.began_at), repr(now),
+        repr(encoded.began_at), repr(now), pack_id(encoded.retry_of) or b"",
     ]  # fmt: skip
     for text, rest in zip(encoded.texts, packed, strict=True):
         args += (text.digest, rest)
@@ -176,6 +179,17 @@ def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float) -> l
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     """HGETALL as a script returns it."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _name(turn_id: str) -> bytes:
+    """A turn's field in `numbers`; other fields begin with it."""
+    packed = pack_id(turn_id)
+    return packed if isinstance(packed, bytes) else str(packed).encode()
+
+
+def _superseding(raw: bytes | None) -> str | None:
+    """A turn id in `numbers`, as 6 bytes or as text."""
+    return None if raw is None else raw.hex() if len(raw) == 6 else raw.decode()
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

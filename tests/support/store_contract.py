@@ -267,6 +267,18 @@ class StoreContract:
         assert [one.delivered for one in await store.turns("said")] == [None, 0, None]
         assert await store.commit("said", made[1], row(made[1], parent=0), now=99.0) == 1
 
+    async def test_the_turn_whose_place_another_took_says_so(self, store: SessionStore) -> None:
+        made = await record(store, "again", 2)
+        for number, fields in enumerate(({"partial": True, "finish_reason": OPEN}, {}), start=2):
+            again = turn(2, retry_of=made[1].turn_id, answer_id=made[0].turn_id, choice=number, **fields)
+            assert await store.commit("again", again, row(again, parent=0), now=9.0) == 2
+        one, two, three = await store.turns("again")
+        assert (one.superseded_by, two.superseded_by, three.superseded_by) == (None, again.turn_id, None)
+        assert (three.retry_of, three.answer_id, three.choice) == (two.turn_id, one.turn_id, 3)
+        assert [found.superseded_by for found in await store.turns("again", start=1, limit=1)] == [again.turn_id]
+        await store.mark_delivered("again", two.turn_id, 1)
+        assert (await store.turns("again"))[1].superseded_by == again.turn_id
+
     async def test_the_messages_of_turns_can_be_read_alone(self, store: SessionStore) -> None:
         made = await record(store, "talk", 4)
         expected = [[*one.messages, one.reply] for one in (made[0], made[1], made[3])]

@@ -3,7 +3,8 @@
 -- KEYS  1 session  2 doc (not read)  3 turns  4 ids  5 logprobs  6 texts  7 digests  8 numbers  9 events
 -- ARGV  1 turn_id  2 partial: "1" | "0" | "open"  3 row, msgpack  4 meta, msgpack  5 ids  6 logprobs
 --       7 new prompt tokens  8 completion tokens  9 constrained tokens  10 fork: "1" | "0"  11 began at  12 now
---       13… one pair per text, the reply last: digest, packed text; an empty packed text is believed to be here already;
+--       13 turn_id of the turn whose place this one takes, or ""
+--       14… one pair per text, the reply last: digest, packed text; an empty packed text is believed to be here already;
 --           an empty digest is never looked up (the reply, which nothing else shares)
 -- Returns  {number}; or {-1} no such session, {-2} closed to this turn, {-3} a text believed to be here is not:
 --          send all of them. The same turn_id again returns the same number, and changes nothing unless the turn on record
@@ -24,7 +25,7 @@ local refs = {}
 local missing = {}
 local stored = redis.call('LLEN', KEYS[6])
 local reply_at = before and before[3]
-for i = 13, #ARGV, 2 do
+for i = 14, #ARGV, 2 do
   local digest, packed = ARGV[i], ARGV[i + 1]
   local position = digest ~= '' and (missing[digest] or redis.call('HGET', KEYS[7], digest))
   if reply_at and digest == '' then position = reply_at end
@@ -42,6 +43,7 @@ for i = 1, #missing, 2 do
   redis.call('RPUSH', KEYS[6], missing[i + 1])
   if missing[i] ~= '' then redis.call('HSET', KEYS[7], missing[i], missing[missing[i]]) end
 end
+if ARGV[13] ~= '' then redis.call('HSET', KEYS[8], ARGV[13] .. '<', ARGV[1]) end
 local mark = ARGV[2] == 'open' and '!' .. ARGV[8] .. ',' .. ARGV[9] .. ',' .. refs[#refs] or ''
 local entry = '\147' .. ARGV[3] .. cmsgpack.pack(refs) .. ARGV[4]
 if before then

@@ -150,3 +150,18 @@ def test_the_digest_of_the_whole_prompt_is_checked_along_the_path():
     assert len(samples(session(), [ROOT, good])) == 1
     with pytest.raises(StenoError, match="turn t2"):
         samples(session(), [ROOT, CHILD, FORK.model_copy(update={"prompt_digest": whole})])
+
+
+def test_a_superseded_turn_is_left_out_and_its_parent_stays_a_sample():
+    gone = CHILD.model_copy(update={"superseded_by": "t2"})
+    again = FORK.model_copy(update={"retry_of": "t1"})
+    assert [sample.turn_ids for sample in samples(session(), [ROOT, gone, again])] == [["t0", "t2"]]
+    assert [sample.turn_ids for sample in samples(session(), [ROOT, gone])] == [["t0"]]
+
+
+def test_a_superseded_turn_that_was_gone_on_from_stands_there_untrained():
+    gone = CHILD.model_copy(update={"superseded_by": "t2"})
+    after = turn(3, 1, [7], [16], before=9)
+    again = FORK.model_copy(update={"retry_of": "t1"})
+    found = {sample.leaf_id: mask(sample) for sample in samples(session(), [ROOT, gone, again, after])}
+    assert found == {"t2": [0, 0, 0, 1, 1, 0, 0, 1], "t3": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]}

@@ -7,6 +7,7 @@ import pytest
 
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import ForkReason, IndexRow
+from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 from proxy.sessions.tree import Recognition, Tree
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, system, tool, user
 
@@ -248,3 +249,21 @@ def test_work_does_not_grow_with_the_session():
     recorded.look(request)
     recorded.look([START[0], user("task 3"), assistant("answer 1"), user("?")], TOOLS)
     assert Counting.looked_up < 20
+
+
+def test_all_turns_that_were_asked_exactly_this_are_found_newest_first():
+    recorded, messages = talked()
+    recorded.say(messages, "done")
+    recorded.say(messages, "do", partial=True)
+    recorded.commit(recorded.ask(messages, tools=[]), "done")
+    digests = [message_digest(message) for message in messages]
+    tools, options = tools_digest(TOOLS), options_digest({})
+    tree = recorded.tree
+    assert tree.asked(digests, tools, options) == [4, 3]
+    assert tree.asked(digests[-1:], tools, options, after=2) == [4, 3]
+    assert tree.asked(digests[:2], tools, options) == [0]
+    assert tree.asked(digests, tools_digest([]), options) == [5]
+    assert tree.asked([*digests, digests[0]], tools, options) == []
+    assert tree.asked(digests, tools_digest([TOOLS[0]] * 3), options) == []
+    assert (tree.gone_on(2), tree.gone_on(3)) == (True, False)
+    assert tree.shared([*digests, digests[0]]) == len(digests)

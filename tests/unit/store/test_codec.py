@@ -17,7 +17,7 @@ from proxy.store.text import pack, text, to_json, unpack
 from tests.support.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
-LATER = {"upstream_tokens": None, "reasoning_tokens": 0}
+LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 json_values = st.recursive(
@@ -42,7 +42,8 @@ def turns(draw: st.DrawFn) -> Turn:
         {}, optional={"max_tokens": st.none() | st.integers(0, 9), "seed": st.integers(0, 9)}
     )
     return Turn(
-        turn_id=turn_id, parent_id=draw(st.none() | turn_ids | words), model=draw(words), prompt_tokens=draw(st.integers(0, 99)),
+        turn_id=turn_id, parent_id=draw(st.none() | turn_ids | words), answer_id=draw(turn_ids), choice=draw(st.integers(0, 9)),
+        retry_of=draw(st.none() | turn_ids | words), model=draw(words), prompt_tokens=draw(st.integers(0, 99)),
         new_prompt_ids=draw(st.binary(max_size=24)), prompt_digest=draw(st.binary(max_size=16)),
         completion_ids=bytes(4 * completion), sampling_logprobs=draw(st.binary(max_size=36)),
         versions=[TokenSpan(version=draw(words), start=draw(st.integers(0, 1)), end=completion)],
