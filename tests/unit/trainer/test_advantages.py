@@ -1,0 +1,83 @@
+"""Advantages by group id, against formulas written out in float64 with numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_bridge.advantages import Estimator, Scored, group_advantages
+from trainer_bridge.errors import BadBatch
+from trainer_bridge.ledger import Reason
+
+
+def scored(group: str, *rewards: float) -> list[Scored]:
+    return [Scored(f"{group}.{i}", group, reward) for i, reward in enumerate(rewards)]
+
+
+def reference(rewards: list[float], estimator: Estimator) -> np.ndarray:
+    r = np.array(rewards, dtype=np.float64)
+    match estimator:
+        case Estimator.GRPO:
+            return (r - r.mean()) / (r.std(ddof=1) + 1e-6)
+        case Estimator.RLOO:
+            return np.array([r[i] - np.delete(r, i).mean() for i in range(len(r))])
+    return r - r.mean()
+
+
+@pytest.mark.parametrize("estimator", Estimator)
+@pytest.mark.parametrize("rewards", [[0.0, 1.0], [1.0, 0.0, 0.0, 0.25], [-3.0, 5.5, 100.0, 1e-3, 2.0, 2.0, 2.0]])
+def test_each_estimator_is_its_formula(estimator, rewards):
+    found = group_advantages(scored("g", *rewards), estimator)
+    assert [found.by_trial[f"g.{i}"] for i in range(len(rewards))] == pytest.approx(
+        reference(rewards, estimator), rel=1e-12, abs=1e-12
+    )
+    assert found.dropped == {}
+
+
+def test_groups_are_by_id_whatever_the_order_and_the_sizes():
+    small, large = scored("a", 0.0, 1.0), scored("b", 1.0, 1.0, 0.0, 5.0, 2.0)
+    mixed = [large[3], small[1], large[0], large[4], small[0], large[1], large[2]]
+    found = group_advantages(mixed, Estimator.GRPO)
+    apart = group_advantages(small, Estimator.GRPO).by_trial | group_advantages(large, Estimator.GRPO).by_trial
+    assert found.by_trial == apart
+
+
+@pytest.mark.parametrize(
+    "rewards", [[0.0, 0.0], [0.5] * 8, [1.0, 1.0, 1.0], [0.1, 0.1, 0.1], [0.1 + 0.2, 0.3], [-7e5] * 3, [1e-12] * 2]
+)
+def test_equal_rewards_say_nothing_whatever_they_are(rewards):
+    found = group_advantages(scored("g", *rewards), Estimator.GRPO)
+    assert (found.by_trial, found.dropped) == ({}, {"g": Reason.ZERO_VARIANCE})
+
+
+@pytest.mark.parametrize("rewards", [[-1.0, 1.0], [0.0, 1e-12], [1e6, 1e6 + 1]])
+def test_a_mean_of_zero_or_a_small_unit_is_no_zero_variance(rewards):
+    assert group_advantages(scored("g", *rewards), Estimator.RLOO).dropped == {}
+
+
+def test_a_single_scored_trial_has_nothing_to_be_compared_with():
+    found = group_advantages([*scored("a", 1.0), *scored("b", 0.0, 1.0)], Estimator.RLOO)
+    assert found.dropped == {"a": Reason.GROUP_TOO_SMALL}
+    assert set(found.by_trial) == {"b.0", "b.1"}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_refused(reward):
+    with pytest.raises(BadBatch, match=r"trial g\.1"):
+        group_advantages(scored("g", 0.0, reward), Estimator.GRPO)
+
+
+def test_a_trial_has_one_reward_however_many_samples_it_forked_into():
+    with pytest.raises(BadBatch, match="more than one reward"):
+        group_advantages([*scored("g", 0.0, 1.0), Scored("g.0", "g", 0.0)], Estimator.GRPO)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=20), st.sampled_from(Estimator), st.randoms())
+def test_a_groups_advantages_sum_to_zero_and_know_no_order(rewards, estimator, random):
+    trials = scored("g", *rewards)
+    found = group_advantages(trials, estimator).by_trial
+    assert sum(found.values()) == pytest.approx(0.0, abs=1e-7)
+    random.shuffle(trials)
+    assert group_advantages(trials, estimator).by_trial == found

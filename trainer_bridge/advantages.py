@@ -1,0 +1,113 @@
+"""How much better than its siblings a trial did: rewards in, one advantage per trial out. No tensors.
+
+A group is what its id says it is, never a position or a count: groups may be of any size, in any order, and a trial that forked
+into several samples is still one reward. A group that says nothing (all rewards equal, or a single one) is dropped and
+named, so that its tokens can be accounted for (I4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.errors import BadBatch
+from trainer_bridge.ledger import Reason
+
+STD_EPSILON = 1e-6
+"""Added to the standard deviation, in the reward's units (as verl). Keeps near-equal rewards from blowing up."""
+EQUAL_WITHIN = 1e-9
+"""Rewards count as equal if their standard deviation is at most this fraction of the largest of them: sums that were
+rounded differently (0.1 + 0.2 and 0.3) differ by 1e-16 of it. Relative, so that no task's reward unit matters."""
+
+
+class Estimator(StrEnum):
+    """r: a trial's reward; n: scored trials in its group; mean and std: over those n.
+
+    GRPO          (r - mean) / (std + 1e-6), std with n - 1 degrees of freedom as in verl and TRL. arXiv:2402.03300, 4.1.2
+    GRPO_NO_STD   r - mean. Dividing by std weighs questions by how hard they are; see DR_GRPO.
+    RLOO          r - mean of the other n - 1 = n / (n - 1) (r - mean). arXiv:2402.14740
+    DR_GRPO       r - mean, as GRPO_NO_STD: the rest of Dr. GRPO is a constant in place of lengths, which is
+                  `aggregation.Aggregation.CONSTANT`. arXiv:2503.20783, 3.2
+    """
+
+    GRPO = "grpo"
+    GRPO_NO_STD = "grpo_no_std"
+    RLOO = "rloo"
+    DR_GRPO = "dr_grpo"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0."""
+
+    trial_id: str
+    group_id: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """by_trial: dimensionless (GRPO) or in reward units (the others), of every trial in a group that says something.
+    dropped: group id -> why its trials have none (`zero_variance`, `group_too_small`)."""
+
+    by_trial: dict[str, float]
+    dropped: dict[str, Reason]
+
+
+def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantages:
+    """Centre, and with GRPO scale, each group's rewards.
+
+    The advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums are
+    exact (`math.fsum`).
+
+    Raises: BadBatch: a trial twice, or a reward that is not finite.
+    """
+    groups: dict[str, list[Scored]] = defaultdict(list)
+    seen: set[str] = set()
+    for trial in trials:
+        if trial.trial_id in seen:
+            raise BadBatch(f"trial {trial.trial_id}: more than one reward in a batch")
+        if not math.isfinite(trial.reward):
+            raise BadBatch(f"trial {trial.trial_id}: its reward is {trial.reward}")
+        seen.add(trial.trial_id)
+        groups[trial.group_id].append(trial)
+    by_trial: dict[str, float] = {}
+    dropped: dict[str, Reason] = {}
+    for group_id, members in groups.items():
+        rewards = [member.reward for member in members]
+        if len(rewards) < 2:
+            dropped[group_id] = Reason.GROUP_TOO_SMALL
+        elif _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards):
+            dropped[group_id] = Reason.ZERO_VARIANCE
+        else:
+            values = _advantages(rewards, estimator)
+            by_trial.update(zip((member.trial_id for member in members), values, strict=True))
+    return Advantages(by_trial, dropped)
+
+
+def _advantages(rewards: list[float], estimator: Estimator) -> list[float]:
+    n = len(rewards)
+    mean = math.fsum(rewards) / n
+    match estimator:
+        case Estimator.GRPO:
+            scale = 1.0 / (_std(rewards) + STD_EPSILON)
+        case Estimator.GRPO_NO_STD | Estimator.DR_GRPO:
+            scale = 1.0
+        case Estimator.RLOO:
+            scale = n / (n - 1)
+        case _:
+            raise ConfigError(f"no such estimator: {estimator}", field="estimator")
+    return [(reward - mean) * scale for reward in rewards]
+
+
+def _std(rewards: list[float]) -> float:
+    """Standard deviation with n - 1 degrees of freedom. Shifted by the least reward, so that equal ones give an exact 0:
+    the mean of three times 0.1 is not 0.1."""
+    least = min(rewards)
+    shifted = [reward - least for reward in rewards]
+    mean = math.fsum(shifted) / len(shifted)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in shifted) / (len(shifted) - 1))

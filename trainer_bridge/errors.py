@@ -1,0 +1,30 @@
+"""What the trainer refuses: each of these is a broken invariant, so a crash, and none is helped by trying again.
+
+    StenoError
+    └── TrainerError
+        ├── LedgerImbalance   tokens appeared or vanished (I4)
+        ├── BadPlan           a packing plan that is not one of these items, or that ranks can't run in lockstep
+        └── BadBatch          tensors, rewards or versions that contradict each other
+
+A sample that can't be trained is none of these: it is counted by reason in the ledger. A bad setting is a ConfigError.
+"""
+
+from __future__ import annotations
+
+from proxy.contracts.errors import StenoError
+
+
+class TrainerError(StenoError):
+    code = "trainer_error"
+
+
+class LedgerImbalance(TrainerError):
+    code = "ledger_imbalance"
+
+
+class BadPlan(TrainerError):
+    code = "bad_plan"
+
+
+class BadBatch(TrainerError):
+    code = "bad_batch"
