@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,12 +43,33 @@ def measure(target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None)
         try:
             with started(target, Path(folder), peers) as running:
                 while left:
-                    before = os.getloadavg()[0]
                     result = CASES[left[0]](running, sizes)
-                    yield left.pop(0), {**result, "load_average_before": before}
+                    yield left.pop(0), result
         except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
             for case in left:
                 yield case, {"error": f"{type(error).__name__}: {error}"}
+
+
+class Others:
+    """What other processes take of this machine while ours run: a number measured beside a busy neighbour should say so."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._busy_s, self._ours_s = self._times()
+
+    def share(self) -> float:
+        """Since the beginning, of all cores; to be asked once our children have ended."""
+        busy_s, ours_s = self._times()
+        others_s = busy_s - self._busy_s - (ours_s - self._ours_s)
+        return max(0.0, others_s / ((time.monotonic() - self._began) * (os.cpu_count() or 1)))
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+        ticks = os.sysconf("SC_CLK_TCK")
+        own = os.times()
+        ours_s = own.user + own.system + own.children_user + own.children_system
+        return (user + nice + system + irq + softirq) / ticks, ours_s
 
 
 def main() -> int:
@@ -72,9 +94,12 @@ def main() -> int:
             cases = [case for case in OWN.get(target, SHARED) if case in wanted]
             # A fresh start for each case, so that none is measured in the memory of another; not where nothing is measured.
             for group in [cases] if args.quick else [[case] for case in cases]:
-                for case, result in measure(target, group, sizes, peers):
-                    runs[target].setdefault(case, []).append(result)
-                    print(number, target, case, json.dumps(result)[:400], file=sys.stderr, flush=True)
+                others = Others()
+                done = list(measure(target, group, sizes, peers))
+                share = others.share()
+                for case, result in done:
+                    runs[target].setdefault(case, []).append({**result, "others_share": share})
+                    print(number, target, case, f"others {share:.0%}", json.dumps(result)[:400], file=sys.stderr, flush=True)
     results = {target: {case: median(done) for case, done in cases.items()} for target, cases in runs.items()}
     compare(results)
     report = {"machine": describe_machine(), "sizes": vars(sizes), "repeat": args.repeat, "results": results, "runs": runs}
