@@ -1,0 +1,162 @@
+"""Codex from npm, unmodified, through real proxy, worker and engine: a dozen turns, sub-agents, refusals and broken streams.
+
+`STENO_AGENTS_NPM` names the folder that it is installed in (made by `.ci/run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.contracts.records import OPEN
+from tests.integration.agents.codex_script import FIXED, STEPS, SUBTASK
+from tests.support.stack import Stack, running
+from tests.support.tcprelay import TcpRelay
+
+pytestmark = pytest.mark.agents
+
+SCRIPT = Path(__file__).with_name("codex_script.py")
+TASK = "Fix the bug in src/calc.py."
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    worker = ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "200000"]
+    with running(tmp_path_factory.mktemp("codex"), worker) as one:
+        yield one
+
+
+def codex(base_url: str, folder: Path, task: str = TASK, *settings: str) -> list[dict[str, Any]]:
+    """Run it to its end; returns the events that it printed."""
+    home, work = folder / "home", folder / "work"
+    home.mkdir()
+    work.mkdir()
+    options = [
+        "model_provider=steno", "model_providers.steno.name=steno", f"model_providers.steno.base_url={base_url}",
+        "model_providers.steno.env_key=STENO_KEY", 'model_providers.steno.wire_api="responses"', *settings,
+    ]  # fmt: skip
+    done = subprocess.run(
+        [
+            str(Path(os.environ["STENO_AGENTS_NPM"]) / "node_modules/.bin/codex"), "exec", "--disable", "plugins",
+            "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json", "-m", "policy",
+            *(word for option in options for word in ("-c", option)), task,
+        ],
+        cwd=work, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home), "STENO_KEY": "none", "TERM": "dumb"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def main_of(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turns of the main conversation: from the first root on."""
+    found: set[str] = set()
+    for turn in turns:
+        if turn is turns[0] or turn["parent_id"] in found:
+            found.add(turn["turn_id"])
+    return [turn for turn in turns if turn["turn_id"] in found]
+
+
+def prompt_ids(turns: list[dict[str, Any]], turn: dict[str, Any]) -> list[int]:
+    """The whole prompt of a turn, put together from the record."""
+    by_id = {each["turn_id"]: each for each in turns}
+    parent = by_id.get(turn["parent_id"])
+    return ([] if parent is None else prompt_ids(turns, parent) + parent["completion_ids"]) + turn["new_prompt_ids"]
+
+
+def is_straight(turns: list[dict[str, Any]]) -> None:
+    """I2: each turn goes on from the one before, token by token."""
+    assert [turn["fork_reason"] for turn in turns] == [None] * len(turns)
+    for before, turn in pairwise(turns):
+        assert turn["parent_id"] == before["turn_id"]
+        whole = prompt_ids(turns, before) + before["completion_ids"]
+        assert prompt_ids(turns, turn)[: len(whole)] == whole
+
+
+def test_a_task_of_a_dozen_turns_is_one_conversation(stack: Stack, tmp_path: Path) -> None:
+    events = codex(stack.base_url("plain"), tmp_path)
+    assert (tmp_path / "work/src/calc.py").read_text() == FIXED
+    turns = stack.turns("plain")
+    assert len(turns) == len(STEPS) + 1 > 10
+    is_straight(turns)
+    assert [turn["finish_reason"] for turn in turns] == ["tool_calls"] * len(STEPS) + ["stop"]
+    assert {turn["dialect"] for turn in turns} == {"responses"} and not any(turn["partial"] for turn in turns)
+    assert all(turn["delivered"] == len(turn["completion_ids"]) for turn in turns)
+    assert turns[-1]["reply"]["reasoning_content"] == "That was the last step."
+    usage = next(event["usage"] for event in events if event["type"] == "turn.completed")
+    assert usage["output_tokens"] == sum(len(turn["completion_ids"]) for turn in turns)
+    assert usage["input_tokens"] == sum(turn["prompt_tokens"] for turn in turns)
+    assert usage["reasoning_output_tokens"] == sum(turn["reasoning_tokens"] for turn in turns) > 0
+
+
+def test_sub_agents_are_roots_of_their_own(stack: Stack, tmp_path: Path) -> None:
+    codex(stack.base_url("delegate"), tmp_path, f"{TASK} DELEGATE")
+    turns = stack.turns("delegate")
+    main = main_of(turns)
+    is_straight(main)
+    assert len(main) == len(STEPS) + 3
+    called = [call["function"]["name"] for turn in main for call in turn["reply"].get("tool_calls", [])]
+    assert called.count("multi_agent_v1__spawn_agent") == 2
+    others = [turn for turn in turns if turn not in main]
+    roots = [turn for turn in others if turn["parent_id"] is None]
+    # They begin with the main agent's own system prompt and environment, and diverge there.
+    assert [root["fork_reason"] for root in roots] == ["diverged"] * 2
+    assert [turn["fork_reason"] for turn in others if turn not in roots] == [None] * (len(others) - 2)
+    assert len(others) == 2 * (len(SUBTASK) + 1)
+
+
+def test_a_refused_request_is_asked_again(stack: Stack, tmp_path: Path) -> None:
+    codex(stack.base_url("refused"), tmp_path, f"{TASK} REFUSED")
+    turns = stack.turns("refused")
+    [failed] = [turn for turn in turns if turn["partial"]]
+    assert (failed["completion_ids"], failed["delivered"]) == ([], 0) and failed["error"].startswith("no_worker")
+    main = [turn for turn in turns if turn is not failed]
+    assert len(main) == len(STEPS) + 1
+    assert [turn["fork_reason"] for turn in main] == [None] * 3 + ["sibling"] + [None] * (len(STEPS) - 3)
+    assert [turn["parent_id"] for turn in main[1:]] == [turn["turn_id"] for turn in main[:-1]]
+
+
+def test_what_it_keeps_of_a_stream_that_failed_is_recognised(stack: Stack, tmp_path: Path) -> None:
+    """`response.failed` in the middle of a call: it asks again with the items that were closed, and goes on from them."""
+    codex(stack.base_url("cut"), tmp_path, f"{TASK} CUT")
+    turns = stack.turns("cut")
+    is_straight(turns)
+    [cut] = [turn for turn in turns if turn["partial"]]
+    assert (cut["finish_reason"], len(cut["completion_ids"]), cut["delivered"]) == ("error", 60, 60)
+    assert cut["reply"]["content"] == "Step 3: I run the next command."
+    assert "tool_calls" not in cut["reply"], "the call was not closed: nobody acted on it"
+    assert len(turns) == len(STEPS) + 1, "the next turn stands where the failed one would have been asked again"
+
+
+async def test_what_it_keeps_of_a_connection_that_broke_is_recognised(stack: Stack, tmp_path: Path) -> None:
+    async with TcpRelay("127.0.0.1", stack.port) as relay:
+        base_url = f"http://127.0.0.1:{relay.port}/torn/v1"
+        agent = asyncio.create_task(asyncio.to_thread(codex, base_url, tmp_path, f"{TASK} SLOW"))
+        async with asyncio.timeout(60):
+            while not any(turn["finish_reason"] == OPEN for turn in await asyncio.to_thread(turns_of, stack, "torn")):
+                await asyncio.sleep(0.05)
+        relay.cut()
+        await agent
+    turns = stack.turns("torn")
+    is_straight(turns)
+    [cut] = [turn for turn in turns if turn["partial"]]
+    assert cut["finish_reason"] == "cancelled" and 0 < cut["delivered"] <= len(cut["completion_ids"])
+    assert cut["reply"] == {
+        "role": "assistant", "content": "", "reasoning_content": "Thinking about step 3.",
+    }  # fmt: skip
+    assert turns[turns.index(cut) + 1]["parent_id"] == cut["turn_id"]
+
+
+def turns_of(stack: Stack, trial_id: str) -> list[dict[str, Any]]:
+    """Its turns from the fourth on; none while there is no such session."""
+    answer = httpx.get(f"{stack.url}/sessions/{trial_id}/turns?start=3", timeout=30)
+    return list(answer.json()["items"]) if answer.status_code == 200 else []
