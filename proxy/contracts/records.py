@@ -252,6 +252,7 @@ class SampledRange(BaseModel):
 
     temperature: it was drawn at, the divisor of the logits. policy: that drew it.
     shared: an earlier sample of the session has these tokens too; they are trained and accounted for there.
+    superseded: another turn took this one's place (`Turn.superseded_by`): not trained.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -260,6 +261,7 @@ class SampledRange(BaseModel):
     temperature: float = 1.0
     policy: str = "default"
     shared: bool = False
+    superseded: bool = False
 
 
 class Sample(BaseModel):

@@ -105,6 +105,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
                 temperature=_law(turn).temperature,
                 policy=turn.policy,
                 shared=turn.turn_id in taught,
+                superseded=turn.superseded_by is not None,
             )
         )
         taught.add(turn.turn_id)

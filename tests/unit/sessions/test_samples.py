@@ -163,5 +163,7 @@ def test_a_superseded_turn_that_was_gone_on_from_stands_there_untrained():
     gone = CHILD.model_copy(update={"superseded_by": "t2"})
     after = turn(3, 1, [7], [16], before=9)
     again = FORK.model_copy(update={"retry_of": "t1"})
-    found = {sample.leaf_id: mask(sample) for sample in samples(session(), [ROOT, gone, again, after])}
+    made = samples(session(), [ROOT, gone, again, after])
+    assert [part.superseded for part in made[1].completions] == [False, True, False]
+    found = {sample.leaf_id: mask(sample) for sample in made}
     assert found == {"t2": [0, 0, 0, 1, 1, 0, 0, 1], "t3": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]}
