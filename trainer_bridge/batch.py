@@ -75,8 +75,8 @@ class Row:
 def read_samples(samples: Iterable[Sample], terms: Terms, ledger: Ledger) -> list[Row]:
     """The rows of the samples that can be trained, in their order. Everything else that they bring is booked as not trained.
 
-    Constrained tokens and those of other policies are booked one by one; the first of these reasons books all that is left of
-    a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale, too_long. Not booked here: `sampled`,
+    Synthetic, superseded and constrained tokens and those of other policies are booked one by one; the first of these reasons
+    books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale, too_long. Not booked here: `sampled`,
     which comes from the turns (`ledger.received`), and what becomes of the rows.
     """
     found = (_read(sample, terms, ledger) for sample in samples)
@@ -103,12 +103,17 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger) -> Row | None:
         for version, tokens in _claimed(sample).items():
             ledger.untrained(version, Reason.MALFORMED, tokens)
         return None
-    silent_T = view.own_T & ~view.loss_mask_T & np.isnan(view.logprobs_T)
-    other_T = view.own_T & ~view.policy_T & ~silent_T
-    view.book(silent_T, Reason.SYNTHETIC, ledger)
-    view.book(other_T, Reason.OTHER_POLICY, ledger)
-    view.book(view.own_T & ~view.loss_mask_T & ~silent_T & ~other_T, Reason.CONSTRAINED, ledger)
-    trained_T = view.loss_mask_T & view.policy_T
+    silent_T = ~view.loss_mask_T & np.isnan(view.logprobs_T)
+    left_T = view.own_T
+    for reason, where_T in (
+        (Reason.SYNTHETIC, silent_T),
+        (Reason.SUPERSEDED, view.superseded_T),
+        (Reason.OTHER_POLICY, ~view.policy_T),
+        (Reason.CONSTRAINED, ~view.loss_mask_T),
+    ):
+        view.book(left_T & where_T, reason, ledger)
+        left_T = left_T & ~where_T
+    trained_T = left_T
     if not trained_T.any():
         return None
     verdict = judge(terms.history, view.versions_of(view.policy_T), terms.max_staleness_steps)
@@ -156,6 +161,7 @@ class _View:
     version_T: NDArray[np.int64]
     own_T: NDArray[np.bool_]
     policy_T: NDArray[np.bool_]
+    superseded_T: NDArray[np.bool_]
     versions: tuple[str, ...]
 
     @classmethod
@@ -169,11 +175,12 @@ class _View:
         token_ids_T = np.frombuffer(sample.token_ids, "<i4").astype(np.int64)
         mask_T = np.frombuffer(sample.loss_mask, np.uint8)
         temperatures_T, version_T = np.ones(n, np.float32), np.full(n, -1)
-        sampled_T, own_T, policy_T = (np.zeros(n, np.bool_) for _ in range(3))
+        sampled_T, own_T, policy_T, superseded_T = (np.zeros(n, np.bool_) for _ in range(4))
         for part in sample.completions:
             at = slice(part.start, part.end)
             temperatures_T[at], sampled_T[at] = part.temperature, True
-            own_T[at], policy_T[at] = not part.shared, part.policy == terms.policy
+            own_T[at], superseded_T[at] = not part.shared, part.superseded
+            policy_T[at] = part.policy == terms.policy
         versions: dict[str, int] = {}
         for span in sample.spans:
             at = slice(span.start, span.end)
@@ -192,7 +199,9 @@ class _View:
         if not ((token_ids_T >= 0) & (token_ids_T < terms.vocabulary)).all() or (temperatures_T[trained_T] <= 0).any():
             return None
         logprobs_T = np.frombuffer(sample.sampling_logprobs, "<f4").astype(np.float32)
-        return cls(token_ids_T, trained_T, logprobs_T, temperatures_T, version_T, own_T, policy_T, tuple(versions))
+        return cls(
+            token_ids_T, trained_T, logprobs_T, temperatures_T, version_T, own_T, policy_T, superseded_T, tuple(versions)
+        )  # fmt: skip
 
     def versions_of(self, where_T: NDArray[np.bool_]) -> list[str]:
         return [self.versions[i] for i in np.unique(self.version_T[where_T]) if i >= 0]

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from proxy.contracts.records import Turn
+from proxy.contracts.records import Sample, Turn
 from trainer_bridge.errors import LedgerImbalance, TrainerError
 
 FORMAT = 1
@@ -26,6 +26,7 @@ class Reason(StrEnum):
 
     CONSTRAINED = "constrained"  # drawn under a bent law (I1)
     SYNTHETIC = "synthetic"  # said by a script: no log-probabilities
+    SUPERSEDED = "superseded"  # the client asked again, and another turn took the place of its turn
     OTHER_POLICY = "other_policy"  # drawn by another policy than the one in training: a frozen one
     EVALUATION = "evaluation"  # the group's purpose is eval
     ABORTED = "aborted"  # the trial was given up
@@ -154,6 +155,15 @@ def received(turns: Iterable[Turn]) -> Counter[str]:
             known += span.end - span.start
         tokens[UNKNOWN_VERSION] += turn.completion_tokens - known
     return +tokens
+
+
+def book_superseded(turns: Iterable[Turn], samples: Iterable[Sample], ledger: Ledger) -> None:
+    """Book the tokens of superseded turns that no sample holds, so that a session's turns and samples add up. What else no
+    sample holds is not explained by this, and shows as an imbalance."""
+    held = {turn_id for sample in samples for turn_id in sample.turn_ids}
+    gone = (turn for turn in turns if turn.superseded_by is not None and turn.turn_id not in held)
+    for version, tokens in received(gone).items():
+        ledger.untrained(version, Reason.SUPERSEDED, tokens)
 
 
 def _copy(account: Account) -> Account:
