@@ -7,6 +7,7 @@ Owns what an operator can choose and which combinations are refused. How the val
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -33,6 +34,10 @@ class ProxySettings(Settings):
     worker_key: SecretStr | None = Field(None, description="opens the workers' socket; unset: the admin key does")
     trial_secret: SecretStr | None = Field(
         None, description="agents' and harness keys derive from it; unset: from the admin key, and rotate with it"
+    )
+
+    keys_dir: Path | None = Field(
+        None, description="folder where keys that are not given are made on the first start, and kept; shown once"
     )
 
     # -- where it remembers

@@ -22,7 +22,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
-from proxy import logs
+from proxy import keystore, logs
 from proxy.api import anthropic, gemini, generation, groups, ops, responses, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
@@ -196,7 +196,10 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
     Raises: ConfigError: settings that can't be served. What `beside` ended with.
     """
     logs.setup(settings.log_level, settings.log_format)
+    settings, made = keystore.fill(settings)
     app = create_app(settings)
+    if made and settings.keys_dir is not None:
+        print(keystore.announcement(made, settings.keys_dir), flush=True)  # not a log line: logs are shipped elsewhere
     if settings.admin_key is None:
         log.warning("no admin key: everybody on this machine may read and reward every session; loopback only")
     if settings.redis_url is None:
