@@ -83,7 +83,7 @@ class ChatEngine:
         """
         job, card = request.job, self._engine.card()
         prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, request)
-        law = _law_in_effect(job.sampling, len(prompt.ids), card.context_tokens, _field(job))
+        law = law_in_effect(job.sampling, len(prompt.ids), card.context_tokens, field_of(job))
         grammar = self._engine.constrains(job)
         raw = ids_to_bytes(prompt.ids)
         yield Started(
@@ -125,9 +125,9 @@ class ChatEngine:
     def _prompt(self, request: Generate) -> Prompt:
         job, prefix = request.job, bytes_to_ids(request.prefix_ids)
         if job.prompt_text is not None:
-            return _given(self._format.encode(job.prompt_text), prefix)
+            return given_prompt(self._format.encode(job.prompt_text), prefix)
         if job.prompt_ids is not None:
-            return _given(_valid_ids(bytes_to_ids(job.prompt_ids), self._format.vocab_size), prefix)
+            return given_prompt(_valid_ids(bytes_to_ids(job.prompt_ids), self._format.vocab_size), prefix)
         if self._prompter is None:
             raise EngineFailed("the engine is not started")
         return self._prompter.chat(job, prefix, request.prefix_messages)
@@ -165,7 +165,7 @@ class ChatEngine:
         return seen
 
 
-def _law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, field: str) -> Sampling:
+def law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, field: str) -> Sampling:
     """The law with max_tokens set, clamped to what the context leaves (agents ask for 64,000 whatever the context)."""
     room = context_tokens - prompt_tokens
     if room < 1:
@@ -180,11 +180,13 @@ def _law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, fie
     return msgspec.structs.replace(asked, max_tokens=min(asked.max_tokens or room, room))
 
 
-def _field(job: Job) -> str:
+def field_of(job: Job) -> str:
+    """Which field of the request the prompt comes from."""
     return "prompt" if job.prompt_text is not None or job.prompt_ids is not None else "messages"
 
 
-def _given(ids: list[int], prefix: array[int]) -> Prompt:
+def given_prompt(ids: list[int], prefix: array[int]) -> Prompt:
+    """A plain prompt, which goes on from the prefix if it begins with it. Raises: BadRequest: it is empty."""
     if not ids:
         raise BadRequest("the prompt is empty", field="prompt")
     if not prefix:

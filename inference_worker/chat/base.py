@@ -37,12 +37,11 @@ class Decoder(Protocol):
     def feed(self, ids: Sequence[int], *, final: bool = False) -> str: ...
 
 
-class ChatFormat(Protocol):
-    name: str
+class Renderer(Protocol):
+    """What continuing a conversation takes of a chat format (`prompt.py`, `extend.py`)."""
+
     stop_ids: frozenset[int]
     """Engine stop ids: a completion that ends in one keeps it."""
-    vocab_size: int
-    """Ids are below this; a prompt given as ids is checked against it."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
         """Whole conversation -> prompt ids with the generation prompt at the end. `options`: template_kwargs.
@@ -50,6 +49,14 @@ class ChatFormat(Protocol):
         Raises: BadRequest naming the field, when the template refuses.
         """
         ...
+
+    def decoder(self) -> Decoder: ...
+
+
+class ChatFormat(Renderer, Protocol):
+    name: str
+    vocab_size: int
+    """Ids are below this; a prompt given as ids is checked against it."""
 
     def encode(self, text: str) -> list[int]:
         """Plain text -> ids, for `completions`; adds what the tokenizer adds (BOS)."""
@@ -59,7 +66,6 @@ class ChatFormat(Protocol):
         """One token as clients see it in `logprobs`: its text (may be a replacement character) and its raw bytes."""
         ...
 
-    def decoder(self) -> Decoder: ...
     def parser(self, job: Job, generation_prompt_ids: Sequence[int]) -> Parser:
         """`generation_prompt_ids`: the prompt ids from the last assistant header on (a template may open `<think>` there)."""
         ...

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inference_worker.chat.base import ChatFormat
+from inference_worker.chat.base import Renderer
 from inference_worker.chat.extend import Refusal, extend
 from inference_worker.chat.fold import Folding, probe
 from proxy.contracts.canonical import Message, Tool
@@ -37,7 +37,7 @@ class FormatReport:
     counted: bool = False
 
 
-def check_format(format: ChatFormat) -> FormatReport:
+def check_format(format: Renderer) -> FormatReport:
     """Run small conversations through the template: a few dozen renderings, milliseconds each at most."""
     problems: list[str] = []
     if not format.stop_ids:
@@ -64,7 +64,7 @@ def check_format(format: ChatFormat) -> FormatReport:
 
 
 def extend_folded(
-    format: ChatFormat,
+    format: Renderer,
     folding: Folding,
     messages: Sequence[Message],
     tools: Sequence[Tool],
@@ -97,7 +97,7 @@ def called(call_id: str, result: str = "done") -> list[Message]:
     ]
 
 
-def _counts(format: ChatFormat, folding: Folding) -> bool:
+def _counts(format: Renderer, folding: Folding) -> bool:
     old = [_ASKED, *called("abcdefgh1"), *called("abcdefgh2"), _SAID, _ASKED_AGAIN]
     messages = [*old, *called("abcdefgh3")]
     short, long = (
@@ -106,7 +106,7 @@ def _counts(format: ChatFormat, folding: Folding) -> bool:
     return short != long
 
 
-def _keeps_thinking(format: ChatFormat, folding: Folding) -> bool:
+def _keeps_thinking(format: Renderer, folding: Folding) -> bool:
     nonce = secrets.token_hex(8)
     messages = [_ASKED, {**_SAID, "reasoning_content": nonce}, _ASKED_AGAIN]
     try:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference_worker.chat.base import ChatFormat
+from inference_worker.chat.base import Renderer
 from proxy.contracts.canonical import Message, Tool
 from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import ForkReason
@@ -42,7 +42,7 @@ class Refusal:
 
 
 def extend(
-    format: ChatFormat,
+    format: Renderer,
     messages: Sequence[Message],
     tools: Sequence[Tool],
     options: dict[str, Any],
@@ -153,7 +153,7 @@ def _nonces_for(new: Sequence[Message]) -> tuple[list[Message], list[str]]:
     return short, marks
 
 
-def _cut(format: ChatFormat, ids: list[int], nonce: str, marks: Sequence[str]) -> int | None:
+def _cut(format: Renderer, ids: list[int], nonce: str, marks: Sequence[str]) -> int | None:
     """Where the first stop id after `nonce` stands in `ids`, provided that all `marks` come after it."""
     text, ends = _text_with_ends(format, ids)
     place = text.rfind(nonce)
@@ -166,7 +166,7 @@ def _cut(format: ChatFormat, ids: list[int], nonce: str, marks: Sequence[str]) -
     return cut
 
 
-def _is_header(format: ChatFormat, stop_id: int, alone: Callable[[], list[int]], nonce: str) -> bool:
+def _is_header(format: Renderer, stop_id: int, alone: Callable[[], list[int]], nonce: str) -> bool:
     """Whether `stop_id` opens the next message rather than closes the reply: it is gone where nothing follows the reply."""
     try:
         ids = alone()
@@ -176,7 +176,7 @@ def _is_header(format: ChatFormat, stop_id: int, alone: Callable[[], list[int]],
     return stop_id not in ids[bisect_left(ends, text.rfind(nonce) + len(nonce)) :]
 
 
-def _text_with_ends(format: ChatFormat, ids: Sequence[int]) -> tuple[str, list[int]]:
+def _text_with_ends(format: Renderer, ids: Sequence[int]) -> tuple[str, list[int]]:
     """The text of `ids`, and how long it was after each of them."""
     decoder, parts, ends, length = format.decoder(), [], [], 0
     for token_id in ids:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference_worker.chat.base import ChatFormat
+from inference_worker.chat.base import Renderer
 from proxy.contracts.canonical import Message
 from proxy.contracts.errors import BadRequest
 
@@ -76,7 +76,7 @@ def short_call_id(call_id: str) -> str:
     return hashlib.blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]
 
 
-def probe(format: ChatFormat) -> Folding:
+def probe(format: Renderer) -> Folding:
     """Find out what the template of `format` can't take: about ten renderings of a few messages each."""
     system, user, answer = _say("system"), _say("user"), {"role": "assistant", "content": "ok"}
     short, long = _call("abcdefghi"), _call("call_0123456789ab_0")
@@ -96,7 +96,7 @@ def probe(format: ChatFormat) -> Folding:
     )
 
 
-def _takes(format: ChatFormat, messages: list[Message]) -> bool:
+def _takes(format: Renderer, messages: list[Message]) -> bool:
     """Whether the template renders all of it, in order."""
     try:
         ids = format.render(messages, [], {})

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference_worker.chat.base import ChatFormat
+from inference_worker.chat.base import Renderer
 from inference_worker.chat.check import FormatReport, called, extend_folded
 from inference_worker.chat.extend import Refusal
 from proxy.contracts.canonical import Job, Message
@@ -40,7 +40,7 @@ class Prompt:
 class Prompter:
     """Makes the prompts of one format. Not to be used from two threads at once."""
 
-    def __init__(self, format: ChatFormat, report: FormatReport) -> None:
+    def __init__(self, format: Renderer, report: FormatReport) -> None:
         self._format = format
         self._report = report
         self._examples: dict[tuple[str, str], list[int]] = {}
