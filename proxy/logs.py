@@ -14,12 +14,17 @@ from typing import IO, Literal
 import msgspec
 
 _ids: ContextVar[tuple[str, str]] = ContextVar("steno_log_ids", default=("", ""))
+MAX_ID = 128
+"""Characters of a trial id; longer ones are none."""
 _EXPECTED_BREAKS = ("ASGI callable returned without completing response.",)
 """What uvicorn says when a stream is broken on purpose (an error after its first byte). We have logged why by then."""
 
 
 def bind(trial_id: str, request_id: str) -> None:
-    """Put these ids on what this task (and tasks it starts) logs from here on."""
+    """Put these ids on what this task (and tasks it starts) logs from here on. A trial id may be what a hostile client put into
+    its path: whatever it is, a record stays one line."""
+    if len(trial_id) > MAX_ID or not trial_id.isprintable():
+        trial_id = ascii(trial_id[:MAX_ID])
     _ids.set((trial_id, request_id))
 
 

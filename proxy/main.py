@@ -29,6 +29,7 @@ from proxy.api.front import Application, Front, on_http_error, on_steno_error, o
 from proxy.beside import Beside, Companion
 from proxy.config import ProxySettings
 from proxy.contracts.errors import StenoError
+from proxy.http import BoundedHttp
 from proxy.hub import Hub, RelaySettings
 from proxy.keys import Keyring
 from proxy.recorder import Recorder
@@ -71,7 +72,13 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
             await store.close()
 
     app = Application(
-        settings.base_path, title="Steno", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None
+        settings.base_path,
+        title="Steno",
+        version="0.1.0",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # to an address that knows nothing of what stands before the proxy
     )
     app.state.hub = hub
     app.state.turns = turns
@@ -210,7 +217,7 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
             host=settings.host,
             port=settings.port,
             loop="uvloop" if sys.platform != "win32" else "asyncio",
-            http="httptools",
+            http=BoundedHttp,
             ws="websockets-sansio",
             ws_max_size=settings.max_packet_bytes,
             ws_per_message_deflate=False,  # tokens do not compress, and zlib would cost more than all else

@@ -65,12 +65,15 @@ def valid_trial_id(trial_id: str) -> bool:
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
     """The request's body; never more than `max_bytes` in memory.
 
-    Raises: BodyTooLarge, as soon as it is known; BodyTimeout; ClientLeft.
+    Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; BodyTimeout; ClientLeft.
     """
     too_large = f"the body is larger than {max_bytes} bytes"
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value[:20]) > max_bytes:
             raise BodyTooLarge(too_large)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            coding = value[:40].decode("latin-1")
+            raise BadRequest(f"content-encoding {coding!r} can't be read: send the body as it is", field="content-encoding")
     message = await _receive(receive, timeout_s)
     if not message.get("more_body", False) and message["type"] == "http.request":
         body: bytes = message.get("body", b"")

@@ -151,7 +151,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             raise BadRequest(f"{path} is required", field=path) from None
         path = dotted(where)
         raise BadRequest(f"{path or 'the body'}: {message[:1].lower()}{message[1:]}", field=path or None) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import resource
 from collections.abc import AsyncIterator
 from urllib.parse import quote
@@ -18,7 +19,8 @@ CHAT = "/t/v1/chat/completions"
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b"\x00\xff", b'{"messages": 1}', b'{"messages":' + b"[" * 100_000, b'{"messages":[{"role":NaN}]}',
-     b'{"messages":[{"role":"user","content":"\\ud800"}]}', b'{"messages":[{"role":"user","content":1e400}]}'],
+     b'{"messages":[{"role":"user","content":"\\ud800"}]}', b'{"messages":[{"role":"user","content":1e400}]}',
+     b'{"messages":[{"role":"user","content":"\xe9"}]}', b"\xef\xbb\xbf\xff"],
 )  # fmt: skip
 async def test_malformed_bodies_are_400(proxy: Proxy, body: bytes) -> None:
     for path in (CHAT, "/t/v1/completions"):
@@ -104,3 +106,14 @@ async def test_half_a_request_and_a_closed_socket_leave_nothing(proxy: Proxy) ->
         await writer.drain()
         writer.close()
     assert (await proxy.chat("t", "x")).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/t/v1/completions"])
+async def test_a_compressed_body_is_refused_by_name(proxy: Proxy, path: str) -> None:
+    response = await proxy.http.post(path, content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "content-encoding")
+
+
+async def test_nobody_is_sent_to_another_address(proxy: Proxy) -> None:
+    for path in (CHAT + "/", "/sessions/"):
+        assert (await proxy.http.post(path, json={})).status_code == 404

@@ -1,10 +1,12 @@
-"""What only whole processes show: how a proxy takes leave."""
+"""What only whole processes show: how a proxy takes leave, and what it does with what is no request."""
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.stack import ROOT, running
@@ -28,3 +30,39 @@ def test_a_proxy_told_to_stop_says_goodbye_to_its_workers(worker: list[str], tmp
             assert time.monotonic() < until, log
             time.sleep(0.05)
         assert "1012" not in log  # what uvicorn closes sockets with that nobody took leave of
+
+
+HEAD = b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+ENDLESS = {
+    "address": b"GET /",
+    "header": HEAD + b"x-a: ",
+    "headers": HEAD,
+    "trailers": HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-a: ",
+}
+
+
+def test_a_head_without_end_is_not_kept(tmp_path: Path) -> None:
+    with running(tmp_path / "run", None) as stack:
+        for name, begin in ENDLESS.items():
+            with socket.create_connection(("127.0.0.1", stack.port), timeout=10) as client:
+                client.sendall(begin)
+                piece = b"x-a: 1\r\n" * 8192 if name == "headers" else b"a" * 65536
+                with pytest.raises(ConnectionError):
+                    for _ in range(1000):  # 64 MB
+                        client.sendall(piece)
+        assert httpx.get(stack.url + "/healthz").status_code == 200
+        assert peak_mb(stack.proxy.pid) < 120
+
+
+def test_large_heads_within_bounds_and_long_bodies_are_served(tmp_path: Path) -> None:
+    with running(tmp_path / "run", None) as stack:
+        body = b'{"messages": "' + b"a" * 2**20 + b'"}'
+        response = httpx.post(stack.url + "/t/v1/chat/completions", content=body, headers={"x-a": "a" * 30_000})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+        chunks = (b" " * 1000 for _ in range(1000))
+        assert httpx.post(stack.url + "/t/v1/chat/completions", content=chunks).status_code == 400
+
+
+def peak_mb(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
