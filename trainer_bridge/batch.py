@@ -76,8 +76,8 @@ def read_samples(samples: Iterable[Sample], terms: Terms, ledger: Ledger) -> lis
     """The rows of the samples that can be trained, in their order. Everything else that they bring is booked as not trained.
 
     Synthetic, superseded and constrained tokens and those of other policies are booked one by one; the first of these reasons
-    books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale, too_long. Not booked here: `sampled`,
-    which comes from the turns (`ledger.received`), and what becomes of the rows.
+    books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale, too_long.
+    Not booked here: `sampled`, which comes from the turns (`ledger.received`), and what becomes of the rows.
     """
     found = (_read(sample, terms, ledger) for sample in samples)
     return [row for row in found if row is not None]
@@ -117,9 +117,9 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger) -> Row | None:
     if not trained_T.any():
         return None
     verdict = judge(terms.history, view.versions_of(view.policy_T), terms.max_staleness_steps)
-    reason = _refuse(sample, view, trained_T, verdict, terms)
-    if reason is not None:
-        view.book(trained_T, reason, ledger)
+    refused = _refuse(sample, view, trained_T, verdict, terms)
+    if refused is not None:
+        view.book(trained_T, refused, ledger)
         return None
     assert sample.reward is not None and sample.group_id is not None  # _refuse has seen to it
     return Row(
@@ -218,8 +218,12 @@ def _ordered(parts: list[SampledRange], n: int) -> bool:
 
 
 def _claimed(sample: Sample) -> Counter[str]:
-    """What a sample that contradicts itself says to have sampled first, by version: the best there is to book."""
+    """What a sample that contradicts itself says to have sampled first, by version: the best there is to book. One that
+    does not say what was sampled first is taken to have sampled all its spans first."""
     tokens: Counter[str] = Counter()
+    if not sample.completions:
+        for span in sample.spans:
+            tokens[span.version] += max(0, span.end - span.start)
     for part in sample.completions:
         if part.shared:
             continue

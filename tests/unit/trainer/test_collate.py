@@ -1,0 +1,95 @@
+"""Rows packed end to end: what the head is asked for, and that samples do not see each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.unit.trainer.recorded import VOCABULARY, Recording, session
+from trainer_bridge.batch import Terms, read_samples
+from trainer_bridge.collate import DUMMY_TOKENS, book, collate
+from trainer_bridge.errors import BadBatch
+from trainer_bridge.ledger import Account, Ledger, Reason
+from trainer_bridge.staleness import History, Version
+
+TERMS = Terms(History((Version("a", 5),)), max_staleness_steps=9, max_tokens=1000, vocabulary=VOCABULARY)
+
+
+def rows():
+    first, second = Recording(1), Recording(2)
+    root = first.turn(None, 3, 2, version="a/2", law={"temperature": 0.5})
+    first.turn(root, 1, 2, version="a/4")
+    second.turn(None, 2, 3, version="a/3", constrained=[(1, 2)])
+    made = [*first.samples(session("g.0")), *second.samples(session("g.1"))]
+    return read_samples(made, TERMS, Ledger())
+
+
+def test_a_micro_batch_lists_the_trained_tokens_and_the_positions_before_them():
+    packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125])
+    assert packed.input_ids_1S.shape == (1, 13)
+    assert packed.position_ids_1S.tolist() == [[*range(8), *range(5)]]
+    assert packed.starts_Q1.tolist() == [0, 8, 13]
+    trained = [3, 4, 6, 7, 10, 12]
+    assert packed.predictor_N.tolist() == [position - 1 for position in trained]
+    assert packed.targets_N.tolist() == packed.input_ids_1S[0, trained].tolist()
+    assert packed.temperatures_N.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert packed.advantages_N.tolist() == [0.5] * 4 + [-1.0] * 2
+    assert packed.weights_N.tolist() == [0.25] * 4 + [0.125] * 2
+    assert [packed.versions[i] for i in packed.version_N] == ["a/2"] * 2 + ["a/4"] * 2 + ["a/3"] * 2
+    assert packed.sampling_logprobs_N.isfinite().all()
+    assert packed.loss_mask_N.all() and len(packed.loss_mask_N) == 6
+
+
+def test_rows_keep_their_own_tokens_whatever_stands_beside_them():
+    one, two = rows()
+    advantages = {"g.0": 0.5, "g.1": -1.0}
+    alone = collate([two], advantages, [0.125])
+    packed = collate([one, two], advantages, [0.25, 0.125])
+    for name in ("targets_N", "sampling_logprobs_N", "temperatures_N", "advantages_N", "weights_N"):
+        assert torch.equal(getattr(packed, name)[-2:], getattr(alone, name))
+    assert torch.equal(packed.predictor_N[-2:] - 8, alone.predictor_N)
+    assert torch.equal(packed.input_ids_1S[:, 8:], alone.input_ids_1S)
+
+
+def test_an_empty_micro_batch_is_a_dummy_of_the_same_form():
+    dummy = collate([], {}, [])
+    full = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125])
+    assert dummy.input_ids_1S.shape == dummy.position_ids_1S.shape == (1, DUMMY_TOKENS)
+    assert dummy.starts_Q1.tolist() == [0, DUMMY_TOKENS]
+    for name in (
+        "predictor_N",
+        "targets_N",
+        "sampling_logprobs_N",
+        "temperatures_N",
+        "advantages_N",
+        "weights_N",
+        "version_N",
+    ):
+        ours, theirs = getattr(dummy, name), getattr(full, name)
+        assert (ours.shape, ours.dtype) == ((0,), theirs.dtype)
+
+
+def test_tensors_move_together():
+    packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125]).to("meta")
+    assert {packed.input_ids_1S.device.type, packed.weights_N.device.type} == {"meta"}
+    assert packed.versions == ("a/2", "a/3", "a/4")
+
+
+def test_what_was_trained_is_booked_by_version_and_what_was_masked_by_its_reason():
+    packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125])
+    ledger = Ledger()
+    book(packed, torch.tensor([True, False, False, False, True, True]), ledger)
+    assert ledger.accounts() == {
+        "a/2": Account(0, 1, {Reason.MISMATCH: 1}),
+        "a/3": Account(0, 0, {Reason.MISMATCH: 2}),
+        "a/4": Account(0, 2, {}),
+    }
+    book(collate([], {}, []), torch.zeros(0, dtype=torch.bool), ledger)
+    assert ledger.total().trained == 3
+
+
+def test_a_trial_without_an_advantage_and_weights_that_do_not_fit_are_refused():
+    with pytest.raises(BadBatch, match=r"no advantage for trial g\.1"):
+        collate(rows(), {"g.0": 0.5}, [1.0, 1.0])
+    with pytest.raises(BadBatch, match="1 weights for 2 rows"):
+        collate(rows(), {"g.0": 0.5, "g.1": 1.0}, [1.0])
