@@ -170,7 +170,7 @@ async def _run_agent(trial: Trial, seed: int, done: Callable[[], None]) -> Run:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "steno.toy_agent", "--seed", str(seed),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
-        env=_environment(OPENAI_BASE_URL=trial.urls["openai"], OPENAI_API_KEY=trial.key or "none"),
+        env=_environment(OPENAI_BASE_URL=trial.urls["openai"], OPENAI_API_KEY=trial.api_key or "none"),
     )  # fmt: skip
     assert process.stdout is not None
     try:
@@ -198,7 +198,7 @@ async def _until_healthy(url: str, proxy: Child) -> None:
 
 
 async def _until_served(trial: Trial, *children: Child) -> None:
-    headers = {"authorization": f"Bearer {trial.key}"} if trial.key else {}
+    headers = {"authorization": f"Bearer {trial.api_key}"} if trial.api_key else {}
     async with httpx.AsyncClient(headers=headers) as http, _deadline("no worker announced a model"):
         while True:
             for child in children:

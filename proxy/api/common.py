@@ -79,7 +79,7 @@ def trial(request: Request, session: Session) -> Trial:
     found = services(request)
     base = f"{base_url(request)}/{session.trial_id}"
     urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
-    return Trial(session=session, urls=urls, key=found.keys.agent_key(session.trial_id))
+    return Trial(session=session, urls=urls, api_key=found.keys.agent_key(session.trial_id))
 
 
 def base_url(request: Request) -> str:

@@ -41,13 +41,13 @@ class Trial(BaseModel):
     """A registered trial: what a harness hands to its agent.
 
     urls: base URL for each kind of client: `openai` (ends in /v1), `anthropic` and `gemini` (without a version).
-    key: the agent's key; None where the proxy asks for none.
+    api_key: the agent's key; None where the proxy asks for none.
     """
 
     model_config = ConfigDict(extra="forbid")
     session: Session
     urls: dict[str, str]
-    key: str | None = None
+    api_key: str | None = None
 
 
 class GroupTrials(BaseModel):

@@ -51,7 +51,7 @@ def _until_a_worker(client: Steno) -> None:
 
 def say(trial: Trial, *texts: str) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    with openai.OpenAI(base_url=trial.urls["openai"], api_key=trial.key) as agent:
+    with openai.OpenAI(base_url=trial.urls["openai"], api_key=trial.api_key) as agent:
         for text in texts:
             messages.append({"role": "user", "content": text})
             answer = agent.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_a_deleted_session_is_gone_and_an_unknown_one_not_found(steno: Steno) ->
 
 def test_no_key_and_an_agents_key_open_nothing_of_the_control_plane(steno: Steno, locked: Stack) -> None:
     trial = steno.register("keys-1")
-    for key, kind in ((None, Unauthorized), (trial.key, Forbidden)):
+    for key, kind in ((None, Unauthorized), (trial.api_key, Forbidden)):
         with Steno(locked.url, key) as other:
             for call in (
                 lambda: other.session("keys-1"),

@@ -23,7 +23,7 @@ async def test_registering_is_idempotent_and_gives_urls_for_each_kind_of_client(
     again = await proxy.steno.register("t", SessionSpec(metadata={"b": 2}))
     assert again.session == first.session and first.session.metadata == {"a": 1}
     assert first.urls == {"openai": f"{proxy.url}/t/v1", "anthropic": f"{proxy.url}/t", "gemini": f"{proxy.url}/t"}
-    assert first.key is None
+    assert first.api_key is None
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() 
     async with running(admin_key=ADMIN) as proxy:
         group = await proxy.steno.create_group(GroupSpec(group_id="g", size=2))
         mine, other = group.trials
-        assert mine.key and other.key and mine.key != other.key
+        assert mine.api_key and other.api_key and mine.api_key != other.api_key
         body = {"messages": [{"role": "user", "content": "x"}]}
         async with httpx.AsyncClient(base_url=proxy.url) as http:
 
@@ -216,19 +216,19 @@ async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() 
                 return (await http.request(method, path, headers=headers, json=json_body or None)).status_code
 
             chat = "/v1/chat/completions"
-            assert await status("POST", f"/g.0{chat}", mine.key, **body) == 200
-            assert await status("POST", f"/g.1{chat}", mine.key, **body) == 403
+            assert await status("POST", f"/g.0{chat}", mine.api_key, **body) == 200
+            assert await status("POST", f"/g.1{chat}", mine.api_key, **body) == 403
             assert await status("POST", f"/g.0{chat}", None, **body) == 401
             assert await status("POST", f"/g.0{chat}", ADMIN, **body) == 403
-            assert await status("GET", "/g.0/v1/models", mine.key) == 200
-            assert await status("GET", "/g.1/v1/models", mine.key) == 403
+            assert await status("GET", "/g.0/v1/models", mine.api_key) == 200
+            assert await status("GET", "/g.1/v1/models", mine.api_key) == 403
             for method, path in [
                 ("GET", "/sessions"), ("GET", "/sessions/g.0"), ("GET", "/sessions/g.0/turns"), ("GET", "/sessions/none"),
                 ("GET", "/sessions/g.0/samples"), ("GET", "/sessions/g.0/events"), ("POST", "/sessions/g.0/complete"),
                 ("DELETE", "/sessions/g.0"), ("POST", "/sessions"), ("POST", "/sessions/new"), ("POST", "/groups"),
                 ("GET", "/groups/g"), ("GET", "/workers"), ("GET", "/policy"), ("GET", "/metrics"),
             ]:  # fmt: skip
-                assert await status(method, path, mine.key, reward=1.0, size=1) in (403, 400), (method, path)
+                assert await status(method, path, mine.api_key, reward=1.0, size=1) in (403, 400), (method, path)
                 assert await status(method, path, None, reward=1.0, size=1) in (401, 400), (method, path)
             session = await proxy.steno.session("g.0")
             assert session.status == "open" and session.reward is None
@@ -253,7 +253,7 @@ async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> Non
 async def test_the_key_is_taken_from_each_header_that_clients_use(header: str) -> None:
     async with running(admin_key=ADMIN) as proxy:
         trial = await proxy.steno.register("t")
-        value = f"Bearer {trial.key}" if header == "authorization" else trial.key
+        value = f"Bearer {trial.api_key}" if header == "authorization" else trial.api_key
         body = {"messages": [{"role": "user", "content": "x"}]}
         async with httpx.AsyncClient(base_url=proxy.url, headers={header: value or ""}) as http:
             assert (await http.post("/t/v1/chat/completions", json=body)).status_code == 200
