@@ -33,8 +33,14 @@ class WorkerSettings(Settings):
     )  # fmt: skip
 
     # -- what it runs
-    engine: Literal["vllm", "transformers", "scripted"] = Field("transformers", description="what samples the tokens")
+    engine: Literal["vllm", "transformers", "scripted", "litellm"] = Field(
+        "transformers", description="what samples the tokens"
+    )
     model: str | None = Field(None, description="model directory (or a name, where the engine fetches it)")
+    api_base: str | None = Field(None, description="URL of the litellm engine's upstream; default: its provider's own")
+    api_key: SecretStr | None = Field(
+        None, description="key of the litellm engine's upstream; unset: from its provider's environment variable"
+    )
     script: str | None = Field(None, description="FILE.py:function that says what the scripted engine says")
     policy: str = Field(
         "default", min_length=1, max_length=128, description="name of the policy that these weights are of"

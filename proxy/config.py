@@ -59,7 +59,9 @@ class ProxySettings(Settings):
     shutdown_s: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")
 
     # -- another provider as the only worker, in this process
-    upstream: str | None = Field(None, description="PROVIDER/MODEL as LiteLLM names it, served by a worker in this process")
+    upstream: str | None = Field(
+        None, description="PROVIDER/MODEL as LiteLLM names it, served by a worker in this process"
+    )
     api_base: str | None = Field(None, description="URL of the upstream; default: its provider's own")
     api_key: SecretStr | None = Field(
         None, description="key of the upstream; unset: from its provider's environment variable"

@@ -29,6 +29,8 @@ EXTRAS = {
     "vllm": "vllm",
     "pyarrow": "export",
     "openai": "dev",
+    "litellm": "litellm",
+    "aiohttp": "litellm",
 }
 """Module -> the extra of the distribution that brings it."""
 

@@ -11,12 +11,19 @@ from proxy.config import ProxySettings
 def proxy(settings: ProxySettings) -> None:
     """Run the recording proxy: agents speak to it over HTTP, workers dial in.
 
+    With --upstream PROVIDER/MODEL a worker that passes everything on to that model runs in the same process: steno proxy
+    --upstream anthropic/claude-sonnet-4-5
+
     Every flag is also an environment variable (--redis-url: STENO_REDIS_URL) and a key of the --config file (redis_url). The
     command line wins over the environment, the environment over the file.
     """
     from proxy.main import run
 
-    sys.exit(run(settings))
+    if settings.upstream is None:
+        sys.exit(run(settings))
+    from steno.commands.upstream import upstream_worker
+
+    sys.exit(run(settings, upstream_worker(settings)))
 
 
 def worker(settings: WorkerSettings) -> None:

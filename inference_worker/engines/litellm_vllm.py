@@ -1,0 +1,162 @@
+"""A vLLM server as an exact engine: token ids go in, ids and log-probabilities come out, over HTTP.
+
+A chat request carries the ids of its prompt beside its messages: the recorded prompt and completion, then what is new, rendered
+by the server itself (I2). The server samples from those ids, and says back which they were: a turn whose prompt is not what was
+given fails (I1). Decoding, tool calls and reasoning are the server's own parsers'. What can't be had from outside is in
+docs/upstreams.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+from inference_worker.chat.check import check_format
+from inference_worker.chat.prompt import Prompt, Prompter
+from inference_worker.engines.litellm_vllm_format import ServerFormat
+from inference_worker.engines.litellm_vllm_http import VllmServer
+from inference_worker.engines.litellm_vllm_probe import Facts, probe
+from inference_worker.engines.litellm_vllm_wire import CHAT, PROMPT, AnswerReader, body_of, constrains
+from inference_worker.job import field_of, given_prompt, law_in_effect
+from proxy.contracts.canonical import Job, Sampling
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Generate, ModelCard, Started, StreamEvent
+from proxy.contracts.records import bytes_to_ids, ids_to_bytes
+
+logger = logging.getLogger(__name__)
+VERSION = "base/0"
+"""Of the weights that the server has: nobody tells when they change there."""
+
+
+class VllmServerEngine:
+    """An `Engine`.
+
+    Args: model: as the server names it. max_streams: requests at once; more wait here.
+    """
+
+    def __init__(
+        self, server: VllmServer, model: str, *, policy: str, context_tokens: int | None, max_streams: int
+    ) -> None:
+        self._server = server
+        self._model = model
+        self._policy = policy
+        self._context_tokens = context_tokens
+        self._slots = asyncio.Semaphore(max_streams)
+        self._running = self._waiting = 0
+        # Prompts are rendered by the server, but what is new is worked out here, by code that waits for it.
+        self._renderer = ThreadPoolExecutor(1, "render")
+        self._format: ServerFormat | None = None
+        self._prompter: Prompter | None = None
+        self._facts: Facts | None = None
+        self._card = ModelCard(model, 1, policy, VERSION)
+
+    async def start(self) -> None:
+        """Connect, and find out what the server can do.
+
+        Raises: ConfigError: it serves no such model. NotExact: it does not give what an exact record needs. EngineFailed: it
+            can't be reached.
+        """
+        loop = asyncio.get_running_loop()
+        await self._server.open()
+        self._format = ServerFormat(self._server, self._model, loop)
+        self._facts = await probe(self._server, self._model, self._format)
+        context = min(self._context_tokens or self._facts.context_tokens, self._facts.context_tokens)
+        self._server.context_tokens = context
+        await loop.run_in_executor(self._renderer, self._format.find_stop_ids)
+        report = await loop.run_in_executor(self._renderer, check_format, self._format)
+        for problem in report.problems:
+            logger.warning("model %s: %s", self._model, problem)
+        self._prompter = Prompter(self._format, report)
+        words = ["cancel", "grammar", "logprobs", "tools", *(["continuation"] if report.extends else [])]
+        self._card = ModelCard(self._model, context, self._policy, VERSION, capabilities=words)
+
+    async def stop(self) -> None:
+        await self._server.close()
+        self._renderer.shutdown(wait=False, cancel_futures=True)
+
+    def cards(self) -> list[ModelCard]:
+        return [self._card]
+
+    def load(self) -> tuple[int, int, float]:
+        return self._running, self._waiting, 0.0
+
+    async def count(self, job: Job) -> int:
+        prompt, _ = await self._prompt(Generate(stream=0, turn_id="", attempt=0, trial_id="", job=job))
+        return len(prompt.ids)
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        """Started comes once the server has said which prompt it uses."""
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        self._running += 1
+        try:
+            async for event in self._generate(request):
+                yield event
+        finally:
+            self._running -= 1
+            self._slots.release()
+
+    async def _generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        job = request.job
+        prompt, format = await self._prompt(request)
+        law = law_in_effect(job.sampling, len(prompt.ids), self._card.context_tokens, field_of(job))
+        grammar = constrains(job)
+        bent = grammar or not law.is_plain() or self._is_off_scale(law)
+        is_chat = bool(job.messages)
+        reader = AnswerReader(request.stream, prompt.ids, VERSION, is_chat=is_chat, constrained=bent, job=job)
+        body = body_of(job, self._model, prompt.ids, law, format.stop_ids)
+        async with aclosing(self._server.stream(CHAT if is_chat else PROMPT, body)) as events:
+            begun = False
+            async for event in events:
+                delta = reader.read(event)
+                if reader.has_begun and not begun:
+                    begun = True
+                    yield _started(request.stream, prompt, law, grammar)
+                if delta is not None:
+                    yield delta
+        if not begun:
+            raise EngineFailed("the vLLM server answered nothing")
+        last = reader.rest()
+        if last is not None:
+            yield last
+        yield reader.finish()
+
+    async def _prompt(self, request: Generate) -> tuple[Prompt, ServerFormat]:
+        format, prompter = self._format, self._prompter
+        if format is None or prompter is None:
+            raise EngineFailed("the engine is not started")
+        job, prefix = request.job, bytes_to_ids(request.prefix_ids)
+        run = asyncio.get_running_loop().run_in_executor
+        if job.prompt_ids is not None:
+            return given_prompt(bytes_to_ids(job.prompt_ids).tolist(), prefix), format
+        if job.prompt_text is not None:
+            return given_prompt(await run(self._renderer, format.encode, job.prompt_text), prefix), format
+        return await run(self._renderer, prompter.chat, job, prefix, request.prefix_messages), format
+
+    def _is_off_scale(self, law: Sampling) -> bool:
+        """Whether the log-probabilities that the server gives are of another distribution than it draws from: before temperature
+        (its `--logprobs-mode` is not processed_logprobs)."""
+        return self._facts is not None and not self._facts.processed_logprobs and law.temperature != 1.0
+
+
+def _started(stream: int, prompt: Prompt, law: Sampling, grammar: bool) -> Started:
+    raw = ids_to_bytes(prompt.ids)
+    return Started(
+        stream=stream,
+        kept_tokens=prompt.kept_tokens,
+        new_ids=raw[4 * prompt.kept_tokens :],
+        prompt_tokens=len(prompt.ids),
+        prompt_digest=hashlib.blake2b(raw, digest_size=16).digest(),
+        law=law,
+        resumable=not grammar and not law.remembers_output(),
+        constrained=grammar,
+        refused=prompt.refused,
+        thinking_kept=prompt.thinking_kept,
+    )

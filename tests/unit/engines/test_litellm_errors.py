@@ -1,0 +1,103 @@
+"""Upstreams' failures, as LiteLLM raises them, and what the agent is told of them."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import httpx
+import litellm.exceptions as upstream
+import pytest
+
+from inference_worker.engines.litellm_errors import MAX_CHARS, retry_after_s, translate
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, StenoError, TooManyRequests
+
+WHO = {"llm_provider": "openai", "model": "m"}
+KEY = "sk-very-secret"
+
+
+def response(status: int, **headers: str) -> httpx.Response:
+    return httpx.Response(status, headers=headers, request=httpx.Request("POST", "https://provider.test"))
+
+
+def translated(error: Exception) -> StenoError:
+    return translate(error, context_tokens=1000, key=KEY, now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (upstream.RateLimitError("slowly", response=response(429), **WHO), TooManyRequests, 429),
+        (upstream.ServiceUnavailableError("overloaded", response=response(503), **WHO), EngineFailed, 503),
+        (upstream.InternalServerError("oops", response=response(500), **WHO), EngineFailed, 503),
+        (upstream.Timeout("silence", **WHO), EngineFailed, 503),
+        (upstream.APIConnectionError("refused", **WHO), EngineFailed, 503),
+        (upstream.NotFoundError("no model", response=response(404), **WHO), EngineFailed, 503),
+        (upstream.BadRequestError("bad tools", response=response(400), **WHO), BadRequest, 400),
+        (upstream.ContentPolicyViolationError("no", response=response(400), **WHO), BadRequest, 400),
+        (upstream.ContextWindowExceededError("too long", response=response(400), **WHO), ContextOverflow, 400),
+        (ValueError("odd"), EngineFailed, 503),
+    ],
+)
+def test_each_failure_has_its_class_and_says_what_happened(
+    error: Exception, kind: type[StenoError], status: int
+) -> None:
+    found = translated(error)
+    assert type(found) is kind and found.status == status
+    assert "litellm" not in found.message.lower() and found.message
+
+
+def test_a_refused_key_is_told_without_a_word_of_the_provider() -> None:
+    error = upstream.AuthenticationError(f"Incorrect API key provided: {KEY}", response=response(401), **WHO)
+    found = translated(error)
+    assert type(found) is EngineFailed and "401" in found.message
+    assert "Incorrect" not in found.message and KEY not in found.message
+
+
+def test_the_key_is_blotted_out_of_every_message_and_long_ones_are_cut() -> None:
+    error = upstream.BadRequestError(f"request {KEY} said " + "x" * 5000, response=response(400), **WHO)
+    found = translated(error)
+    assert KEY not in found.message and "***" in found.message and len(found.message) < MAX_CHARS + 100
+
+
+def test_the_upstreams_wait_is_passed_on() -> None:
+    error = upstream.RateLimitError("slowly", response=response(429, **{"retry-after": "17"}), **WHO)
+    assert translated(error).retry_after_s == 17.0
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"retry-after": "2.5"}, 2.5),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:09 GMT"}, 9.0),
+        ({"retry-after": "soon"}, None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(headers: dict[str, str], expected: float | None) -> None:
+    assert retry_after_s(headers, 0.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt", "context"),
+    [
+        (
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens",
+            9000,
+            8192,
+        ),
+        ("prompt is too long: 210,000 tokens > 200,000 maximum", 210000, 200000),
+        ("context_length_exceeded", 1001, 1000),
+    ],
+)
+def test_an_overflow_carries_both_numbers(said: str, prompt: int, context: int) -> None:
+    found = translated(upstream.BadRequestError(said, response=response(400), **WHO))
+    assert isinstance(found, ContextOverflow)
+    assert (found.prompt_tokens, found.context_tokens) == (prompt, context)
+
+
+def test_what_is_ours_already_stays() -> None:
+    error = BadRequest("no", field="x")
+    assert translated(error) is error
