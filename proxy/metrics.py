@@ -30,6 +30,12 @@ RECOGNISED = Counter(
     "steno_proxy_recognised_total", "Turns by whether they continue a recorded one: `continued`, `root`, or a fork reason",
     ["dialect", "how"],
 )  # fmt: skip
+RETRIES = Counter(
+    "steno_proxy_retries_total",
+    "Requests that their client marked as retries: `joined` one that runs, `replayed` a recorded answer, `superseded` a turn "
+    "that broke (never trained), or `new`: nothing on record to repeat, as after a 429 or 503",
+    ["dialect", "how"],
+)  # fmt: skip
 DROPPED = Counter(
     "steno_proxy_dropped_items_total",
     "Items left out of requests because their type is not known; the log names the types, which want support",

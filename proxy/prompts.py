@@ -63,9 +63,12 @@ class PromptIndex:
 def digests(prompt: bytes, path: bytes) -> bytes:
     """`IndexRow.digests` of a plain-prompt turn: a digest of its prompt, and the mark of its whole path (prompt +
     completion), both as int32 LE ids or UTF-8 text."""
-    return b"o" + hashlib.blake2b(prompt, digest_size=15).digest() + _mark(
-        len(path), hashlib.blake2b(path, digest_size=9).digest()
-    )
+    return prompt_digest(prompt) + _mark(len(path), hashlib.blake2b(path, digest_size=9).digest())
+
+
+def prompt_digest(prompt: bytes) -> bytes:
+    """16 bytes: what stands for the prompt's one message in a conversation tree."""
+    return b"o" + hashlib.blake2b(prompt, digest_size=15).digest()
 
 
 def _mark(length: int, digest: bytes) -> bytes:

@@ -28,7 +28,7 @@ _CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_
 class Facts(msgspec.Struct):
     """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
 
-    changed: what the trial's sampling policy changed.
+    changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`.
     """
 
     dialect: str
@@ -38,6 +38,8 @@ class Facts(msgspec.Struct):
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    answer_id: str | None = None
+    retry_of: str | None = None
 
 
 def turn_of(
@@ -77,6 +79,9 @@ def turn_of(
         served_model=stream.card.name,
         worker_id=stream.worker_id,
         attempt=0,
+        answer_id=facts.answer_id,
+        choice=index,
+        retry_of=facts.retry_of,
         policy=stream.card.policy,
         new_prompt_ids=started.new_ids,
         prompt_tokens=transcript.prompt_tokens,

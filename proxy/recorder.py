@@ -133,8 +133,8 @@ class Recorder:
         self._bytes = 0
         self._paths = Paths()
 
-    async def enter(self, trial_id: str) -> Recording:
-        """The session's recording, up to date, open for one more turn.
+    async def enter(self, trial_id: str, *, again: bool = False) -> Recording:
+        """The session's recording, up to date, open for one more turn. again: perhaps not one more; `check` says when it is.
 
         Raises: NotFound, Gone (completed or deleted), BudgetSpent (and the session has ended), StoreUnavailable.
         """
@@ -143,11 +143,17 @@ class Recorder:
         assert session is not None
         if session.status != "open":
             raise Gone(f"the session has ended ({session.end_reason or session.status})")
-        now = self._clock()
+        if not again:
+            await self.check(recording)
+        return recording
+
+    async def check(self, recording: Recording) -> None:
+        """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended."""
+        session, now = recording.session, self._clock()
+        assert session is not None
         spent = limits.spent(session.limits, session, now, busy=bool(recording.in_flight))
         if spent is not None:
-            raise await self.end(trial_id, spent)
-        return recording
+            raise await self.end(recording.trial_id, spent)
 
     async def end(self, trial_id: str, spent: str) -> BudgetSpent:
         """A limit is spent: the session ends, and what runs is kept as partial turns. Idempotent. Returns what agents are told.

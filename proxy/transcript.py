@@ -13,7 +13,7 @@ from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Delta, Finish, ModelCard, Started
 from proxy.contracts.records import TokenSpan
 from proxy.dialects.base import Choice, Piece
-from proxy.sessions.call_ids import client_call_id
+from proxy.sessions.call_ids import client_call_id, parse_call_id
 
 _CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
 _CONTENT, _REASONING, _NO_BLOCK = -1, -2, -3
@@ -159,6 +159,14 @@ class Transcript:
             ]
         return message
 
+    def pieces(self) -> list[Piece]:
+        """What has come so far, for a client that begins to listen now. Tokens of log-probabilities come with the first."""
+        pieces = pieces_of(self.message())
+        if self._token_logprobs:
+            pieces = pieces or [Piece()]
+            pieces[0].tokens = list(self._token_logprobs)
+        return pieces
+
     def own_call_ids(self) -> list[str]:
         """The model's own ids, by index; "" where its format has none (and for an index that never came)."""
         last = max(self._calls, default=-1)
@@ -194,3 +202,18 @@ class Transcript:
             stop=self.finish.stop,
             reasoning_tokens=self.reasoning_tokens,
         )
+
+
+def pieces_of(message: dict[str, Any]) -> list[Piece]:
+    """A canonical assistant message as what a stream of it would have said, in as few pieces: reasoning, content, each call."""
+    pieces = []
+    if reasoning := message.get("reasoning_content"):
+        pieces.append(Piece(reasoning=reasoning))
+    if content := message.get("content"):
+        pieces.append(Piece(content=content))
+    for i, call in enumerate(message.get("tool_calls") or ()):
+        named = parse_call_id(call["id"])
+        function = call["function"]
+        said = ToolCallPiece(named[1] if named else i, function["arguments"], call["id"], function["name"])
+        pieces.append(Piece(tool_calls=[said]))
+    return pieces

@@ -15,21 +15,25 @@ import asyncio
 import dataclasses
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
-from proxy import metrics, stored
+from proxy import metrics, retries, stored
+from proxy.answering import Answering, Client, ClientLeft, Stopping
 from proxy.contracts.canonical import CanonicalRequest, Job
 from proxy.contracts.errors import BudgetSpent, EngineFailed, Gone, StenoError
 from proxy.contracts.records import IndexRow, Turn
-from proxy.dialects.base import Breaker, Choice, Dialect, Header, Writer
+from proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, Writer
 from proxy.hub import Hub
+from proxy.joined import Joined
 from proxy.plan import Plan, plan
 from proxy.record import Facts, turn_of
 from proxy.recorder import Recorder, Recording
+from proxy.replay import Replay
+from proxy.retries import Sought
 from proxy.sessions import law, limits
 from proxy.store.base import Path
 from proxy.streams import Stream
@@ -39,43 +43,8 @@ log = logging.getLogger(__name__)
 
 ABORT_S = 2.0
 """After an abort, how long a turn may stay stuck in a write to a client that does not read. Seconds."""
-
-
-class ClientLeft(StenoError):
-    """The agent closed its connection. Nobody is told; 499 is nginx's word for it, for the metrics."""
-
-    status = 499
-    code = "client_left"
-
-
-class Stopping(StenoError):
-    """The proxy was told to stop, and its streams had their time."""
-
-    status = 503
-    code = "proxy_stopped"
-    retryable = True
-
-
-class Client(Protocol):
-    """Who asked, as far as a turn cares. Writes after the client has left do nothing."""
-
-    gone: bool
-
-    def ready(self) -> None:
-        """The prompt is accepted: from here on silences may be filled with keepalives."""
-        ...
-
-    async def write(self, data: bytes) -> None:
-        """Some events; the first ones start the response."""
-        ...
-
-    async def end(self, data: bytes) -> None:
-        """The last events."""
-        ...
-
-    async def answer(self, body: bytes) -> None:
-        """The whole answer to a request that is not streamed."""
-        ...
+STALL_S = 2.0
+"""How long the client that came first may hold up those who joined its request, once. Seconds."""
 
 
 class Turns:
@@ -95,6 +64,7 @@ class Turns:
         self._default_max_tokens = default_max_tokens
         self._running: set[Request] = set()
         self._draining = False
+        self._refusals = retries.Refusals()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and wait for those in flight; what still runs after `timeout_s` is kept as partial turns."""
@@ -109,33 +79,77 @@ class Turns:
             for wait in waits:
                 wait.cancel()
 
-    async def open(self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client) -> Request:
-        """Make the request ready: its session entered, its place found, its streams open. Then `await request.run()`.
+    async def open(
+        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client, *, again: bool = False
+    ) -> Answering:
+        """Make the request ready: its session entered, its place found, its streams open. Then `await` its `run()`.
 
+        Args: again: the client says that it has sent this before (`retries.py`).
         Raises: StenoError, with nothing recorded and nothing sent.
         """
         queued = self.clock()
         if self._draining:
             raise Stopping("the proxy is about to stop")
-        recording = await self.recorder.enter(trial_id)
+        recording = await self.recorder.enter(trial_id, again=again)
         if asked.after or asked.refers:
             asked = await stored.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)
         found = await plan(self.recorder, recording, job)
+        superseded: dict[int, str] = {}
+        if again:
+            earlier = await self._earlier(recording, dialect, Sought(dialect.name, asked, found), client)
+            if not isinstance(earlier, dict):
+                return earlier
+            superseded = earlier
+            await self.recorder.check(recording)
         await self._check_room(recording, asked.n)
         request = Request(self, recording, dialect, asked, client, found)
         facts = Facts(dialect.name, asked, changed, queued)
         try:
             for index in range(asked.n):
+                facts.retry_of = superseded.get(index)
                 request.choices.append(self._open(request, index, facts))
-        except BaseException:
+        except BaseException as error:
             for choice in request.choices:
                 choice.stream.cancel("a sibling could not be started")
+            if isinstance(error, StenoError):
+                self.refused(request)
             raise
         recording.in_flight.add(request)
         self._running.add(request)
         request.start_clock(queued)
         return request
+
+    async def _earlier(
+        self, recording: Recording, dialect: Dialect, sought: Sought, client: Client
+    ) -> Answering | dict[int, str]:
+        """What answers a retry: a request that runs, or a recorded answer; or the turns, by choice, that a new one supersedes."""
+        trial_id, count = recording.trial_id, metrics.RETRIES.labels
+        if self._refusals.take(sought.key(trial_id), self.clock()):
+            count(dialect.name, "new").inc()
+            return {}
+        running = [one for one in recording.in_flight if isinstance(one, Request) and one.sought.same(sought)]
+        for request in sorted(running, key=Request.urgency):
+            joined = request.join(sought.asked, client)
+            if joined is not None:
+                count(dialect.name, "joined").inc()
+                return joined
+            await request.done.wait()
+        earlier = await retries.on_record(self.recorder, recording, sought, self.clock())
+        if earlier is None:
+            count(dialect.name, "new").inc()
+            return {}
+        if earlier.whole:
+            count(dialect.name, "replayed").inc()
+            turns = [earlier.turns[choice] for choice in range(sought.asked.n)]
+            return Replay(self.recorder.store, trial_id, dialect, sought.asked, client, turns)
+        count(dialect.name, "superseded").inc()
+        return {choice: turn.turn_id for choice, turn in earlier.turns.items()}
+
+    def refused(self, request: Request) -> None:
+        """The request ended with nothing on record. If it was no retry of what is, its own retry is not either."""
+        if not any(choice.facts.retry_of for choice in request.choices):
+            self._refusals.note(request.sought.key(request.recording.trial_id), self.clock())
 
     def forget(self, request: Request) -> None:
         """The request is answered."""
@@ -187,13 +201,15 @@ class Turns:
         )
         metrics.STREAMS.inc()
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
-        return OpenChoice(index, stream, transcript, msgspec.structs.replace(facts))
+        first = request.choices[0].transcript.turn_id if index else turn_id
+        facts = msgspec.structs.replace(facts, answer_id=first if request.sought.asked.n > 1 else None)
+        return OpenChoice(index, stream, transcript, facts)
 
 
 class OpenChoice:
     """One completion of a request while it runs."""
 
-    __slots__ = ("begun", "commit", "facts", "index", "plan", "saving", "stream", "transcript")
+    __slots__ = ("begun", "commit", "facts", "finished", "index", "plan", "saving", "stream", "transcript")
 
     def __init__(self, index: int, stream: Stream, transcript: Transcript, facts: Facts) -> None:
         self.index = index
@@ -202,6 +218,7 @@ class OpenChoice:
         self.facts = facts
         self.plan: Plan | None = None  # set where it differs from the request's
         self.begun = False
+        self.finished: Choice | None = None  # once it is on record, whole
         self.commit: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None  # of the turn while it is open
 
@@ -223,6 +240,7 @@ class Request:
         self.plan = found
         self.choices: list[OpenChoice] = []
         self.done = asyncio.Event()
+        self.sought = Sought(dialect.name, asked, found)
         self._turns = turns
         self._asked = asked
         self._client = client
@@ -231,11 +249,16 @@ class Request:
         self._ending: asyncio.Task[None] | None = None
         self._task: asyncio.Task[object] | None = None
         self._writer: Writer | None = None
+        self._joined: list[Joined] = []
+        self._shared = False  # somebody has joined
+        self._telling = False  # a write to the client waits for it to read
+        self._over = False  # all is on record, and no one can join
         self._max_tokens = recording.session.limits.max_tokens if recording.session is not None else None
 
     def abort(self, error: StenoError) -> None:
-        """Stop; keep what was sampled as partial turns; `run` raises `error`. Idempotent, and too late once committing."""
-        if self._aborted is not None or self.done.is_set():
+        """Stop; keep what was sampled as partial turns; `run` raises `error`. Idempotent, and too late once committing. A client
+        that leaves does not stop it for those who joined."""
+        if self._aborted is not None or self.done.is_set() or (isinstance(error, ClientLeft) and self._joined):
             return
         self._aborted = error
         for choice in self.choices:
@@ -291,6 +314,13 @@ class Request:
             self._task.uncancel()
             raise self._aborted from None
         finally:
+            failure = sys.exception()
+            for joined in self._joined:
+                joined.fail(
+                    failure if isinstance(failure, StenoError) else Stopping("the request that was joined failed")
+                )
+            if failure is not None and not any(choice.commit or choice.saving for choice in self.choices):
+                self._turns.refused(self)
             if self._clock is not None:
                 self._clock.cancel()
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
@@ -304,26 +334,93 @@ class Request:
             self._turns.forget(self)
             self.done.set()
 
+    def _header(self) -> Header:
+        first = self.choices[0]
+        model = self._asked.model or first.stream.card.name
+        return Header(first.transcript.turn_id, int(first.facts.queued), model)
+
     async def _run(self) -> None:
-        header = Header(
-            answer_id=self.choices[0].transcript.turn_id,
-            created=int(self.choices[0].facts.queued),
-            model=self._asked.model or self.choices[0].stream.card.name,
-        )
+        header = self._header()
         if self._asked.stream:
             self._writer = self.dialect.writer(self._asked, header)
         if len(self.choices) == 1:
             finished = [await self._choice(self.choices[0])]
         else:
             finished = await self._siblings()
+        self._over = True
+        for joined in self._joined:
+            joined.end(finished)
         if self._writer is None:
             await self._client.answer(self.dialect.answer(self._asked, header, finished))
-            if self._client.gone:
+            if self._client.gone and not self._shared:
                 await self._undelivered()
         elif len(finished) == 1:
             await self._client.end(self._last_of(finished[0]) + self._writer.end(finished))
         else:
             await self._client.end(self._writer.end(finished))
+
+    # -- retries of a request that runs
+
+    def urgency(self) -> tuple[bool, float]:
+        """Sorts the requests that a retry may mean: first those that have lost their client, then the oldest."""
+        return not (self._client.gone or self._telling), self.choices[0].facts.queued
+
+    def join(self, asked: CanonicalRequest, client: Client) -> Joined | None:
+        """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
+
+        A client that a write waits for reads no longer, and has asked again: the turn ends there, and its retry is a new attempt.
+        """
+        if self._telling and not self._joined:
+            self.abort(ClientLeft("the client asked again"))
+        if self._over or self._aborted is not None:
+            return None
+        joined = Joined(self, self.dialect, asked, client, self._header())
+        for choice in self.choices:
+            if choice.transcript.started is not None:
+                joined.catch_up(choice.index, choice.transcript.started, choice.transcript.pieces())
+            if choice.finished is not None:
+                joined.finish(choice.finished)
+        self._joined.append(joined)
+        self._shared = True
+        return joined
+
+    def leave(self, joined: Joined) -> None:
+        """This client has its answer, or has left."""
+        self._joined.remove(joined)
+        if self._client.gone and not self._joined and not self._over:
+            self.abort(ClientLeft("the client closed the connection"))
+
+    async def saved(self, index: int) -> None:
+        """What has come so far of a choice is on record. Raises: as `Recorder.commit`."""
+        choice = self.choices[index]
+        if choice.commit is not None:
+            await asyncio.shield(choice.commit)
+        else:
+            await self._saved(choice)
+
+    async def _tell(self, data: bytes) -> None:
+        """Some events to the client that came first. It must not hold up those who joined."""
+        self._telling = True
+        try:
+            if self._joined:
+                async with asyncio.timeout(STALL_S):
+                    await self._client.write(data)
+            else:
+                await self._client.write(data)
+        except TimeoutError:
+            self._client.gone = True
+        finally:
+            self._telling = False
+
+    def _has_whole(self) -> bool:
+        """Whether somebody gets the answer in one piece, which leaves right after the commit."""
+        pieces = self._writer is None and not self._client.gone
+        return pieces or any(not joined.streams and not joined.client.gone for joined in self._joined)
+
+    def _is_read(self) -> bool:
+        """Whether somebody gets events as they come."""
+        events = self._writer is not None and not self._client.gone
+        return events or any(joined.streams and not joined.client.gone for joined in self._joined)
 
     async def _siblings(self) -> list[Choice]:
         tasks = [asyncio.ensure_future(self._sibling(choice)) for choice in self.choices]
@@ -337,7 +434,7 @@ class Request:
     async def _sibling(self, open_choice: OpenChoice) -> Choice:
         choice = await self._choice(open_choice)
         if self._writer is not None:
-            await self._client.write(self._last_of(choice))
+            await self._tell(self._last_of(choice))
         return choice
 
     def _last_of(self, choice: Choice) -> bytes:
@@ -373,7 +470,10 @@ class Request:
             await self._committed(choice, error)
             raise
         await self._committed(choice, None)
-        return transcript.choice(choice.index)
+        choice.finished = transcript.choice(choice.index)
+        for joined in self._joined:
+            joined.finish(choice.finished)
+        return choice.finished
 
     async def _take(self, choice: OpenChoice, events: list) -> None:  # type: ignore[type-arg]
         """What has arrived together leaves together."""
@@ -389,23 +489,34 @@ class Request:
             facts.last_token = self._turns.clock()
             if facts.first_token is None:
                 facts.first_token = facts.last_token
-            if self._writer is not None:
-                if self._writer.closes(choice.index, piece):
+            if self._writer is not None or self._joined:
+                listening = tuple(self._joined)  # those who join while this waits have it from the transcript
+                if self._close(choice.index, piece, listening):
                     if out:
-                        await self._client.write(b"".join(out))
+                        await self._tell(b"".join(out))
                         out.clear()
-                    if not self._client.gone:
+                    if self._is_read():
                         transcript.delivered = shown
                     await self._saved(choice)
-                data = self._writer.piece(choice.index, piece)
+                for joined in listening:
+                    assert transcript.started is not None
+                    joined.piece(choice.index, piece, transcript.started)
+                data = self._writer.piece(choice.index, piece) if self._writer is not None else b""
                 if data:
                     out.append(data if choice.begun else self._begin(choice) + data)
         if out:
-            await self._client.write(b"".join(out))
-        if self._writer is not None and not self._client.gone:
+            await self._tell(b"".join(out))
+        if self._is_read():
             transcript.delivered = transcript.tokens
         if self._max_tokens is not None and self._aborted is None:
             await self._check_tokens(self._max_tokens)
+
+    def _close(self, index: int, piece: Piece, listening: tuple[Joined, ...]) -> bool:
+        """Whether the piece closes a block for anybody. Each writer is asked, once."""
+        closes = self._writer is not None and self._writer.closes(index, piece)
+        for joined in listening:
+            closes = joined.closes(index, piece) or closes
+        return closes
 
     async def _check_tokens(self, limit: int) -> None:
         """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by
@@ -432,15 +543,19 @@ class Request:
             await self._turns.recorder.store.add_marks(self.recording.trial_id, marks)
             session.marks.extend(marks)
         self._client.ready()
+        for joined in self._joined:
+            joined.accept()
 
     # -- the record
 
     async def _saved(self, choice: OpenChoice) -> None:
         """Have the turn so far on record before a block closes. Raises: as `Recorder.commit`."""
-        choice.saving = asyncio.ensure_future(self._save(choice))
+        choice.saving = asyncio.ensure_future(self._save(choice, choice.saving))
         await asyncio.shield(choice.saving)
 
-    async def _save(self, choice: OpenChoice) -> None:
+    async def _save(self, choice: OpenChoice, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait({before})
         choice.transcript.closed = True
         turn, row = self._record(choice, None, still_open=True)
         found = choice.plan or self.plan
@@ -499,9 +614,9 @@ class Request:
     def _delivered(self, choice: OpenChoice, error: StenoError | None) -> int:
         """Tokens that the client has. An answer in one piece leaves right after its commit: it counts as if it had, rather than
         being written a second time, and `_undelivered` takes back what did not leave."""
-        if self._writer is not None or error is not None:
-            return choice.transcript.delivered
-        return 0 if self._client.gone else choice.transcript.tokens
+        if error is None and self._has_whole():
+            return choice.transcript.tokens
+        return choice.transcript.delivered
 
     async def _undelivered(self) -> None:
         """The client of an answer in one piece had left by the time it was committed. A failure to note it is only counted."""

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs, metrics
+from proxy.answering import Answering, ClientLeft
 from proxy.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
 from proxy.dialects.base import Dialect
@@ -33,7 +34,8 @@ from proxy.dialects.openai_schema import MODELS
 from proxy.dialects.responses import Responses
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
-from proxy.turn import ClientLeft, Request, Turns
+from proxy.retries import is_retry
+from proxy.turn import Turns
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +252,8 @@ class Generation:
         if asked.dropped:
             metrics.DROPPED.labels(self._dialect.name).inc(len(asked.dropped))
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
-        request = await self._turns.open(trial_id, self._dialect, asked, client)
+        again = is_retry(scope["headers"])
+        request = await self._turns.open(trial_id, self._dialect, asked, client, again=again)
         client.breaks = request.broken
         if asked.stream:
             client.keep_alive_with(self._dialect.keepalive)
@@ -289,7 +292,7 @@ class _Watch:
 
     __slots__ = ("_client", "_receive", "_request", "_task", "_timer")
 
-    def __init__(self, receive: Receive, client: HttpClient, request: Request) -> None:
+    def __init__(self, receive: Receive, client: HttpClient, request: Answering) -> None:
         self._receive = receive
         self._client = client
         self._request = request

@@ -173,8 +173,8 @@ class Turn(BaseModel):
     delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
     partial: ended before the model did (cancelled or failed), or not ended yet (finish_reason `open`).
     answer_id, choice: where `n` turns answer one request, the turn id of the first of them, and which one this is.
-    retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn takes
-        the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
+    retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn
+        takes the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -5,8 +5,8 @@ turn in order. What does not add up is an error that names the turn, never padde
 several paths share is trained in the first of them in commit order of their leaves, so the masks of all samples together
 count each trainable token once (I4).
 
-Turns without a single sampled token at the end of a path (failed before the first) are left out: they add nothing to train. So are
-superseded ones, whose place another attempt took; where one was gone on from all the same, its tokens stand there untrained.
+Turns without a single sampled token at the end of a path (failed before the first) are left out: they add nothing to train. So
+are superseded ones, whose place another attempt took; where one was gone on from all the same, its tokens stand there untrained.
 """
 
 from __future__ import annotations

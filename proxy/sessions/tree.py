@@ -115,8 +115,8 @@ class Tree:
     def asked(self, digests: Sequence[bytes], tools: bytes, options: bytes, *, after: int = -1) -> list[int]:
         """Turns that were asked exactly these messages (after turn `after`), under these tools and options; newest first.
 
-        Linear in the session's turns if there are several, so not for every request. Turns added as running are not reliably among
-        them, nor kept out.
+        Linear in the session's turns if there are several, so not for every request. Turns added as running are not reliably
+        among them, nor kept out.
         """
         trie = self._trie
         node = self._ends[after] if after >= 0 else ROOT

@@ -156,9 +156,14 @@ class RedisRecordings:
         texts = dict(zip(positions, packed, strict=True))
         return [
             decode_turn(
-                start + i, entry, ids[i], logprobs[i], lambda at: unpack(texts[at]),
-                _delivered(numbers[i]), _superseding(numbers[len(entries) + i]),
-            )  # fmt: skip
+                start + i,
+                entry,
+                ids[i],
+                logprobs[i],
+                lambda at: unpack(texts[at]),
+                _delivered(numbers[i]),
+                _superseding(numbers[len(entries) + i]),
+            )
             for i, entry in enumerate(entries)
         ]
 
