@@ -1,0 +1,145 @@
+"""One completion of a request on its way to the record: what has come of it, and the commits that make it durable (I3).
+
+A turn is committed once it has ended, however it did, and before that, as an open turn, when a block of it is about to close.
+Knows nothing of who listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+
+from proxy import metrics
+from proxy.contracts.errors import Gone, StenoError
+from proxy.contracts.records import IndexRow, Turn
+from proxy.dialects.base import Choice
+from proxy.plan import Plan
+from proxy.record import Facts, turn_of
+from proxy.recorder import Recorder, Recording
+from proxy.store.base import Path
+from proxy.streams import Stream
+from proxy.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+
+class OpenChoice:
+    """One completion while it runs.
+
+    plan: where it stands; the request's, until the worker or a commit knows better. begun: its first events have left.
+    finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
+    open of it.
+    """
+
+    __slots__ = (
+        "_recorder", "_recording", "begun", "commit", "facts", "finished", "index", "plan", "saving", "stream", "transcript",
+    )  # fmt: skip
+
+    def __init__(
+        self, recorder: Recorder, recording: Recording, index: int, stream: Stream, transcript: Transcript, facts: Facts,
+        plan: Plan,
+    ) -> None:  # fmt: skip
+        self._recorder = recorder
+        self._recording = recording
+        self.index = index
+        self.stream = stream
+        self.transcript = transcript
+        self.facts = facts
+        self.plan = plan
+        self.begun = False
+        self.finished: Choice | None = None
+        self.commit: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None
+
+    async def saved(self) -> None:
+        """Have the turn so far on record, before a block closes. Raises: as `Recorder.commit`."""
+        if self.commit is not None:
+            await asyncio.shield(self.commit)
+            return
+        self.saving = asyncio.ensure_future(self._save(self.saving))
+        await asyncio.shield(self.saving)
+
+    async def _save(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        self.transcript.closed = True
+        turn, row = self._record(None, self.transcript.delivered, still_open=True)
+        if not self.plan.settled:
+            self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, settled=True)
+        await self._recorder.commit(self._recording, turn, row)
+
+    async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
+        """Commit, to the end even if this task is cancelled meanwhile: half a commit is none.
+
+        Args: in_one_piece: somebody gets the answer whole, right after this. It counts as delivered, rather than being written a
+            second time; `undelivered` takes that back.
+        Raises: what the commit failed with; nothing where the turn has failed already, since `error` is raised then.
+        """
+        if self.transcript.started is None or self.commit is not None:
+            return
+        self.commit = asyncio.ensure_future(self._commit(error, in_one_piece))
+        await asyncio.shield(self.commit)
+
+    async def _commit(self, error: StenoError | None, in_one_piece: bool) -> None:
+        recorder, transcript = self._recorder, self.transcript
+        if self.saving is not None and not self.saving.done():
+            await asyncio.wait({self.saving})
+        if self.saving is not None and error is not None:
+            self.saving.exception()  # `error` is what the client is told
+        turn, row = self._record(error, transcript.tokens if in_one_piece else transcript.delivered)
+        try:
+            try:
+                turn.index = await recorder.commit(self._recording, turn, row)
+                self._keep_path(turn)
+            except Gone as gone:
+                if turn.partial:
+                    raise
+                # Frozen while this turn ran, at another replica or in the instant before: it was in flight, so it is partial.
+                turn, row = self._record(gone, transcript.delivered)
+                turn.index = await recorder.commit(self._recording, turn, row)
+                raise
+        except StenoError as failure:
+            if turn.index < 0:
+                metrics.UNRECORDED_TOKENS.labels(failure.code).inc(transcript.tokens)
+                log.error(
+                    "turn %s could not be recorded, %d tokens: %s", turn.turn_id, transcript.tokens, failure.message
+                )
+            if error is None:
+                raise
+        finally:
+            if turn.index >= 0:
+                self._count(turn)
+
+    def _record(self, error: StenoError | None, delivered: int, *, still_open: bool = False) -> tuple[Turn, IndexRow]:
+        return turn_of(
+            self._recording, self.index, self.stream, self.plan, self.transcript, self.facts, error,
+            delivered, still_open,
+        )  # fmt: skip
+
+    async def undelivered(self) -> None:
+        """The client of an answer in one piece had left by the time it was committed. A failure to note it is only counted."""
+        try:
+            await self._recorder.store.mark_delivered(self._recording.trial_id, self.transcript.turn_id, 0)
+        except StenoError as error:
+            metrics.STORE_ERRORS.labels("mark_delivered").inc()
+            log.warning("turn %s: delivery not noted: %s", self.transcript.turn_id, error.message)
+
+    def _keep_path(self, turn: Turn) -> None:
+        """Where the conversation stands now: its next turn begins with this."""
+        prefix = self.plan.prefix_ids if turn.parent_id is not None else b""
+        ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
+        self._recorder.keep_path(self._recording, turn.index, Path(ids, turn.reply), self.plan.parent)
+
+    def _count(self, turn: Turn) -> None:
+        dialect, tokens = turn.dialect, self.transcript.tokens
+        metrics.TURNS.labels(dialect, turn.finish_reason).inc()
+        metrics.PROMPT_TOKENS.inc(len(turn.new_prompt_ids) // 4)
+        metrics.COMPLETION_TOKENS.inc(tokens)
+        bent = sum(end - start for start, end in turn.constrained)
+        if bent:
+            metrics.CONSTRAINED_TOKENS.inc(bent)
+        how = turn.fork_reason or ("continued" if turn.parent_id else "root")
+        metrics.RECOGNISED.labels(dialect, str(how)).inc()
+        if self.facts.first_token is not None:
+            metrics.TTFT.labels(dialect).observe(self.facts.first_token - self.facts.queued)
