@@ -11,6 +11,7 @@ from typing import Any
 
 Call = tuple[str, dict[str, Any]]
 FIXED = "def add(a, b):\n    return a + b\n"
+SUMMARY = "Summary: src/calc.py was fixed, and two steps are left."
 REPORT = "SUBTASK {}: look around and report."
 _AGENT = re.compile(r'"agent_id":\s*"([^"]+)"')
 _asked: dict[tuple[str, int], int] = {}
@@ -49,8 +50,10 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     messages, turn = request["messages"], request["turn"]
     said = " ".join(text_of(message) for message in messages if message["role"] == "user")
     if not request["tools"] or "CONTEXT CHECKPOINT COMPACTION" in said:
-        return {"content": "Summary: src/calc.py was fixed."}
+        return {"content": SUMMARY}
     steps = STEPS[:4] + (DELEGATED if "DELEGATE" in said else []) + STEPS[4:]
+    if SUMMARY in said:
+        steps = STEPS[-2:]
     if "SUBTASK" in said:
         steps = SUBTASK
     if turn >= len(steps):

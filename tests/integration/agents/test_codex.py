@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from proxy.contracts.records import OPEN
-from tests.integration.agents.codex_script import FIXED, STEPS, SUBTASK
+from tests.integration.agents.codex_script import FIXED, STEPS, SUBTASK, SUMMARY
 from tests.support.stack import Stack, running
 from tests.support.tcprelay import TcpRelay
 
@@ -160,3 +160,16 @@ def turns_of(stack: Stack, trial_id: str) -> list[dict[str, Any]]:
     """Its turns from the fourth on; none while there is no such session."""
     answer = httpx.get(f"{stack.url}/sessions/{trial_id}/turns?start=3", timeout=30)
     return list(answer.json()["items"]) if answer.status_code == 200 else []
+
+
+def test_a_compaction_is_a_branch_and_what_follows_it_another(stack: Stack, tmp_path: Path) -> None:
+    codex(stack.base_url("compact"), tmp_path, TASK, "model_auto_compact_token_limit=21600")
+    turns = stack.turns("compact")
+    main = main_of(turns)
+    is_straight(main)
+    rest = [turn for turn in turns if turn not in main]
+    assert rest[0]["reply"]["content"] == SUMMARY
+    assert [turn["fork_reason"] for turn in rest] == ["tools_changed", "diverged", None, None]
+    assert [turn["parent_id"] is None for turn in rest] == [True, True, False, False]
+    assert SUMMARY in rest[1]["messages"][-1]["content"]
+    assert not any(turn["partial"] for turn in turns)
