@@ -180,9 +180,12 @@ class Tree:
 
     def settle(self, number: int, row: IndexRow) -> None:
         """The turn that was added as running has ended; `row` is what is on record of it now."""
+        asked = self._ends[number]
         self.tokens[number] = row.path_tokens
         self.finishes[number] = sys.intern(row.finish)
         self._reply(number, row, row.digests[-DIGEST_BYTES:])
+        if self._trie.flags[asked] & ASKED_AGAIN:
+            self._prefer(self._twins, (asked, self._context_of[number], self.parents[number]), number)
 
     def _reply(self, number: int, row: IndexRow, reply: bytes) -> None:
         """How a turn ended, and where: from now on it can be gone on from."""
@@ -307,7 +310,7 @@ class Tree:
             self._prefer(self._twins, (node, self._context_of[number], self.parents[number]), number)
 
     def _prefer(self, table: dict[tuple[int, ...], int], key: tuple[int, ...], number: int) -> None:
-        """The newest that is not partial, else the newest. `number` is newer than what the table holds."""
+        """The newest that is not partial, else the newest."""
         held = table.get(key, -1)
-        if held < 0 or not self._flags[number] & PARTIAL or self._flags[held] & PARTIAL:
+        if held < 0 or (not self._flags[number] & PARTIAL, number) > (not self._flags[held] & PARTIAL, held):
             table[key] = number

@@ -78,3 +78,24 @@ def test_a_missing_log_probability_is_an_error_but_of_synthetic_engines() -> Non
     transcript = pad(synthetic=True)
     transcript.take(silent)
     assert (transcript.tokens, bytes(transcript.logprobs)) == (1, b"")
+
+
+def test_what_is_closed_leaves_out_the_block_that_is_open() -> None:
+    transcript = pad()
+    said = []
+    for event in (
+        delta([1], reasoning="r"),
+        delta([2], content="a"),
+        delta([3], content="b"),
+        delta([4], tool_calls=[ToolCallPiece(0, "{", "", "f")]),
+        delta([5], tool_calls=[ToolCallPiece(0, "}"), ToolCallPiece(1, "", "", "g")]),
+        delta([6], content="c"),
+    ):
+        transcript.take(event)
+        message = transcript.message(closed=True)
+        calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+        said.append((message.get("reasoning_content"), message["content"], calls))
+    assert said == [
+        (None, "", []), ("r", "", []), ("r", "", []), ("r", "ab", []), ("r", "ab", ["f"]), ("r", "ab", ["f", "g"])
+    ]  # fmt: skip
+    assert transcript.message()["content"] == "abc"
