@@ -1,0 +1,81 @@
+"""An Anthropic-shaped upstream through LiteLLM: another wire format behind, the same record in front."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.integration.upstream.conftest import KEY, TOOLS, ask, sdk, text_of
+from tests.support.stack import Stack
+
+
+@pytest.fixture(scope="module")
+def front(in_front: Callable[..., Stack]) -> Stack:
+    return in_front("anthropic/up", "/claude")
+
+
+def test_a_streamed_answer_and_its_usage(front: Stack, behind: Stack) -> None:
+    chunks = list(
+        sdk(front, "plain").chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert text_of(chunks) == "you said hello"
+    (turn,) = front.turns("plain")
+    upstream = behind.turns("claude")[-1]
+    assert upstream["dialect"] == "messages"
+    assert turn["prompt_tokens"] == upstream["prompt_tokens"] == chunks[-1].usage.prompt_tokens
+    assert turn["upstream_tokens"] == len(upstream["completion_ids"])
+    assert front.get("/sessions/plain")["marks"] == ["text_only"]
+
+
+def test_thinking_is_reasoning(front: Stack) -> None:
+    message = ask(front, "thinks", "think").json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hmm", "thought")
+
+
+def test_tool_calls_keep_the_upstreams_ids_on_record_and_go_back_by_them(front: Stack, behind: Stack) -> None:
+    client = sdk(front, "tools")
+    messages: list = [{"role": "user", "content": "look"}]
+    first = client.chat.completions.create(model="any", messages=messages, tools=TOOLS).choices[0]
+    assert first.finish_reason == "tool_calls" and first.message.content == "let me look"
+    assert [json.loads(call.function.arguments) for call in first.message.tool_calls or ()] == [
+        {"at": "this"},
+        {"at": "that"},
+    ]
+    messages.append(first.message.model_dump(exclude_none=True))
+    for call in first.message.tool_calls or ():
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "red"})
+    second = client.chat.completions.create(model="any", messages=messages, tools=TOOLS)
+    assert second.choices[0].message.content == "seen: red, red"
+    one, two = front.turns("tools")
+    assert two["parent_id"] == one["turn_id"]
+    assert all(own.startswith("toolu_") for own in one["call_ids"].values())
+    upstream = behind.turns("claude")[-2:]
+    assert upstream[1]["parent_id"] == upstream[0]["turn_id"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code"),
+    [("429", 429, "rate_limited"), ("401", 503, "engine_failed"), ("too long", 400, "context_length_exceeded")],
+)
+def test_its_failures_have_our_words(front: Stack, said: str, status: int, code: str) -> None:
+    answer = ask(front, f"fails-{said.replace(' ', '-')}", said)
+    assert answer.status_code == status and answer.json()["error"]["code"] == code and KEY not in answer.text
+
+
+def test_an_agent_of_that_format_is_served_by_an_upstream_of_the_other(in_front: Callable[..., Stack]) -> None:
+    """Messages in front, chat behind; tokens are counted, by LiteLLM's tokenizer."""
+    front = in_front("openai/up", "/behind/v1")
+    base = f"{front.url}/crossed/v1/messages"
+    body = {"model": "any", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
+    answer = httpx.post(base, json=body, timeout=60).json()
+    assert answer["content"] == [{"type": "text", "text": "you said hello"}] and answer["stop_reason"] == "end_turn"
+    counted = httpx.post(base + "/count_tokens", json={"model": "any", "messages": body["messages"]}, timeout=60).json()
+    assert counted["input_tokens"] > 0
