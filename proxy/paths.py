@@ -3,11 +3,15 @@
 A turn that was committed here is gone on from, most of the time, a few seconds later and here again. Its path then needs no
 round trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all
 recordings, least recently used dropped first, and never the only place where something is.
+
+A path is held in pieces, one a turn, that its successor takes over: whole ones, each a little longer than the one that it takes
+the place of, would leave the heap full of holes, three bytes for each that is held.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any, NamedTuple
 
 from proxy.store.base import Path
 
@@ -20,30 +24,42 @@ class Paths:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._held: OrderedDict[tuple[str, float, int], Path] = OrderedDict()
+        self._held: OrderedDict[tuple[str, float, int], _Held] = OrderedDict()
         self.held_bytes = 0
 
     def get(self, trial_id: str, created_at: float, number: int) -> Path | None:
         """The path that ends with this turn. It stays: siblings may want it too."""
         key = (trial_id, created_at, number)
         found = self._held.get(key)
-        if found is not None:
-            self._held.move_to_end(key)
-        return found
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return Path(b"".join(found.pieces), found.reply)
 
     def put(self, trial_id: str, created_at: float, number: int, path: Path, parent: int) -> None:
         """A turn is on record, whole. What it goes on from (`parent`, -1 for none) is no end any more, and makes room."""
-        self._drop((trial_id, created_at, parent))
+        before = self._drop((trial_id, created_at, parent))
         key = (trial_id, created_at, number)
         self._drop(key)
-        if len(path.ids) > self._max_bytes // 4:
+        size = len(path.ids)
+        if size > self._max_bytes // 4:
             return
-        self._held[key] = path
-        self.held_bytes += len(path.ids)
+        pieces = [*before.pieces, path.ids[before.size :]] if before is not None else [path.ids]
+        self._held[key] = _Held(pieces, size, path.reply)
+        self.held_bytes += size
         while self.held_bytes > self._max_bytes:
             self._drop(next(iter(self._held)))
 
-    def _drop(self, key: tuple[str, float, int]) -> None:
+    def _drop(self, key: tuple[str, float, int]) -> _Held | None:
         found = self._held.pop(key, None)
         if found is not None:
-            self.held_bytes -= len(found.ids)
+            self.held_bytes -= found.size
+        return found
+
+
+class _Held(NamedTuple):
+    """pieces: of the path's ids, in order. size: of all of them, in bytes."""
+
+    pieces: list[bytes]
+    size: int
+    reply: dict[str, Any]

@@ -158,6 +158,7 @@ class Request:
             metrics.STREAMS.dec(len(self.choices))
             self.recording.in_flight.discard(self)
             self._turns.forget(self)
+            self._task = None  # which holds this coroutine, which holds us: nothing but the collector would end that
             self.done.set()
 
     def _header(self) -> Header:

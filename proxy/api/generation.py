@@ -239,6 +239,7 @@ class Generation:
             await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"), request_id)
         finally:
             client.close()
+            client.breaks = None  # else client and request keep each other, and a whole conversation, for the collector to find
             status = 499 if client.gone else client.status
             metrics.REQUESTS.labels(self._dialect.name, str(status)).inc()
 
