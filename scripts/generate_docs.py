@@ -22,7 +22,9 @@ from inference_worker.metrics import WorkerMetrics
 from proxy.config import ProxySettings
 from proxy.contracts.errors import BY_CODE
 from proxy.contracts.settings import Settings
+from steno.agents import AGENTS, Target
 from steno.cli import app
+from steno.commands import env as command_env
 from steno.commands.connection import ClientSettings
 from steno.commands.flags import default_text, unwrap
 
@@ -50,6 +52,16 @@ _API_INTRO = """\
 The full document, with every body, is served at `/openapi.json`; `proxy/client.py` is a typed client, sync and async.
 Records come as JSON, or as msgpack with token arrays as raw little-endian bytes where the request says
 `Accept: application/msgpack`."""
+
+_AGENTS_INTRO = """\
+`steno env AGENT TRIAL` registers the trial and prints what points a known agent at it: shell lines to `eval`, the command that
+runs one task without a human (`$TASK`), and the file that some need, or can take instead. `--json` prints the same for programs,
+`--agent-key` saves asking the proxy, `--model` is the name that the agent asks for (any will do: it is recorded, and served by
+what there is).
+
+Below, each as it is printed for the trial `my-trial` on a proxy without keys; with keys, `none` is the agent's own. An agent that
+is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and
+Google's, and the trial's key wherever it would put its provider's."""
 
 _ERRORS_INTRO = """\
 One envelope: `{"error": {"code", "message", "field", "retryable"}, "request_id"}`. Agents' routes answer in the words of
@@ -195,11 +207,26 @@ def _plain(markup: str) -> str:
     return Text.from_markup(markup).plain
 
 
+def agents_page() -> str:
+    urls = command_env.urls("http://127.0.0.1:8000", "my-trial")
+    lines = ["# Pointing agents at a trial", "", _NOTE, *_AGENTS_INTRO.splitlines(), ""]
+    lines += ["| agent | speaks | here |", "|---|---|---|"]
+    for name, agent in AGENTS.items():
+        lines.append(f"| [{agent.title}](#{name}) | {agent.wire} | {agent.seen or 'not run: from its documentation'} |")
+    for name, agent in AGENTS.items():
+        lines += ["", f"## {name}", "", f"{agent.title}: `{agent.install}`. {agent.notes}".rstrip(), ""]
+        lines += ["```text", f"$ steno env {name} my-trial"]
+        lines += command_env.shell(agent.setup(Target("my-trial", urls))).splitlines()
+        lines.append("```")
+    return "\n".join([*lines, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,
     "docs/cli.md": cli_page,
     "docs/api.md": api_page,
+    "docs/agents.md": agents_page,
 }
 
 

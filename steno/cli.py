@@ -9,7 +9,7 @@ import typer
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
-from steno.commands import demo, serve, sessions
+from steno.commands import demo, env, serve, sessions
 from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
 
@@ -48,6 +48,7 @@ _worker = settings_command(WorkerSettings, serve.worker, rest="engine_args")
 app.command("proxy", help=prose(serve.proxy.__doc__), rich_help_panel="Run")(_proxy)
 app.command("worker", help=prose(serve.worker.__doc__), rich_help_panel="Run")(_worker)
 app.command("demo", help=prose(demo.demo.__doc__), rich_help_panel="Run")(demo.demo)
+app.command("env", help=prose(env.env.__doc__), rich_help_panel="Run")(env.env)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 
 

@@ -1,0 +1,69 @@
+"""`steno env` against a real proxy with keys: what it prints lets the official SDKs in, with nothing else told to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.client import Steno
+from tests.integration.face.conftest import ADMIN, WORKER
+from tests.support.stack import ROOT, Stack, running
+
+CALLS = {
+    "openai": "import openai\nprint(openai.OpenAI().chat.completions.create("
+    "model='m', messages=[{'role': 'user', 'content': 'hi'}]).choices[0].message.content)",
+    "anthropic": "import anthropic\nprint(anthropic.Anthropic().messages.create("
+    "model='m', max_tokens=99, messages=[{'role': 'user', 'content': 'hi'}]).content[0].text)",
+    "google-genai": "from google import genai\nclient = genai.Client()\n"
+    "print(client.models.generate_content(model='m', contents='hi').text)",
+}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A proxy with an admin key."""
+    folder = tmp_path_factory.mktemp("locked")
+    with running(folder, None, proxy=["--admin-key", ADMIN]) as stack:
+        stack.start_worker(*WORKER, "--key", ADMIN)
+        with Steno(stack.url, ADMIN) as client:
+            until = time.monotonic() + 180
+            while not client.workers() and time.monotonic() < until:
+                time.sleep(0.1)
+        yield stack
+
+
+def steno(stack: Stack, *words: str) -> str:
+    command = [sys.executable, "-m", "steno", "env", *words, "--url", stack.url, "--key", ADMIN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("sdk", CALLS)
+def test_an_sdk_finds_its_trial_in_the_environment(locked: Stack, sdk: str, tmp_path: Path) -> None:
+    printed = steno(locked, sdk, f"env-{sdk}")
+    assert ADMIN not in printed
+    call = tmp_path / "call.py"
+    call.write_text(CALLS[sdk])
+    script = f"{printed}{sys.executable} {call}"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:] + locked.logs()
+    shown = subprocess.run(
+        [sys.executable, "-m", "steno", "sessions", "show", f"env-{sdk}", "--url", locked.url, "--key", ADMIN, "--json"],
+        capture_output=True, text=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert json.loads(shown.stdout.splitlines()[0])["counts"]["turns"] == 1
+
+
+def test_the_same_trial_has_the_same_key(locked: Stack) -> None:
+    first, again = (json.loads(steno(locked, "openai", "env-twice", "--json")) for _ in range(2))
+    assert first == again and first["variables"]["OPENAI_API_KEY"].startswith("sk-steno-")
+    assert first["variables"]["OPENAI_BASE_URL"] == f"{locked.url}/env-twice/v1"

@@ -1,0 +1,93 @@
+"""What `steno env` prints can be evaluated by a shell, read by a program, and says the same either way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from proxy.contracts.errors import ConfigError
+from steno.agents import AGENTS, Target
+from steno.cli import app
+from steno.commands.env import shell, urls
+
+runner = CliRunner()
+URL = "https://proxy.example:8443/rl"
+ODD = Target("t.1", urls(URL, "t.1"), "sk-steno-'$(touch x)`\"\\", "a model; with 'quotes'")
+"""A model name and a key that no shell may take apart."""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("STENO_"):
+            monkeypatch.delenv(name)
+
+
+def bash(script: str) -> bytes:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, env={"PATH": os.environ["PATH"]}, check=True
+    )
+    assert done.stderr == b""
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_evaluated_it_sets_the_variables_and_does_nothing_else(name: str) -> None:
+    setup = AGENTS[name].setup(ODD)
+    seen = dict(line.split("=", 1) for line in bash(shell(setup) + "env -0").decode().split("\0") if "=" in line)
+    assert {variable: seen.get(variable) for variable in setup.variables} == setup.variables
+    assert seen.keys() - setup.variables.keys() <= {"PATH", "PWD", "SHLVL", "_"}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_trial_and_the_key_are_in_it(name: str) -> None:
+    setup = AGENTS[name].setup(ODD)
+    whole = " ".join([*setup.variables.values(), setup.command, *setup.files.values()])
+    assert f"{URL}/t.1" in whole
+    assert any(ODD.key in value or json.dumps(ODD.key)[1:-1] in value for value in setup.variables.values())
+    assert ODD.key not in setup.command, "a command line can be read by everybody on a machine"
+
+
+@pytest.mark.parametrize("name", [name for name, agent in AGENTS.items() if agent.setup(ODD).command])
+def test_a_command_is_one_line_of_shell_that_takes_the_task_from_a_variable(name: str) -> None:
+    setup = AGENTS[name].setup(ODD)
+    program, rest = setup.command.split(" ", 1)
+    words = bash(f"TASK='do  it'\n{program}() {{ printf '%s\\0' \"$@\"; }}\n{setup.command}").decode().split("\0")[:-1]
+    assert any(word.endswith("do  it") for word in words)
+    if "quotes" in rest:
+        assert any(word.endswith("a model; with 'quotes'") for word in words)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_files_are_of_the_kind_that_their_names_say(name: str) -> None:
+    setup = AGENTS[name].setup(ODD)
+    read = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+    for file, content in (setup.files | setup.instead).items():
+        found = read[file.rpartition(".")[2]](content)
+        assert isinstance(found, dict) and content.endswith("\n")
+    if name == "codex":
+        assert found["model"] == ODD.model and found["model_providers"]["steno"]["base_url"] == f"{URL}/t.1/v1"
+
+
+def test_json_says_the_same_as_the_shell_lines() -> None:
+    words = ["env", "gemini-cli", "t.1", "--agent-key", "k", "--url", URL, "--model", "m"]
+    plain, machine = runner.invoke(app, words), runner.invoke(app, [*words, "--json"])
+    assert (plain.exit_code, machine.exit_code) == (0, 0), plain.output
+    setup = AGENTS["gemini-cli"].setup(Target("t.1", urls(URL, "t.1"), "k", "m"))
+    assert plain.stdout == shell(setup)
+    found = json.loads(machine.stdout)
+    assert (found["variables"], found["command"]) == (setup.variables, setup.command)
+    assert (found["files"], found["instead"]) == (setup.files, setup.instead)
+
+
+def test_an_agent_that_is_not_known_and_an_id_that_is_none_are_wrong_usage() -> None:
+    unknown = runner.invoke(app, ["env", "emacs", "t", "--agent-key", "k"])
+    assert unknown.exit_code == 2 and "claude-code" in unknown.output
+    odd = runner.invoke(app, ["env", "codex", "a/b", "--agent-key", "k"])
+    assert isinstance(odd.exception, ConfigError) and "no trial id" in str(odd.exception)
