@@ -17,6 +17,7 @@ from proxy.contracts.records import ForkReason
 from proxy.recorder import Recorder, Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
+from proxy.sessions.cuts import is_beginning
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 
 _NO_TOOLS = b"\0" * 8
@@ -29,7 +30,8 @@ class Plan:
     job: for the worker; tool-call ids are the model's own, and the parent's reply stands as it was recorded.
     parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
     prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
-    messages: of the request, as the client sent them. digests: 16 bytes for each of them.
+    messages: of the request, as the client sent them. digests: 16 bytes for each of them; what a client kept of a turn that was
+        cut off has the digest of that turn's reply.
     seen_turns: how many turns the tree had by then. refused: the worker could not continue. settled: the turn is on record,
         still open, and with it the fork reason.
     """
@@ -84,7 +86,10 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         tools=tools_digest(job.tools),
         options=options_digest(job.template_kwargs),
     )
-    seen = tree.recognise(found.digests, found.tools, found.options, [echoed_ids(message) for message in messages])
+    echoed = [echoed_ids(message) for message in messages]
+    seen = tree.recognise(found.digests, found.tools, found.options, echoed)
+    while seen.fork_reason is ForkReason.ASSISTANT_REWRITTEN and await _mend(recorder, recording, found):
+        seen = tree.recognise(found.digests, found.tools, found.options, echoed)
     found.fork_reason = seen.fork_reason
     found.seen_turns = len(tree)
     for_worker = restore_calls(messages, tree)
@@ -101,6 +106,27 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         for_worker[seen.prefix_messages - 1 :] = after
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
+
+
+async def _mend(recorder: Recorder, recording: Recording, found: Plan) -> bool:
+    """Where the request leaves what is recorded: if it does so with what its client kept of a turn that was cut off, then from
+    now on that turn's reply stands there (in the digests). False: it does not.
+
+    Costs a read of the store for each cut turn asked there, once."""
+    tree = recording.tree
+    place = tree.shared(found.digests)
+    running = recording.running.values()
+    for number in tree.asked(found.digests[:place], found.tools, found.options):
+        if not tree.partial(number) or number in running:
+            continue
+        reply = recording.cut_replies.get(number)
+        if reply is None:
+            reply = (await recorder.path(recording, number)).reply
+            recording.cut_replies[number] = reply
+        if is_beginning(found.messages[place], reply):
+            found.digests[place] = message_digest(reply)
+            return True
+    return False
 
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:

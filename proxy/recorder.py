@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy import metrics
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
@@ -55,9 +55,10 @@ class Recording:
     running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
     elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
         they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
+    cut_replies: of partial turns that a client may have kept the beginning of, as they were needed.
     """
 
-    __slots__ = ("cost_bytes", "elsewhere", "in_flight", "prompts", "running", "session", "tree", "trial_id")
+    __slots__ = ("cost_bytes", "cut_replies", "elsewhere", "in_flight", "prompts", "running", "session", "tree", "trial_id")
 
     def __init__(self, trial_id: str) -> None:
         self.trial_id = trial_id
@@ -68,6 +69,7 @@ class Recording:
         self.running: dict[str, int] = {}
         self.elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
+        self.cut_replies: dict[int, dict[str, Any]] = {}
 
     @property
     def turns(self) -> int:
@@ -104,7 +106,7 @@ class Recording:
 
     def reset(self) -> None:
         """Read everything again."""
-        self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
+        self.tree, self.prompts, self.elsewhere, self.cut_replies = Tree(), PromptIndex(), {}, {}
         self.running = dict.fromkeys(self.running, -1)
 
     def recount(self) -> int:
