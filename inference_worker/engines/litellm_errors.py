@@ -7,6 +7,7 @@ here. A refused key is the operator's affair: the agent reads that it was refuse
 from __future__ import annotations
 
 import email.utils
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -19,7 +20,13 @@ MAX_CHARS = 600
 MIN_SECRET_CHARS = 6
 """Shorter keys ("none", "x") are no secrets, and would blot out words."""
 _HEAD = re.compile(r"^(litellm\.)?\w*(Error|Exception|Timeout): |^\w+Exception - ", re.ASCII)
-_OVERFLOW = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
+_OVERFLOW = (
+    "context_length_exceeded",
+    "maximum context length",
+    "prompt is too long",
+    "context window",
+    "model's context is",
+)
 _NUMBER = re.compile(r"\d[\d,_]{2,}")
 
 
@@ -92,10 +99,25 @@ def _words(error: Exception, key: str) -> str:
     said: str = given if isinstance(given, str) and given else str(error) or type(error).__name__
     while (bare := _HEAD.sub("", said, count=1)) != said:
         said = bare
+    said = _inner(said)
     if len(key) >= MIN_SECRET_CHARS:
         said = said.replace(key, "***")
     said = " ".join(said.split())
     return said if len(said) <= MAX_CHARS else said[: MAX_CHARS - 1] + "…"
+
+
+def _inner(said: str) -> str:
+    """The message in an error body that was pasted whole: `{"error": {"message": …}}`, perhaps as the text of Python bytes."""
+    start, end = said.find("{"), said.rfind("}")
+    if start < 0 or end < start:
+        return said
+    try:
+        body = json.loads(said[start : end + 1])
+    except ValueError:
+        return said
+    error = body.get("error", body)
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else said
 
 
 def _is_overflow(error: Exception, said: str) -> bool:

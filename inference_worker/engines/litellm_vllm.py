@@ -52,6 +52,7 @@ class VllmServerEngine:
         self._format: ServerFormat | None = None
         self._prompter: Prompter | None = None
         self._facts: Facts | None = None
+        self._tools_constrain = False
         self._card = ModelCard(model, 1, policy, VERSION)
 
     async def start(self) -> None:
@@ -71,7 +72,12 @@ class VllmServerEngine:
         for problem in report.problems:
             logger.warning("model %s: %s", self._model, problem)
         self._prompter = Prompter(self._format, report)
-        words = ["cancel", "grammar", "logprobs", "tools", *(["continuation"] if report.extends else [])]
+        found = await loop.run_in_executor(self._renderer, self._format.find_grammar)
+        self._tools_constrain = bool(found)
+        if found:
+            logger.warning("the server puts a grammar on every request with tools: their tokens will not be trained")
+        able = {"tools": found is not None, "continuation": bool(report.extends)}
+        words = ["cancel", "grammar", "logprobs", *(word for word, has in able.items() if has)]
         self._card = ModelCard(self._model, context, self._policy, VERSION, capabilities=words)
 
     async def stop(self) -> None:
@@ -107,7 +113,7 @@ class VllmServerEngine:
         job = request.job
         prompt, format = await self._prompt(request)
         law = law_in_effect(job.sampling, len(prompt.ids), self._card.context_tokens, field_of(job))
-        grammar = constrains(job)
+        grammar = constrains(job) or (self._tools_constrain and bool(job.tools) and job.tool_choice != "none")
         bent = grammar or not law.is_plain() or self._is_off_scale(law)
         is_chat = bool(job.messages)
         reader = AnswerReader(request.stream, prompt.ids, VERSION, is_chat=is_chat, constrained=bent, job=job)

@@ -23,6 +23,8 @@ REFUSED_OPTIONS = frozenset(
 )
 """Template options that mean something to the renderer itself: `chat_template` would run the agent's own (I8)."""
 MAX_CLOSERS = 24
+"""Candidates that are tried, one request of a few tokens each."""
+_ASKED: Message = {"role": "user", "content": "ok?"}
 
 
 class ServerFormat:
@@ -75,6 +77,35 @@ class ServerFormat:
         found = {token for token in dict.fromkeys(candidates[:MAX_CLOSERS]) if self._wait(self._stops_at(token))}
         self.stop_ids = frozenset(found or first)
 
+    def find_grammar(self, *, strict: bool = False) -> bool | None:
+        """Whether the server puts a grammar on a request just because it has tools (GLM's parser does, and --tool-strict-level).
+
+        It is tried what no grammar lets pass: a call that is opened, and goes on with what no call can begin with.
+        Args: strict: with a tool that asks for a grammar. Returns: None: the server takes no tools.
+        """
+        options = {"enable_thinking": False}  # a grammar waits for the end of reasoning
+        try:
+            opening = self._between([_ASKED, *called("abcdefghi")], "ok?", "probe")
+        except BadRequest:
+            return None
+        prompt = self.render([_ASKED], [_probe_tool(strict)], options)
+        for token in dict.fromkeys(opening[:MAX_CLOSERS]):
+            try:
+                if not self._wait(self._passes(token, prompt, strict, options)):
+                    return True
+            except BadRequest:
+                return None
+        return False
+
+    async def _passes(self, token: int, prompt: list[int], strict: bool, options: dict[str, Any]) -> bool:
+        body = {
+            "model": self._model, "messages": [_ASKED], "kv_transfer_params": {"prompt_token_ids": prompt}, "max_tokens": 3,
+            "temperature": 0, "logit_bias": {str(token): 100}, "return_token_ids": True, "tools": [_probe_tool(strict)],
+            "tool_choice": "auto", "chat_template_kwargs": options,
+        }  # fmt: skip
+        ids = (await self._server.post("/v1/chat/completions", body))["choices"][0]["token_ids"]
+        return all(sampled == token for sampled in ids)
+
     def _between(self, messages: Sequence[Message], start: str, end: str) -> list[int]:
         """The ids from the end of `start` to the beginning of `end`."""
         ids = self.render(messages, [], {})
@@ -103,6 +134,19 @@ class ServerFormat:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _probe_tool(strict: bool) -> Tool:
+    schema = {
+        "type": "object",
+        "properties": {"key": {"type": "string"}},
+        "required": ["key"],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "function": {"name": "probe", "description": "", "parameters": schema, "strict": strict},
+    }
 
 
 class _Strings:

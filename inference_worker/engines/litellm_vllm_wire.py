@@ -22,8 +22,7 @@ MISSING = -9999.0
 
 
 def constrains(job: Job) -> bool:
-    """Whether the server puts a grammar on this job. One that it puts on by itself (GLM's tool parser, --tool-strict-level)
-    can't be seen from outside."""
+    """Whether the job asks for a grammar. Whether the server puts one on by itself is asked at start (`find_grammar`)."""
     if job.response_format.type != "text":
         return True
     if not job.tools or job.tool_choice == "none":

@@ -61,6 +61,19 @@ def test_the_key_is_blotted_out_of_every_message_and_long_ones_are_cut() -> None
     assert KEY not in found.message and "***" in found.message and len(found.message) < MAX_CHARS + 100
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        'litellm.RateLimitError: AnthropicException - b\'{"type":"error","error":{"message":"slowly"}}\'',
+        'OpenAIException - {"error": "slowly"}',
+        "OpenAIException - slowly",
+    ],
+)
+def test_of_a_body_that_is_pasted_whole_its_message_is_told(said: str) -> None:
+    error = upstream.RateLimitError(said, response=response(429), **WHO)
+    assert translated(error).message == "the upstream is at its limit: slowly"
+
+
 def test_the_upstreams_wait_is_passed_on() -> None:
     error = upstream.RateLimitError("slowly", response=response(429, **{"retry-after": "17"}), **WHO)
     assert translated(error).retry_after_s == 17.0
