@@ -120,7 +120,7 @@ def _canonical(body: _Body) -> ResponsesRequest:
     check_range("max_output_tokens", body.max_output_tokens, 1, 2**63)
     if body.n not in (None, 1):
         raise BadRequest("n: one response per request", field="n")
-    tools = read_tools(body.tools or [])
+    tools = read_tools(body.tools or [], body.input)
     choice, functions = read_choice(body.tool_choice, tools)
     include, reasoning = body.include or [], body.reasoning or _Reasoning()
     dropped = tools.dropped

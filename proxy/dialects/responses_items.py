@@ -82,6 +82,8 @@ class _Reader:
             if not named:
                 raise BadRequest(f"{path}.id: no item of this id is stored", field=f"{path}.id")
             self._of_turn(named)[RECORDED] = named
+        elif kind == "additional_tools":
+            pass  # read with the request's own tools
         elif isinstance(kind, str):
             self._dropped.append(kind)
         else:

@@ -19,6 +19,8 @@ from proxy.dialects.base import check_wire
 
 FREE_TEXT = "input"
 """The argument of a custom tool's function."""
+ROOT_NAMESPACE = "functions"
+"""What OpenAI's own models call the namespace of tools that have none; what is in it keeps its name."""
 _PARAMETERS = {
     "type": "object",
     "properties": {FREE_TEXT: {"type": "string", "description": "All of the tool's input, as plain text."}},
@@ -65,17 +67,26 @@ class Tools:
 
 
 def joined_name(place: Place) -> str:
-    if not place.namespace:
+    if place.namespace in ("", ROOT_NAMESPACE):
         return place.name
     return place.namespace + ("" if place.namespace.endswith("__") else "__") + place.name
 
 
-def read_tools(given: list[Any]) -> Tools:
-    """Raises: BadRequest naming the field: a tool of a known type that is not well-formed."""
+def read_tools(given: list[Any], items: Any = None) -> Tools:
+    """The tools of a request: its own, then those of `additional_tools` among its items (Codex sends all of its there).
+
+    Raises: BadRequest naming the field: a tool of a known type that is not well-formed, a name that stands for two.
+    """
+    found = [(f"tools.{i}", tool) for i, tool in enumerate(given)]
+    for k, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            if not isinstance(item.get("tools"), list):
+                raise BadRequest(f"input.{k}.tools is required", field=f"input.{k}.tools")
+            found += [(f"input.{k}.tools.{i}", tool) for i, tool in enumerate(item["tools"])]
     tools = Tools()
-    taken: set[str] = {tool["name"] for tool in given if _plain(tool)}
-    for i, tool in enumerate(given):
-        _read(f"tools.{i}", tool, "", tools, taken, "")
+    taken: set[str] = {tool["name"] for _, tool in found if _plain(tool)}
+    for path, tool in found:
+        _read(path, tool, "", tools, taken, "")
     return tools
 
 
@@ -96,7 +107,7 @@ def _read(path: str, tool: Any, namespace: str, tools: Tools, taken: set[str], a
     place = Place(namespace, _text(path, tool, "name"), kind == "custom")
     name = joined_name(place)
     if namespace:
-        while name in taken:  # a plain tool has this name already
+        while name in taken or name in tools.names():  # a plain tool has this name already
             name += "_"
     elif name in tools.names():
         raise BadRequest(f"{path}.name: two tools are called {name[:80]!r}", field=f"{path}.name")

@@ -41,6 +41,16 @@ DELEGATED: list[list[Call]] = [
 SUBTASK: list[list[Call]] = [[shell("ls")], [shell("echo sub-agent")]]
 
 
+def in_one_script(calls: list[Call]) -> Call:
+    """The same for a Codex that knows the model: it offers one tool, to which the model writes JavaScript."""
+    lines = [
+        f"text(JSON.stringify(await tools.{name}({json.dumps(given, ensure_ascii=False)})));"
+        for name, given in calls
+        if name == "exec_command"
+    ]
+    return "exec", {"input": "\n".join(lines) or 'text("\\u2028");'}
+
+
 def text_of(message: dict[str, Any]) -> str:
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
@@ -62,12 +72,14 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     _asked[key] = _asked.get(key, 0) + 1
     if "REFUSED" in said and turn == 3 and _asked[key] == 1:
         return {"error": ("no_worker", "nobody is there just now")}
+    offered = {tool["function"]["name"] for tool in request["tools"]}
+    calls = steps[turn] if "exec_command" in offered else [in_one_script(steps[turn])]
     agents = [agent for message in messages if message["role"] == "tool" for agent in _AGENT.findall(text_of(message))]
     message: dict[str, Any] = {
         "content": f"Step {turn}: I run the next command.",
         "reasoning_content": f"Thinking about step {turn}.",
         "tool_calls": [
-            {"function": {"name": name, "arguments": _filled(json.dumps(given), agents)}} for name, given in steps[turn]
+            {"function": {"name": name, "arguments": _filled(json.dumps(given), agents)}} for name, given in calls
         ],
     }
     if "CUT" in said and turn == 3 and _asked[key] == 1:

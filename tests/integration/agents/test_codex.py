@@ -35,7 +35,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield one
 
 
-def codex(base_url: str, folder: Path, task: str = TASK, *settings: str) -> list[dict[str, Any]]:
+def codex(base_url: str, folder: Path, task: str = TASK, *settings: str, model: str = "policy") -> list[dict[str, Any]]:
     """Run it to its end; returns the events that it printed."""
     home, work = folder / "home", folder / "work"
     home.mkdir()
@@ -47,7 +47,7 @@ def codex(base_url: str, folder: Path, task: str = TASK, *settings: str) -> list
     done = subprocess.run(
         [
             str(Path(os.environ["STENO_AGENTS_NPM"]) / "node_modules/.bin/codex"), "exec", "--disable", "plugins",
-            "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json", "-m", "policy",
+            "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json", "-m", model,
             *(word for option in options for word in ("-c", option)), task,
         ],
         cwd=work, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL,
@@ -172,4 +172,15 @@ def test_a_compaction_is_a_branch_and_what_follows_it_another(stack: Stack, tmp_
     assert [turn["fork_reason"] for turn in rest] == ["tools_changed", "diverged", None, None]
     assert [turn["parent_id"] is None for turn in rest] == [True, True, False, False]
     assert SUMMARY in rest[1]["messages"][-1]["content"]
+    assert not any(turn["partial"] for turn in turns)
+
+
+def test_free_text_tools_in_namespaces_among_the_items_are_one_conversation_too(stack: Stack, tmp_path: Path) -> None:
+    """What it sends for a model that it knows: no `tools`, but an item with them, the main one being custom."""
+    codex(stack.base_url("known"), tmp_path, model="gpt-6.1-sol")
+    assert (tmp_path / "work/src/calc.py").read_text() == FIXED
+    turns = stack.turns("known")
+    assert len(turns) == len(STEPS) + 1
+    is_straight(turns)
+    assert {call["function"]["name"] for turn in turns for call in turn["reply"].get("tool_calls", [])} == {"exec"}
     assert not any(turn["partial"] for turn in turns)

@@ -166,6 +166,26 @@ def test_a_plain_tool_keeps_its_name_beside_a_namespace_that_would_take_it() -> 
     assert called == ["crew__f_", "crew__f"]
 
 
+def test_tools_among_the_items_are_tools_and_those_of_the_root_namespace_keep_their_names() -> None:
+    """Codex, where it knows the model."""
+    inner = [{**CUSTOM, "name": "exec"}, {**F, "name": "wait"}]
+    functions = {"type": "namespace", "name": "functions", "description": "", "tools": inner}
+    item = {"type": "additional_tools", "role": "developer", "tools": [functions, NAMESPACE]}
+    call_ = {
+        "type": "custom_tool_call",
+        "id": f"ctc_{TURN}_0",
+        "call_id": f"call_{TURN}_0",
+        "name": "exec",
+        "input": "x",
+    }
+    request = parse([item, USER, call_ | {"namespace": "functions"}], tools=[F])
+    assert [tool["function"]["name"] for tool in request.job.tools] == ["f", "exec", "wait", "crew__f", "crew__g"]
+    assert [message["role"] for message in request.job.messages] == ["user", "assistant"]
+    assert request.job.messages[1]["tool_calls"][0]["function"]["name"] == "exec"
+    assert request.places["exec"] == ("functions", "exec", True) and request.dropped == []
+    assert parse([item, USER], tools=[{**F, "name": "wait"}]).places["wait_"] == ("functions", "wait", False)
+
+
 def test_a_custom_tool_is_a_function_of_one_text() -> None:
     item = {"type": "custom_tool_call", "id": f"ctc_{TURN}_0", "call_id": f"call_{TURN}_0", "name": "apply_patch"}
     request = parse(
@@ -215,6 +235,8 @@ def test_tool_choice(given: Any, canonical: str) -> None:
         ),
         ({"input": [output(text=[{"type": "input_image"}])]}, "input.0.output.0.type"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0.name"),
+        ({"input": [{"type": "additional_tools"}]}, "input.0.tools"),
+        ({"input": [{"type": "additional_tools", "tools": [{"type": "custom"}]}]}, "input.0.tools.0.name"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         ({"instructions": [{"role": "wizard"}]}, "instructions.0.role"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
