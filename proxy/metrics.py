@@ -1,9 +1,14 @@
 """What the proxy counts. Each metric is declared once, with help that says how to read it; labels are bounded (never a trial).
 
 Counters grow where things happen; gauges of what is (workers, streams, cached trees) are set when they are scraped.
+
+`PANELS` says what to draw of them, and when somebody should look. It is part of docs/metrics.md.
 """
 
 from __future__ import annotations
+
+import re
+from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -20,7 +25,8 @@ TURNS = Counter(
 PROMPT_TOKENS = Counter("steno_proxy_prompt_tokens_total", "New prompt tokens recorded (after what a turn continues)")
 COMPLETION_TOKENS = Counter("steno_proxy_completion_tokens_total", "Sampled tokens recorded; its rate is throughput")
 CONSTRAINED_TOKENS = Counter(
-    "steno_proxy_constrained_tokens_total", "Sampled tokens drawn under a bent law or a grammar: recorded, never trained"
+    "steno_proxy_constrained_tokens_total",
+    "Sampled tokens drawn under a bent law or a grammar: recorded, never trained",
 )
 UNRECORDED_TOKENS = Counter(
     "steno_proxy_unrecorded_tokens_total", "Sampled tokens that no record holds, by why; anything but 0 wants a look",
@@ -38,24 +44,106 @@ RETRIES = Counter(
 )  # fmt: skip
 DROPPED = Counter(
     "steno_proxy_dropped_items_total",
-    "Items left out of requests because their type is not known; the log names the types, which want support",
-    ["dialect"],
+    "Items left out of requests because their type is not known; the types want support. `other`: more than a few of them",
+    ["dialect", "type"],
 )  # fmt: skip
 TTFT = Histogram(
     "steno_proxy_first_token_seconds", "From the request's arrival to its first token at the proxy", ["dialect"],
     buckets=_SECONDS,
 )  # fmt: skip
 COMMIT = Histogram(
-    "steno_proxy_commit_seconds", "Time a turn's commit took; the last event of an answer waits for it", buckets=_SECONDS
+    "steno_proxy_commit_seconds",
+    "Time a turn's commit took; the last event of an answer waits for it",
+    buckets=_SECONDS,
 )
 STORE_ERRORS = Counter(
-    "steno_proxy_store_errors_total", "Calls of the store that failed, by what was being done; agents saw these", ["call"]
+    "steno_proxy_store_errors_total",
+    "Calls of the store that failed, by what was being done; agents saw these",
+    ["call"],
 )
 STREAMS = Gauge("steno_proxy_streams", "Turns in flight now")
 WORKERS = Gauge("steno_proxy_workers", "Workers connected now")
 MODELS = Gauge("steno_proxy_models", "Models that some worker can serve now; 0 answers every request with 503")
 TREES = Gauge("steno_proxy_trees", "Sessions whose conversation tree is in memory")
 TREE_BYTES = Gauge("steno_proxy_trees_bytes", "Memory of those trees, about")
+
+
+_TYPE = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
+MOST_TYPES = 32
+"""Of dropped items, in a dialect. Clients make the names up, and a label must not grow with what they say."""
+_types: dict[str, set[str]] = {}
+
+
+def dropped(dialect: str, types: list[str]) -> None:
+    """Count items of unknown types that were left out of a request."""
+    known = _types.setdefault(dialect, set())
+    for name in types:
+        if name not in known and (len(known) >= MOST_TYPES or not _TYPE.fullmatch(name)):
+            name = "other"
+        known.add(name)
+        DROPPED.labels(dialect, name).inc()
+
+
+class Panel(NamedTuple):
+    """One graph. alert: a PromQL condition that is true when somebody should look; "": it is for reading only."""
+
+    title: str
+    query: str
+    reading: str
+    alert: str = ""
+
+
+PANELS = (
+    Panel(
+        "Turns recognised, by how",
+        "sum by (how) (rate(steno_proxy_recognised_total[5m]))",
+        "`continued` is an agent's normal turn; `root` and `new_conversation` begin trials, titles, sub-agents and compactions",
+    ),
+    Panel(
+        "Share of turns that lost their history, by dialect",
+        'sum by (dialect) (rate(steno_proxy_recognised_total{how=~"assistant_rewritten|history_rewritten|system_changed|'
+        'tools_changed|options_changed|render_differs|render_refused"}[15m])) / sum by (dialect) '
+        "(rate(steno_proxy_recognised_total[15m]))",
+        "These are rendered anew and shorten what one sample can train. An agent's own rewriting is a level; a jump after an "
+        "update of an agent, a template or this proxy is a regression",
+        "> 0.2 for 15m",
+    ),
+    Panel(
+        "Echoes that were not recognised",
+        'sum by (dialect) (rate(steno_proxy_recognised_total{how="assistant_rewritten"}[15m]))',
+        "A client that sends recorded replies back as something else: a dialect that loses something, or an agent that repairs",
+        "> 0 for 30m",
+    ),
+    Panel(
+        "Templates that can't be extended",
+        'sum by (how) (rate(steno_proxy_recognised_total{how=~"render_.*"}[15m]))',
+        "The worker refused to render the new messages alone: the model's template, or its roles",
+        "> 0 for 15m",
+    ),
+    Panel(
+        "Retries, by what became of them",
+        "sum by (dialect, how) (rate(steno_proxy_retries_total[5m]))",
+        "`superseded` are turns whose tokens are never trained; `replayed` are answers that were lost on their way",
+        'sum(rate(steno_proxy_retries_total{how="superseded"}[15m])) / sum(rate(steno_proxy_turns_total[15m])) > 0.05',
+    ),
+    Panel(
+        "Turns that broke",
+        'sum by (dialect, finish) (rate(steno_proxy_turns_total{finish=~"error|cancelled"}[5m]))',
+        "`cancelled`: clients left, or sessions were completed while they ran; `error`: workers and engines",
+    ),
+    Panel(
+        "Items dropped, by type",
+        "sum by (dialect, type) (increase(steno_proxy_dropped_items_total[1h]))",
+        "What agents send that no prompt has: each type wants a decision",
+        "> 0",
+    ),
+    Panel(
+        "Tokens that no record holds",
+        "sum by (reason) (increase(steno_proxy_unrecorded_tokens_total[1h]))",
+        "The ledger does not balance without them (I4)",
+        "> 0",
+    ),
+)
 
 
 def exposition(registry: CollectorRegistry = REGISTRY) -> bytes:

@@ -22,6 +22,7 @@ from inference_worker.metrics import WorkerMetrics
 from proxy.config import ProxySettings
 from proxy.contracts.errors import BY_CODE
 from proxy.contracts.settings import Settings
+from proxy.metrics import PANELS
 from steno.agents import AGENTS, Target
 from steno.cli import app
 from steno.commands import env as command_env
@@ -62,6 +63,10 @@ what there is).
 Below, each as it is printed for the trial `my-trial` on a proxy without keys; with keys, `none` is the agent's own. An agent that
 is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and
 Google's, and the trial's key wherever it would put its provider's."""
+
+_PANELS_INTRO = """\
+One Grafana panel each, over all replicas: PromQL for Prometheus as a data source, and the condition of its alert rule where
+there is one (on the panel's own query, unless it names metrics itself)."""
 
 _ERRORS_INTRO = """\
 One envelope: `{"error": {"code", "message", "field", "retryable"}, "request_id"}`. Agents' routes answer in the words of
@@ -107,6 +112,11 @@ def metrics_page() -> str:
             name = metric.name + ("_total" if metric.type == "counter" else "")
             lines.append(f"| `{name}` | {metric.type} | {_labels(metric)} | {_cell(metric.documentation)} |")
         lines.append("")
+    lines += ["## What to draw, and when to look", "", *_PANELS_INTRO.splitlines(), ""]
+    for panel in PANELS:
+        lines += [f"**{panel.title}.** {_plain(panel.reading)}.", "", "```promql", panel.query, "```", ""]
+        if panel.alert:
+            lines += [f"Alert: `{panel.alert}`", ""]
     return "\n".join(lines)
 
 

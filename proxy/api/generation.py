@@ -251,7 +251,7 @@ class Generation:
         asked = self._dialect.parse(body)
         asked.model = scope["path_params"].get("model", asked.model)  # where a format has it in the path
         if asked.dropped:
-            metrics.DROPPED.labels(self._dialect.name).inc(len(asked.dropped))
+            metrics.dropped(self._dialect.name, asked.dropped)
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
         again = is_retry(scope["headers"])
         request = await self._turns.open(trial_id, self._dialect, asked, client, again=again)

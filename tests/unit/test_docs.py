@@ -13,10 +13,12 @@ import pytest
 import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from prometheus_client import REGISTRY
 
 from proxy.config import ProxySettings
 from proxy.contracts.errors import BY_CODE
 from proxy.main import create_app
+from proxy.metrics import PANELS
 from scripts.generate_docs import PAGES, PROGRAMS, ROOT, proxy_metrics
 from steno.cli import app
 
@@ -42,6 +44,17 @@ LINES = list(shell_lines())
 @pytest.mark.parametrize("page", PAGES)
 def test_a_generated_page_is_what_scripts_docs_would_write_now(page: str) -> None:
     assert (ROOT / page).read_text() == PAGES[page](), f"{page} is stale: run ./scripts/docs"
+
+
+def test_every_panel_draws_metrics_that_there_are_by_labels_that_they_have() -> None:
+    known = {metric.name for metric in proxy_metrics()}
+    for panel in PANELS:
+        for text in (panel.query, panel.alert):
+            shown = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", text))))
+            for name, label in re.findall(r"(steno_proxy_\w+)_total(?:\{(\w+)=)?", text):
+                assert name in known, f"{panel.title}: {name}"
+                labels = REGISTRY._names_to_collectors[name]._labelnames
+                assert shown | {label} - {""} <= set(labels), f"{panel.title}: {name} has {labels}"
 
 
 def test_every_setting_metric_route_and_error_is_documented() -> None:
