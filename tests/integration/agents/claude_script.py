@@ -47,6 +47,7 @@ def steps(task: str) -> list[list[tuple[str, dict[str, Any]]]]:
     return found
 
 
+SUMMARY = "The user asked for a fix of src/calc.py, which was made."
 SUBTASK = [[bash("ls")], [bash("echo sub-agent")]]
 _asked: dict[tuple[str, int], int] = {}
 
@@ -60,6 +61,10 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     if not request["tools"]:
         return {"content": "A title"}
     messages, turn = request["messages"], request["turn"]
+    if messages[-1]["role"] == "user" and "Respond with TEXT ONLY" in text_of(messages[-1]):
+        return {"content": f"<analysis>\nThe bug is fixed.\n</analysis>\n\n<summary>\n{SUMMARY}\n</summary>"}
+    if any(message["role"] == "user" and SUMMARY in text_of(message) for message in messages):
+        return {"content": "Still done."}
     task = next(text_of(message) for message in messages if message["role"] == "user")
     planned = SUBTASK if "SUBTASK" in task else steps(task)
     if turn >= len(planned):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.agents.claude_script import SUBTASK, steps
+from tests.integration.agents.claude_script import SUBTASK, SUMMARY, steps
 from tests.integration.agents.test_mini_swe_agent import prompt_ids
 from tests.support.stack import Stack, running
 
@@ -30,11 +30,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def run_claude(stack: Stack, trial_id: str, task: str, folder: Path) -> dict[str, Any]:
-    """What it says at its end. Its work is in `folder/work`."""
+def run_claude(stack: Stack, trial_id: str, task: str, folder: Path, *, goes_on: bool = False) -> dict[str, Any]:
+    """What it says at its end. Its work is in `folder/work`. goes_on: with what it did there before."""
     work, home = folder / "work", folder / "home"
-    work.mkdir()
-    home.mkdir()
+    work.mkdir(exist_ok=goes_on)
+    home.mkdir(exist_ok=goes_on)
     models = (
         "MODEL", "SMALL_FAST_MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL",
     )  # fmt: skip
@@ -45,12 +45,12 @@ def run_claude(stack: Stack, trial_id: str, task: str, folder: Path) -> dict[str
     } | {f"ANTHROPIC_{name}": "policy" for name in models}  # fmt: skip
     claude = Path(os.environ["STENO_AGENTS_NPM"]) / "node_modules/.bin/claude"
     done = subprocess.run(
-        [str(claude), "-p", task, "--dangerously-skip-permissions", "--output-format", "json"],
+        [str(claude), "-p", task, "--dangerously-skip-permissions", "--output-format", "json", *["--continue"] * goes_on],
         cwd=work, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + stack.logs()
     said: dict[str, Any] = json.loads(done.stdout)
-    assert (said["is_error"], said["result"]) == (False, "All done."), said
+    assert not said["is_error"] and (goes_on or said["result"] == "All done."), said
     assert (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     return said
 
@@ -135,4 +135,22 @@ def test_what_it_keeps_of_a_stream_that_broke_is_recognised(stack: Stack, tmp_pa
     assert cut["finish_reason"] == "error" and len(cut["completion_ids"]) == 60 == cut["delivered"]
     assert cut["reply"]["content"] == "Step 3: I run the next command."
     assert "tool_calls" not in cut["reply"], "the call was not closed: nobody acted on it"
+    check_continuous(turns)
+
+
+def test_a_compaction_is_a_branch_and_what_follows_it_a_root(stack: Stack, tmp_path: Path) -> None:
+    run_claude(stack, "claude-compact", "Fix the bug in src/calc.py", tmp_path)
+    run_claude(stack, "claude-compact", "/compact", tmp_path, goes_on=True)
+    said = run_claude(stack, "claude-compact", "Is it?", tmp_path, goes_on=True)
+    assert said["result"] == "Still done."
+    turns = stack.turns("claude-compact")
+    main = main_branch(turns)
+    assert [turn["fork_reason"] for turn in main] == [None] * 12
+    summaries = [turn for turn in turns if SUMMARY in turn["reply"]["content"]]
+    assert [branch(turns, turn)[:-1] for turn in summaries] == [main[:11]], (
+        "from what was said before, its tokens and all"
+    )
+    [after] = [turn for turn in turns if turn["reply"]["content"] == "Still done."]
+    assert after["parent_id"] is None and after["fork_reason"] == "history_rewritten"
+    assert len(turns) == 14 and not any(turn["partial"] for turn in turns)
     check_continuous(turns)
