@@ -298,3 +298,20 @@ async def test_keys_open_only_their_own_trials_responses() -> None:
         for refused in (await proxy.http.get(url, headers=headers), await proxy.http.delete(url, headers=headers)):
             assert refused.status_code in (401, 403)
         assert (await client.retrieve(answer.id)).id == answer.id
+
+
+async def test_a_marked_retry_is_given_the_same_response_again(proxy: Proxy) -> None:
+    again = {"x-stainless-retry-count": "1"}
+    for stream in (False, True):
+        body = {"input": "hi", "tools": [TOOL], "stream": stream, "user": str(stream)}
+        first = await proxy.http.post("/t/v1/responses", json=body)
+        second = await proxy.http.post("/t/v1/responses", json=body, headers=again)
+        shown = []
+        for answer in (first, second):
+            text = answer.text.rstrip().rpartition("data: ")[2] if stream else answer.text
+            shown.append(json.loads(text)["response"] if stream else json.loads(text))
+        assert shown[0] == shown[1]
+        assert [kind for kind in kinds_of(second.content) if kind.endswith("done")] == [
+            kind for kind in kinds_of(first.content) if kind.endswith("done")
+        ]
+    assert len(await proxy.turns("t")) == 2
