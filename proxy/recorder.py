@@ -58,7 +58,17 @@ class Recording:
     cut_replies: of partial turns that a client may have kept the beginning of, as they were needed.
     """
 
-    __slots__ = ("cost_bytes", "cut_replies", "elsewhere", "in_flight", "prompts", "running", "session", "tree", "trial_id")
+    __slots__ = (
+        "cost_bytes",
+        "cut_replies",
+        "elsewhere",
+        "in_flight",
+        "prompts",
+        "running",
+        "session",
+        "tree",
+        "trial_id",
+    )
 
     def __init__(self, trial_id: str) -> None:
         self.trial_id = trial_id
@@ -101,8 +111,10 @@ class Recording:
         return min(self.elsewhere, default=len(self.tree))
 
     def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
-        """Whether a turn that was open elsewhere is whole by now; `rows` are those from `start` on."""
-        return any(number >= start and rows[number - start].finish != OPEN for number in self.elsewhere)
+        """Whether a turn that was open elsewhere is whole by now. `rows`: those from `start` on, without what another request
+        has read meanwhile."""
+        read = range(start, start + len(rows))
+        return any(number in read and rows[number - start].finish != OPEN for number in self.elsewhere)
 
     def reset(self) -> None:
         """Read everything again."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from proxy.contracts.errors import Gone, NotFound
-from proxy.contracts.records import IndexRow, Session, Timings, Turn
-from proxy.recorder import Recorder
+from proxy.contracts.records import OPEN, IndexRow, Session, Timings, Turn
+from proxy.recorder import OPEN_WAIT_S, Recorder
 from proxy.sessions.normalise import message_digest
 from proxy.store.memory import MemoryStore
 
@@ -84,3 +85,80 @@ async def test_an_id_in_use_again_starts_a_new_tree() -> None:
     assert await store.expire(now=10_000.0, retention_s=1.0) == 1
     await store.register(Session(trial_id="t", created_at=10_001.0, updated_at=10_001.0))
     assert (await keeper.enter("t")).turns == 0
+
+
+# -- turns that are on record while they are open
+
+
+def open_turn(i: int) -> tuple[Turn, IndexRow]:
+    turn, row = turn_and_row(i)
+    open_ = turn.model_copy(update={"finish_reason": OPEN, "partial": True})
+    return open_, msgspec.structs.replace(row, finish=OPEN, partial=True)
+
+
+async def test_an_open_turn_that_runs_here_is_in_the_tree_once_it_has_ended() -> None:
+    here = recorder(MemoryStore())
+    recording = await here.enter("t")
+    await here.commit(recording, *open_turn(0))
+    await here.commit(recording, *turn_and_row(1))
+    await here.commit(recording, *open_turn(0))
+    assert (recording.turns, recording.tree.finishes, recording.running) == (2, [OPEN, "stop"], {"000000000000": 0})
+    await here.enter("t")
+    assert await here.commit(recording, *turn_and_row(0)) == 0
+    assert (recording.tree.finishes, recording.running, recording.elsewhere) == (["stop", "stop"], {}, {})
+
+
+async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole() -> None:
+    store, reads = MemoryStore(), []
+
+    class Watched(MemoryStore):
+        async def tail(self, trial_id: str, start: int):  # type: ignore[no-untyped-def]
+            reads.append(start)
+            return await store.tail(trial_id, start)
+
+    one, two = recorder(store), recorder(Watched())
+    here = await one.enter("t")
+    await one.commit(here, *turn_and_row(0))
+    await one.commit(here, *open_turn(1))
+    there = await two.enter("t")
+    assert (there.tree.finishes, list(there.elsewhere)) == (["stop", OPEN], [1])
+    await one.commit(here, *turn_and_row(2))
+    assert (await two.enter("t")).tree.finishes == ["stop", OPEN, "stop"]
+    await one.commit(here, *turn_and_row(1))
+    there = await two.enter("t")
+    assert (there.tree.finishes, there.elsewhere) == (["stop"] * 3, {})
+    await two.enter("t")
+    assert reads == [0, 1, 1, 0, 3], "from the open one on; all anew once it has changed; then only what is new"
+
+
+async def test_a_turn_that_stays_open_is_given_up_in_the_end() -> None:
+    store, now = MemoryStore(), [100.0]
+    one, two = recorder(store), recorder(store, clock=lambda: now[0])
+    await one.commit(await one.enter("t"), *open_turn(0))
+    there = await two.enter("t")
+    assert there.elsewhere == {0: 100.0 + OPEN_WAIT_S}
+    now[0] += OPEN_WAIT_S
+    assert (await two.enter("t")).elsewhere == {} and there.tree.finishes == [OPEN]
+
+
+async def test_a_turn_whose_end_could_not_be_committed_is_what_is_on_record_of_it() -> None:
+    here = recorder(MemoryStore())
+    recording = await here.enter("t")
+    await here.commit(recording, *open_turn(0))
+    here.give_up(recording, "000000000000")
+    assert recording.turns == 0
+    await here.enter("t")
+    assert (recording.running, list(recording.elsewhere), recording.tree.partial(0)) == ({}, [0], True)
+
+
+async def test_overlapping_requests_and_an_open_turn_of_a_replica() -> None:
+    store = SlowTail()
+    one, two = recorder(store), recorder(store)
+    here = await one.enter("t")
+    await one.commit(here, *open_turn(0))
+    asks = [asyncio.ensure_future(two.enter("t")) for _ in range(3)]
+    await one.commit(here, *turn_and_row(1))
+    asks += [asyncio.ensure_future(two.enter("t")) for _ in range(3)]
+    await one.commit(here, *turn_and_row(0))
+    await asyncio.gather(*asks)
+    assert (await two.enter("t")).tree.finishes == ["stop", "stop"]
