@@ -7,6 +7,7 @@ reverse proxy should not either: clients that can send `x-goog-api-key` should.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +25,22 @@ from proxy.contracts.frames import ModelCard
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.gemini import Gemini, GeminiCount
 from proxy.dialects.gemini_openapi import MODELS
+from proxy.dialects.openai import to_json
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
 from proxy.turn import Turns
 
 METHODS = ["generateContent", "streamGenerateContent", "countTokens"]
 """What can be done with each model, in Google's words."""
+
+
+BROKEN = to_json(
+    {"error": {"code": 503, "message": "the stream broke before the answer was whole", "status": "UNAVAILABLE"}}
+)
+"""What stands at the end of a stream that breaks, before its connection does. Google's SDK for JavaScript takes it for an error
+that can be retried, and Gemini CLI does; a broken connection alone is the end of its work. Others see the connection break."""
+ALONE_S = 0.05
+"""Seconds before it: that SDK looks for an error only in what it reads by itself, not behind an event."""
 
 
 class Keyed:
@@ -53,10 +64,20 @@ class Streaming:
         self._array = endpoint(Gemini(stream=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _query(scope, "alt") == "sse":
-            await self._events(scope, receive, send)
-        else:
+        if _query(scope, "alt") != "sse":
             await self._array(scope, receive, _as_json(send))
+            return
+        unfinished = False
+
+        async def sending(message: Message) -> None:
+            nonlocal unfinished
+            unfinished = bool(message.get("more_body", message["type"] == "http.response.start"))
+            await send(message)
+
+        await self._events(scope, receive, sending)
+        if unfinished:
+            await asyncio.sleep(ALONE_S)
+            await send({"type": "http.response.body", "body": BROKEN, "more_body": True})
 
 
 def _query(scope: Scope, name: str) -> str:

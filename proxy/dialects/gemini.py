@@ -96,7 +96,8 @@ class Gemini:
         return to_json({"error": shown})
 
     def broken(self, error: StenoError) -> bytes:
-        """Nothing: the SDKs know no error inside a stream, and would take an answer that ends well for a whole one."""
+        """Nothing: Google's SDK for Python knows no error inside a stream and would take one that ends for a whole answer, so the
+        connection breaks (after an error that others do know: `proxy/api/gemini.py`)."""
         return b""
 
     def openapi(self) -> dict[str, Any]:

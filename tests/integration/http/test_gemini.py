@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -225,6 +226,24 @@ async def test_a_broken_stream_is_an_error_and_what_was_said_is_kept() -> None:
                 text += chunk.text or ""
         [turn] = await proxy.turns("t", at_least=1)
         assert (text, turn.partial, turn.finish_reason, turn.delivered) == ("he", True, "error", 2)
+
+
+async def test_a_stream_that_breaks_says_so_by_itself_before_the_connection_does() -> None:
+    body = {"contents": [{"parts": [{"text": "hi"}]}]}
+    async with running(ParrotEngine(lambda request: Say("hello", fail_after=2))) as proxy:
+        reads: list[bytes] = []
+        path = "/t/v1beta/models/m:streamGenerateContent?alt=sse"
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with proxy.http.stream("POST", path, json=body) as answer:
+                async for read in answer.aiter_raw():
+                    reads.append(read)
+        assert json.loads(reads[-1])["error"]["status"] == "UNAVAILABLE"
+        array: list[bytes] = []
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with proxy.http.stream("POST", path.partition("?")[0], json=body) as answer:
+                async for read in answer.aiter_raw():
+                    array.append(read)
+        assert array and b"error" not in b"".join(array)
 
 
 async def test_keys_by_header_and_by_query_and_none_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
