@@ -97,10 +97,12 @@ class Limits(BaseModel):
     """What a trial may spend; None is unlimited. A spent limit ends the session with `end_reason` `limit:<name>`."""
 
     model_config = ConfigDict(extra="forbid")
-    max_turns: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1, description="sampled tokens, over all turns")
-    max_wall_s: float | None = Field(None, gt=0, description="seconds since the first turn")
-    max_idle_s: float | None = Field(None, gt=0, description="seconds since the last activity, from the first turn on")
+    max_turns: int | None = Field(None, ge=1, le=2**63 - 1)
+    max_tokens: int | None = Field(None, ge=1, le=2**63 - 1, description="sampled tokens, over all turns")
+    max_wall_s: float | None = Field(None, gt=0, allow_inf_nan=False, description="seconds since the first turn")
+    max_idle_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds since the last activity, from the first turn on"
+    )
 
 
 SessionStatus = Literal["open", "completed", "aborted", "deleted"]
@@ -201,6 +203,7 @@ class Turn(BaseModel):
     versions: list[TokenSpan] = Field(default_factory=list)
     constrained: list[tuple[int, int]] = Field(default_factory=list)
     finish_reason: str = "stop"
+    stop: str = Field("", description="the stop string that ended it, if one did")
     partial: bool = False
     error: str | None = None
     delivered: int | None = None

@@ -5,11 +5,12 @@ The records themselves are in `records.py`. Every list is a page: `items` and wh
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from proxy.contracts.records import TRIAL_ID, Group, Limits, Sample, SamplingPolicy, Session, Turn
+from proxy.contracts.storable import JsonObject, storable
 
 
 class SessionSpec(BaseModel):
@@ -18,7 +19,7 @@ class SessionSpec(BaseModel):
     model_config = ConfigDict(extra="forbid")
     trial_id: str | None = Field(None, pattern=TRIAL_ID)
     run_id: str | None = Field(None, max_length=128)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: JsonObject = Field(default_factory=dict)
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
 
@@ -29,9 +30,11 @@ class GroupSpec(BaseModel):
     model_config = ConfigDict(extra="forbid")
     group_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
     run_id: str | None = Field(None, max_length=128)
-    task: dict[str, Any] = Field(default_factory=dict)
+    task: JsonObject = Field(default_factory=dict)
     size: int = Field(ge=1, le=4096)
-    deadline_s: float | None = Field(None, gt=0, description="seconds after creation: then it is served as it is")
+    deadline_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds after creation: then it is served as it is"
+    )
     purpose: Literal["train", "eval"] = "train"
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
@@ -66,7 +69,7 @@ class Completion(BaseModel):
     reward: float | None = Field(None, allow_inf_nan=False, description="None: not scored; 0.0 is a measured zero")
     status: Literal["completed", "aborted"] = "completed"
     end_reason: str = Field("completed", max_length=128)
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
 
 
 class SessionPage(BaseModel):

@@ -17,6 +17,10 @@ from proxy.contracts.canonical import Job, Sampling, Tool
 from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import SamplingPolicy
 
+MIN_TEMPERATURE = 0.01
+"""Engines refuse less, but for 0, which is greedy."""
+MAX_STOPS = 16
+"""As many as an agent may send."""
 _PLAIN = Sampling()
 _BENDING = (
     "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
@@ -94,7 +98,32 @@ def _forced(policy: SamplingPolicy) -> dict[str, Any]:
         number = forced[key]
         if key in _RANGES and number is not None and not low <= number <= high:
             raise BadRequest(f"{key} must be between {low} and {high}", field=field)
+        wrong = _wrong(key, number)
+        if wrong:
+            raise BadRequest(f"{key} {wrong}", field=field)
     return forced
+
+
+def _wrong(key: str, value: Any) -> str:
+    """What is wrong with a forced value besides its range; "" for nothing."""
+    if key == "temperature" and 0.0 < value < MIN_TEMPERATURE:
+        return f"must be 0 or at least {MIN_TEMPERATURE}"
+    if key == "logit_bias" and not all(_is_id(token) and -100.0 <= bias <= 100.0 for token, bias in value.items()):
+        return "must map token ids to numbers between -100 and 100"
+    if key == "stop_token_ids" and not all(_is_id(token) for token in value):
+        return "must be token ids"
+    if key == "stop" and (len(value) > MAX_STOPS or not all(_is_text(stop) for stop in value)):
+        return f"must be at most {MAX_STOPS} strings, none of them empty"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    """Not empty, and no half surrogate pairs, which no wire carries."""
+    return bool(value) and value.encode(errors="ignore").decode() == value
+
+
+def _is_id(token: int) -> bool:
+    return 0 <= token < 2**31
 
 
 def _without_grammar(job: Job, changed: dict[str, Any]) -> dict[str, Any]:

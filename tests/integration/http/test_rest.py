@@ -263,3 +263,28 @@ async def test_with_keys_an_unregistered_trial_is_not_made_up() -> None:
     async with running(admin_key=ADMIN) as proxy:
         response = await proxy.chat("unknown", "x")
         assert response.status_code == 404 and json.loads(response.content)["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/groups", b'{"size": 1, "task": {"x": "\\ud800"}}', "task"),
+        ("/groups", b'{"size": 1, "task": {"\\ud800": 1}}', "task"),
+        ("/groups", b'{"size": 1, "task": ' + b'{"a":' * 500 + b"1" + b"}" * 501, "task"),
+        ("/groups", b'{"size": 1, "task": {"x": NaN}}', "task"),
+        ("/groups", b'{"size": 1, "deadline_s": 1e999}', "deadline_s"),
+        ("/sessions", b'{"metadata": {"a": 1%s}}' % (b"0" * 40), "metadata"),
+        ("/sessions", b'{"metadata": {"a": "\\ud800"}}', "metadata"),
+        ("/sessions", b'{"run_id": "\\ud800"}', "run_id"),
+        ("/sessions", b'{"limits": {"max_turns": 1%s}}' % (b"0" * 40), "limits.max_turns"),
+        ("/sessions", b'{"limits": {"max_idle_s": Infinity}}', "limits.max_idle_s"),
+        ("/sessions/t/complete", b'{"reward": 1, "metrics": {"a": NaN}}', "metrics.a"),
+        ("/sessions/t/complete", b'{"reward": 1, "metrics": {"\\ud800": 1}}', "metrics"),
+        ("/sessions/t/complete", b'{"end_reason": "\\ud800"}', "end_reason"),
+    ],
+)
+async def test_what_could_not_be_read_back_is_refused_by_name(proxy: Proxy, path: str, body: bytes, field: str) -> None:
+    await proxy.http.post("/sessions/t")
+    response = await proxy.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert (response.json()["error"]["field"] or "").split("\ud800")[0].rstrip(".").startswith(field)

@@ -102,3 +102,21 @@ def test_forcing_a_bent_law_contradicts_neutralise_true():
     with pytest.raises(BadRequest) as refused:
         check(SamplingPolicy(neutralise=True, force={"temperature": 1.0, "top_p": 0.9}))
     assert refused.value.field == "sampling.force.top_p"
+
+
+@pytest.mark.parametrize(
+    "force",
+    [
+        {"temperature": 0.001},
+        {"logit_bias": {"5": 1e300}},
+        {"logit_bias": {"-5": 1.0}},
+        {"stop_token_ids": [-5]},
+        {"stop": [""]},
+        {"stop": ["x"] * 17},
+        {"stop": ["\ud800"]},
+    ],
+)
+def test_what_every_engine_would_refuse_is_refused_at_registration(force):
+    with pytest.raises(BadRequest) as refused:
+        check(SamplingPolicy(force=force))
+    assert refused.value.field == f"sampling.force.{next(iter(force))}"
