@@ -2,6 +2,7 @@
 
     python -m benchmarks.run                      everything, once (about 20 minutes; installs the peers the first time)
     python -m benchmarks.run --repeat 3           the median of three
+    python -m benchmarks.run --quiet 0.15         on a machine with other users: wait for quiet, and again where it was not
     python -m benchmarks.run --targets steno,nginx --cases tiny,stream64
     python -m benchmarks.run --quick              a minute: does every case work? No peers from PyPI, no number means anything
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -35,6 +37,9 @@ OWN = {"steno": (*SHARED, "flat"), "steno_redis": (*SHARED, "flat"), "steno_scri
        # These hold a full core below 64 streams: beyond, nothing but the queue would be measured.
        "rllm": ("tiny", "stream64", "sessions"), "litellm": ("tiny", "stream64")}  # fmt: skip
 
+TRIES = 4
+QUIET_WAIT_S = 120.0
+
 
 def measure(target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None) -> Iterator[tuple[str, Result]]:
     """These cases, one after the other, on a target that is started for them and ended after them."""
@@ -48,6 +53,35 @@ def measure(target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None)
         except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
             for case in left:
                 yield case, {"error": f"{type(error).__name__}: {error}"}
+
+
+def measure_in_quiet(
+    target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None, quiet: float | None
+) -> list[tuple[str, Result]]:
+    """The same, while other processes took no more than a share of `quiet` of the machine: the quietest of TRIES otherwise."""
+    best: list[tuple[str, Result]] = []
+    best_share = math.inf
+    for _ in range(1 if quiet is None else TRIES):
+        if quiet is not None:
+            wait_for_quiet(quiet)
+        others = Others()
+        done = list(measure(target, cases, sizes, peers))
+        share = others.share()
+        if share < best_share:
+            best_share, best = share, [(case, {**result, "others_share": share}) for case, result in done]
+        if quiet is None or share <= quiet:
+            break
+    return best
+
+
+def wait_for_quiet(quiet: float) -> None:
+    """Until others take no more than that share for two seconds, or QUIET_WAIT_S have passed."""
+    until = time.monotonic() + QUIET_WAIT_S
+    while time.monotonic() < until:
+        others = Others()
+        time.sleep(2.0)
+        if others.share() <= quiet:
+            return
 
 
 class Others:
@@ -78,6 +112,7 @@ def main() -> int:
     parser.add_argument("--cases", help=f"of {','.join(CASES)}; each target's own unless given")
     parser.add_argument("--seconds", type=float, help="length of the timed cases")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--quiet", type=float, help="share of the machine that other processes may take, 0 to 1")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "build/benchmarks.json")
     args = parser.parse_args()
@@ -94,12 +129,9 @@ def main() -> int:
             cases = [case for case in OWN.get(target, SHARED) if case in wanted]
             # A fresh start for each case, so that none is measured in the memory of another; not where nothing is measured.
             for group in [cases] if args.quick else [[case] for case in cases]:
-                others = Others()
-                done = list(measure(target, group, sizes, peers))
-                share = others.share()
-                for case, result in done:
-                    runs[target].setdefault(case, []).append({**result, "others_share": share})
-                    print(number, target, case, f"others {share:.0%}", json.dumps(result)[:400], file=sys.stderr, flush=True)
+                for case, result in measure_in_quiet(target, group, sizes, peers, args.quiet):
+                    runs[target].setdefault(case, []).append(result)
+                    print(number, target, case, json.dumps(result)[:400], file=sys.stderr, flush=True)
     results = {target: {case: median(done) for case, done in cases.items()} for target, cases in runs.items()}
     compare(results)
     report = {"machine": describe_machine(), "sizes": vars(sizes), "repeat": args.repeat, "results": results, "runs": runs}
