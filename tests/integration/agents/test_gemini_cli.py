@@ -100,12 +100,7 @@ def test_a_turn_that_was_refused_with_503_is_asked_again(stack: Stack, tmp_path:
 def test_a_stream_that_broke_is_on_record_and_asked_again(stack: Stack, tmp_path: Path) -> None:
     turns = run_gemini(stack, "gemini-cut", "CUT once, then fix the bug in src/calc.py", tmp_path)
     main = main_branch(turns)
-    print(
-        [
-            (t["turn_id"], t["parent_id"], t["fork_reason"], t["partial"], t["delivered"], t["reply"]["content"])
-            for t in turns
-        ]
-    )
     [cut] = [turn for turn in turns if turn["partial"]]
     assert cut["finish_reason"] == "error" and len(cut["completion_ids"]) == 60 == cut["delivered"]
-    assert main
+    assert cut["parent_id"] == main[2]["turn_id"] and cut not in main, "it asks again, as if nothing had come"
+    assert [turn["fork_reason"] for turn in main] == [None] * 3 + ["sibling"] + [None] * 8
