@@ -92,6 +92,7 @@ def turn_of(
         versions=transcript.versions(),
         constrained=transcript.constrained(),
         finish_reason=finish,
+        stop=transcript.finish.stop if transcript.finish is not None and not partial else "",
         partial=partial,
         error=f"{error.code}: {error.message}" if error is not None else None,
         delivered=delivered if counted and not still_open else None,
@@ -104,7 +105,7 @@ def turn_of(
         options=_options(plan.job, facts.changed, started.dropped, facts.asked.kept),
         thinking_kept=started.thinking_kept,
         reasoning_tokens=transcript.reasoning_tokens,
-        cached_tokens=transcript.finish.cached_tokens if transcript.finish is not None else started.cached_tokens,
+        cached_tokens=(transcript.finish.cached_tokens if transcript.finish is not None else 0) or started.cached_tokens,
         timings=Timings.model_construct(
             queued=facts.queued, started=facts.started, first_token=facts.first_token, last_token=facts.last_token
         ),

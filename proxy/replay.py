@@ -86,5 +86,6 @@ def _choice(index: int, turn: Turn) -> Choice:
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
         cached_tokens=turn.cached_tokens,
+        stop=turn.stop,
         reasoning_tokens=turn.reasoning_tokens,
     )

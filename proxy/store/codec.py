@@ -64,6 +64,7 @@ class Meta(msgspec.Struct, array_like=True):
     reasoning_tokens: int = 0
     choice: tuple[Any, int] | None = None
     retry_of: Any = None
+    stop: str = ""
 
     def at(self, position: int) -> float | None:
         """A time in Unix s, by its position in `timings`."""
@@ -161,6 +162,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         reasoning_tokens=turn.reasoning_tokens,
         choice=None if turn.answer_id is None else (pack_id(turn.answer_id), turn.choice),
         retry_of=pack_id(turn.retry_of),
+        stop=turn.stop,
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
@@ -241,6 +243,7 @@ def decode_turn(
         versions=_unpack_versions(meta.versions, len(completion_ids) // 4),
         constrained=meta.constrained,
         finish_reason=row.finish if meta.finish is None else meta.finish,
+        stop=meta.stop,
         partial=row.partial,
         error=meta.error,
         delivered=meta.delivered if delivered is None else delivered,

@@ -36,6 +36,7 @@ class Say:
     no_logprobs: bool = False
     versions: Callable[[int], str] = lambda i: "base/0"
     refused: str = ""
+    stop: str = ""  # the stop string that ends it, if one does
 
 
 class ParrotEngine:
@@ -106,7 +107,7 @@ class ParrotEngine:
                 logprobs = b"" if say.no_logprobs else floats_to_bytes([-0.25])
                 yield Delta(request.stream, ids_to_bytes(ids), logprobs, say.versions(i), tokens=tokens, **step)
             reason = say.finish or ("length" if limit < len(steps) else "tool_calls" if say.calls else "stop")
-            yield Finish(request.stream, reason, min(limit, len(steps)) + say.lie)  # type: ignore[arg-type]
+            yield Finish(request.stream, reason, min(limit, len(steps)) + say.lie, say.stop)  # type: ignore[arg-type]
             ended = True
         finally:
             if not ended:

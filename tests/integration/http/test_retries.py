@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import anthropic
@@ -14,8 +15,10 @@ import pytest
 
 from proxy.contracts.errors import EngineFailed
 from proxy.store.memory import MemoryStore
+from proxy.store.redis import RedisStore
 from tests.integration.http.conftest import Proxy, running, until
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.redis_server import RedisServer
 
 AGAIN = {"x-stainless-retry-count": "1"}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0.5}
@@ -311,3 +314,68 @@ async def test_who_joins_in_a_format_with_blocks_gets_closed_ones_only_from_the_
         assert events[-1]["type"] == "message_stop"
         [turn] = await proxy.turns("t")
         assert turn.finish_reason == "tool_calls" and not turn.partial
+
+
+ASKED: list[Any] = [{"role": "user", "content": "x"}]
+FORMATS: dict[str, dict[str, Any]] = {
+    "/t/v1/chat/completions": {"model": "m", "messages": ASKED, "stop": ["EOT"]},
+    "/t/v1/completions": {"model": "m", "prompt": "x"},
+    "/t/v1/messages": {"model": "m", "max_tokens": 99, "messages": ASKED, "stop_sequences": ["EOT"]},
+    "/t/v1/responses": {"model": "m", "input": "x"},
+    "/t/v1beta/models/m:generateContent": {"contents": [{"parts": [{"text": "x"}]}]},
+}
+
+
+@pytest.mark.parametrize("path", FORMATS)
+async def test_in_every_format_the_answer_comes_again_to_the_byte(path: str) -> None:
+    body = FORMATS[path]
+    say = Say("some text", reasoning="" if "prompt" in body else "hm", stop="EOT" if "messages" in body else "")
+    async with running(ParrotEngine(lambda request: say)) as proxy:
+        first = await proxy.http.post(path, json=body)
+        again = await proxy.http.post(path, json=body, headers=AGAIN)
+        assert (again.status_code, again.content) == (first.status_code, first.content) and first.status_code == 200
+        if "model" in body:
+            streamed = await proxy.http.post(path, json=body | {"stream": True}, headers=AGAIN)
+            assert "some text" in streamed.text
+        assert len(proxy.engine.requests) == 1
+
+
+async def test_a_client_that_reads_no_more_and_asks_again_gets_a_new_attempt() -> None:
+    """Its first connection is still open, and full."""
+    engine = ParrotEngine(lambda request: Say("x" * 40_000) if len(engine.requests) == 1 else Say("yes"))
+    async with running(engine) as proxy:
+        payload = json.dumps(BODY | {"stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", proxy.port))
+            deaf.sendall(head.encode() + payload)
+            turns = proxy.app.state.turns
+            await until(lambda: any(request._telling for request in turns._running), 30)
+            assert text(await read(proxy, AGAIN)) == "yes"
+            one, two = await proxy.turns("t")
+            assert (one.partial, one.superseded_by, two.partial) == (True, two.turn_id, False)
+
+
+async def test_in_redis_what_broke_is_superseded_for_every_replica() -> None:
+    redis = RedisServer()
+    stores = [RedisStore(redis.url), RedisStore(redis.url)]
+    for store in stores:
+        await store.open()
+    try:
+        gates = [{2: asyncio.Event()}]
+        async with running(
+            ParrotEngine(lambda r: Say("abcd", gates=gates.pop(0) if gates else {})), store=stores[0]
+        ) as one:
+            await leave_after(one, "b")
+            await one.turns("t", 1)
+            async with running(ParrotEngine(lambda request: Say("efgh")), store=stores[1]) as two:
+                assert text(await read(two, AGAIN)) == "efgh"
+                assert text(await read(one, AGAIN)) == "efgh"
+                old, new = await one.turns("t")
+                assert (old.superseded_by, new.retry_of) == (new.turn_id, old.turn_id)
+                assert [sample["turn_ids"] for sample in await samples(one)] == [[new.turn_id]]
+    finally:
+        for store in stores:
+            await store.close()
+        redis.close()

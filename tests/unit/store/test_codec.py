@@ -17,7 +17,8 @@ from proxy.store.text import pack, text, to_json, unpack
 from tests.support.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
-LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
+LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": ""}
+LATER |= {"answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 json_values = st.recursive(
@@ -48,7 +49,7 @@ def turns(draw: st.DrawFn) -> Turn:
         completion_ids=bytes(4 * completion), sampling_logprobs=draw(st.binary(max_size=36)),
         versions=[TokenSpan(version=draw(words), start=draw(st.integers(0, 1)), end=completion)],
         constrained=draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=2)),
-        finish_reason=draw(st.sampled_from(["stop", "length", "error"])), partial=draw(st.booleans()),
+        stop=draw(words), finish_reason=draw(st.sampled_from(["stop", "length", "error"])), partial=draw(st.booleans()),
         error=draw(st.none() | words), delivered=draw(st.none() | st.integers(0, 9)), asked=draw(objects) | draw(volatile),
         law=draw(objects) | draw(volatile), messages=draw(st.lists(objects, max_size=3)), reply=draw(objects),
         call_ids=calls, tools=draw(st.lists(objects, max_size=2)), options=draw(objects), thinking_kept=draw(st.booleans()),
