@@ -20,8 +20,8 @@ from trainer_bridge.ledger import Reason
 STD_EPSILON = 1e-6
 """Added to the standard deviation, in the reward's units (as verl). Keeps near-equal rewards from blowing up."""
 EQUAL_WITHIN = 1e-9
-"""Rewards count as equal if their standard deviation is at most this fraction of the largest of them: sums that were
-rounded differently (0.1 + 0.2 and 0.3) differ by 1e-16 of it. Relative, so that no task's reward unit matters."""
+"""Rewards count as equal if their standard deviation is at most this fraction of the largest of them: sums that were rounded
+differently (0.1 + 0.2 and 0.3) differ by 1e-16 of it, and so does a rounded mean. Relative, so that no reward's unit matters."""
 
 
 class Estimator(StrEnum):
@@ -105,9 +105,6 @@ def _advantages(rewards: list[float], estimator: Estimator) -> list[float]:
 
 
 def _std(rewards: list[float]) -> float:
-    """Standard deviation with n - 1 degrees of freedom. Shifted by the least reward, so that equal ones give an exact 0:
-    the mean of three times 0.1 is not 0.1."""
-    least = min(rewards)
-    shifted = [reward - least for reward in rewards]
-    mean = math.fsum(shifted) / len(shifted)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in shifted) / (len(shifted) - 1))
+    """Standard deviation with n - 1 degrees of freedom."""
+    mean = math.fsum(rewards) / len(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import msgspec
@@ -67,6 +68,19 @@ def test_ranks_hardly_wait_for_each_other(n, ranks):
     items = some_items(n, seed=n)
     made = plan(items, ranks, budget=16_384)
     assert made.balance(items, COST) > 0.9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_runs_at_the_same_time_costs_alike(seed):
+    """Each round's cheapest micro-batch costs at least what the next round's most expensive one does."""
+    items = some_items(60, seed, longest=3000)
+    made = plan(items, ranks=3)
+    rounds = [
+        [sum(COST.flops(items[i]) for i in batches[at].items) for batches in made.ranks]
+        for at in range(len(made.chunks))
+    ]
+    assert len(rounds) > 2
+    assert all(min(before) >= max(after) for before, after in itertools.pairwise(rounds))
 
 
 def test_balance_is_of_flops_not_of_tokens():
