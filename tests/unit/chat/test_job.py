@@ -107,6 +107,18 @@ async def test_started_tells_exactly_what_the_engine_was_given() -> None:
     assert (out.content, out.finish.reason, out.ids[-1]) == ("Cold.", "stop", STOP)
 
 
+async def test_a_count_is_what_the_engine_would_be_given_and_it_is_not_asked() -> None:
+    told = Told(step([STOP], "stop"))
+    engine = ChatEngine(told, FORMAT)
+    await engine.start()
+    try:
+        assert await engine.count(chat()) == len(FORMAT.render(QUESTION, TOOLS, {}))
+        assert await engine.count(Job(prompt_text="Hello")) == len(FORMAT.encode("Hello"))
+        assert told.prompt == []
+    finally:
+        await engine.stop()
+
+
 async def test_continuation_sends_only_what_is_new() -> None:
     first = await run(Told(step([*one_by_one("qwen3", "byte_level", "Cold."), STOP], "stop")), chat())
     prefix = first.started.new_ids + ids_to_bytes(first.ids)
