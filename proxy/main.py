@@ -91,7 +91,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     agents = generation.routes(turns, hub, keys, **bounds)
     counting = {name: bounds[name] for name in ("max_body_bytes", "body_timeout_s")}
     app.router.routes += [*gemini.routes(hub, keys), *agents, *anthropic.routes(hub, keys, **counting)]
-    app.router.routes += responses.routes(recorder, keys)
+    app.router.routes += responses.routes(recorder, hub, keys, **counting)
     app.turns = generation.by_path(agents)
     app.actions = gemini.actions(turns, hub, keys, **bounds)
     for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):

@@ -1,4 +1,5 @@
-"""`GET` and `DELETE /{trial_id}/v1/responses/{response_id}`: stored responses, for the agent whose trial they are of.
+"""`GET` and `DELETE /{trial_id}/v1/responses/{response_id}`: stored responses, for the agent whose trial they are of;
+and `POST /{trial_id}/v1/responses/input_tokens`.
 
 The agent's key opens them (I8): it reads back what it was answered, nothing else of the record. Deleting hides a
 response from its client; the record of its turn is not the agent's to delete.
@@ -13,17 +14,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from proxy import logs, stored
+from proxy.api.counting import Counting
 from proxy.api.generation import HttpClient, refusal_headers, valid_trial_id
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.openai import error_body
 from proxy.dialects.responses import turn_of_response
-from proxy.dialects.responses_schema import RESPONSE_ID, STORED
+from proxy.dialects.responses_count import ResponsesCount
+from proxy.dialects.responses_schema import COUNT, RESPONSE_ID, STORED
 from proxy.dialects.responses_stored import deleted_body, stored_body
+from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
 from proxy.recorder import Recorder
 
 _PATH = "/v1/responses/{response_id}"
+_COUNT = "/v1/responses/input_tokens"
 
 
 class StoredResponses:
@@ -73,13 +78,20 @@ class StoredResponses:
             raise NotFound(f"Response with id '{response_id}' not found.", field="response_id") from None
 
 
-def routes(recorder: Recorder, keys: Keyring) -> list[Route]:
-    endpoint = StoredResponses(recorder, keys)
-    return [Route(f"/{{trial_id}}{prefix}{_PATH}", endpoint, methods=["GET", "DELETE"]) for prefix in ("", "/v1")]
+def routes(recorder: Recorder, hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
+    """Each also under `/v1/v1`, like the generation routes. bounds: of a body to count."""
+    stored_ones = StoredResponses(recorder, keys)
+    count = Counting(ResponsesCount(), hub, keys, **bounds)
+    found = []
+    for prefix in ("", "/v1"):
+        found.append(Route(f"/{{trial_id}}{prefix}{_COUNT}", count, methods=["POST"]))
+        found.append(Route(f"/{{trial_id}}{prefix}{_PATH}", stored_ones, methods=["GET", "DELETE"]))
+    return found
 
 
 def openapi_paths() -> dict[str, Any]:
     """What these routes add to `/openapi.json`."""
     trial = {"name": "trial_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": TRIAL_ID}}
     operations = {method: operation | {"parameters": [trial, RESPONSE_ID]} for method, operation in STORED.items()}
-    return {f"/{{trial_id}}{_PATH}": operations}
+    count = {"post": COUNT | {"parameters": [trial]}}
+    return {f"/{{trial_id}}{_COUNT}": count, f"/{{trial_id}}{_PATH}": operations}

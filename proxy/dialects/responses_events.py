@@ -25,7 +25,8 @@ from proxy.dialects.responses_output import (
     state_of,
     text_part,
 )
-from proxy.dialects.responses_tools import FreeText, Place, Tools
+from proxy.dialects.responses_text import FreeText
+from proxy.dialects.responses_tools import Place, Tools
 
 _REASONING, _MESSAGE = -2, -1
 """What is open, beside the index of a call."""

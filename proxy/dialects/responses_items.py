@@ -19,7 +19,8 @@ from typing import Any
 from proxy.contracts.canonical import RECORDED, Message
 from proxy.contracts.errors import BadRequest
 from proxy.dialects.openai import to_json
-from proxy.dialects.responses_tools import FREE_TEXT, Place, Tools
+from proxy.dialects.responses_text import FREE_TEXT
+from proxy.dialects.responses_tools import Place, Tools
 
 RAW_CALL = "ctcr"
 """Prefix of a custom call's item id whose arguments were not of the agreed shape: its input is the arguments themselves."""
@@ -49,6 +50,7 @@ def read_items(field: str, given: list[Any], tools: Tools, dropped: list[str]) -
         if not isinstance(item, dict):
             raise BadRequest(f"{field}.{i}: expected an object", field=f"{field}.{i}")
         reader.take(f"{field}.{i}", item)
+    reader.end()
     return reader.messages
 
 
@@ -59,7 +61,8 @@ class _Reader:
         self._dropped = dropped
         self._reply: Message | None = None  # the assistant message that the next item may still belong to
         self._turn = ""  # the turn that it is known to be of
-        self._said = False  # it has a message item
+        self._said: list[str] = []  # the texts of its message items
+        self._thought: list[str] = []
         self._answered = False  # results have come after it
 
     def take(self, path: str, item: dict[str, Any]) -> None:
@@ -67,10 +70,8 @@ class _Reader:
         if kind == "message":
             self._message(path, item)
         elif kind == "reasoning":
-            reply = self._of_turn(turn_of(item.get("id")), reasoning=True)
-            text = _reasoning(path, item)
-            if text and not reply.get(RECORDED):
-                reply["reasoning_content"] = reply.get("reasoning_content", "") + text
+            self._of_turn(turn_of(item.get("id")), reasoning=True)
+            self._thought.append(_reasoning(path, item))
         elif kind in ("function_call", "custom_tool_call"):
             self._call(path, item, kind == "custom_tool_call")
         elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -95,15 +96,15 @@ class _Reader:
         if not isinstance(content, str):
             content = _parts(f"{path}.content", content)
         if role == "assistant":
-            reply = self._of_turn(turn_of(item.get("id")), message=True)
-            reply["content"] = _joined(reply["content"], content)
-            self._said = True
+            self._of_turn(turn_of(item.get("id")), message=True)
+            # What was sampled has no parts.
+            self._said.append(content if isinstance(content, str) else "".join(part["text"] for part in content))
             return
         if role not in ("user", "system", "developer"):
             shown = repr(role[:40]) if isinstance(role, str) else "nothing"
             raise BadRequest(f"{path}.role: {shown} is none of the roles", field=f"{path}.role")
+        self.end()
         self.messages.append({"role": "system" if role == "developer" else role, "content": content})
-        self._reply = None
 
     def _call(self, path: str, item: dict[str, Any], custom: bool) -> None:
         call_id = _string(path, item, "call_id")
@@ -122,6 +123,14 @@ class _Reader:
         function = {"name": self._tools.function(place), "arguments": arguments}
         reply.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
+    def end(self) -> None:
+        """No more items of the open assistant message."""
+        if self._reply is not None:
+            self._reply["content"] = "".join(self._said)
+            if thoughts := "".join(self._thought):
+                self._reply["reasoning_content"] = thoughts
+        self._reply, self._turn, self._said, self._thought, self._answered = None, "", [], [], False
+
     def _of_turn(self, turn: str, *, message: bool = False, reasoning: bool = False) -> Message:
         """The assistant message that an item of `turn` ("": unknown) belongs to; a new one if it is not the last."""
         reply = self._reply
@@ -131,9 +140,9 @@ class _Reader:
             begins = reasoning and reply is not None and (self._said or "tool_calls" in reply)
             same = reply is not None and not (self._answered or begins or (message and self._said))
         if reply is None or not same:
+            self.end()
             reply = self._reply = {"role": "assistant", "content": ""}
             self.messages.append(reply)
-            self._turn, self._said, self._answered = "", False, False
         self._turn = self._turn or turn
         return reply
 
@@ -165,11 +174,6 @@ def _parts(path: str, given: Any) -> str | list[dict[str, str]]:
     if len(texts) > 1:
         return texts
     return texts[0]["text"] if texts else ""
-
-
-def _joined(before: str, content: str | list[dict[str, str]]) -> str:
-    """An assistant's content is one string: what it sampled has no parts."""
-    return before + (content if isinstance(content, str) else "".join(part["text"] for part in content))
 
 
 def _output(path: str, item: dict[str, Any]) -> str | list[dict[str, str]]:

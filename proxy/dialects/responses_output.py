@@ -15,7 +15,8 @@ import msgspec
 from proxy.contracts.canonical import CanonicalRequest, TokenLogprob
 from proxy.dialects.base import Choice, Header
 from proxy.dialects.responses_items import RAW_CALL, seal
-from proxy.dialects.responses_tools import Place, Tools, free_text
+from proxy.dialects.responses_text import free_text
+from proxy.dialects.responses_tools import Place, Tools
 
 Item = dict[str, Any]
 

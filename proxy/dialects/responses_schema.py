@@ -141,6 +141,19 @@ RESPONSES: dict[str, Any] = {
         "default": _REFUSED,
     },
 }
+COUNT: dict[str, Any] = {
+    "tags": ["generation"],
+    "operationId": "count_response_tokens",
+    "summary": "How many tokens a request's prompt has; nothing is recorded",
+    "requestBody": RESPONSES["requestBody"],
+    "responses": {
+        "200": {
+            "description": "The count.",
+            "content": {"application/json": {"schema": {"type": "object", "required": ["object", "input_tokens"]}}},
+        },
+        "default": _REFUSED,
+    },
+}
 STORED: dict[str, Any] = {
     "get": _operation("get_response", "A stored response", _RESPONSE),
     "delete": _operation(

@@ -8,19 +8,18 @@ and named in `dropped`.
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from proxy.contracts.canonical import Tool
 from proxy.contracts.errors import BadRequest
 from proxy.dialects.base import check_wire
+from proxy.dialects.responses_text import FREE_TEXT
 
-FREE_TEXT = "input"
-"""The argument of a custom tool's function."""
 ROOT_NAMESPACE = "functions"
 """What OpenAI's own models call the namespace of tools that have none; what is in it keeps its name."""
+_MOST_NAMESAKES = 8
+"""Tools of one name in different namespaces; more are refused."""
 _PARAMETERS = {
     "type": "object",
     "properties": {FREE_TEXT: {"type": "string", "description": "All of the tool's input, as plain text."}},
@@ -55,11 +54,12 @@ class Tools:
 
     def function(self, place: Place) -> str:
         """The model's name for what a client calls so, also when the tool is no longer offered."""
-        joined = joined_name(place)
-        for name in (joined, *(name for name in self.places if name.startswith(joined))):
+        joined = name = joined_name(place)
+        for _ in range(_MOST_NAMESAKES + 1):
             known = self.places.get(name)
             if known is not None and known[:2] == place[:2]:
                 return name
+            name += "_"
         return joined
 
     def names(self) -> set[str]:
@@ -83,66 +83,79 @@ def read_tools(given: list[Any], items: Any = None) -> Tools:
             if not isinstance(item.get("tools"), list):
                 raise BadRequest(f"input.{k}.tools is required", field=f"input.{k}.tools")
             found += [(f"input.{k}.tools.{i}", tool) for i, tool in enumerate(item["tools"])]
-    tools = Tools()
-    taken: set[str] = {tool["name"] for _, tool in found if _plain(tool)}
+    reader = _Reader({tool["name"] for _, tool in found if _plain(tool)})
     for path, tool in found:
-        _read(path, tool, "", tools, taken, "")
-    return tools
+        reader.take(path, tool, "", "")
+    return reader.tools
 
 
 def _plain(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("type") in ("function", "custom") and isinstance(tool.get("name"), str)
 
 
-def _read(path: str, tool: Any, namespace: str, tools: Tools, taken: set[str], about: str) -> None:
-    if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-        raise BadRequest(f"{path}.type is required", field=f"{path}.type")
-    kind = tool["type"]
-    if kind == "namespace" and not namespace:
-        _read_namespace(path, tool, tools, taken)
-        return
-    if kind not in ("function", "custom"):
-        tools.dropped.append(kind)
-        return
-    place = Place(namespace, _text(path, tool, "name"), kind == "custom")
-    name = joined_name(place)
-    if namespace:
-        while name in taken or name in tools.names():  # a plain tool has this name already
-            name += "_"
-    elif name in tools.names():
-        raise BadRequest(f"{path}.name: two tools are called {name[:80]!r}", field=f"{path}.name")
-    taken.add(name)
-    if place != (("", name, False)):
-        tools.places[name] = place
-    function: dict[str, Any] = {"name": name}
-    description = about + (_text(path, tool, "description", required=False) or "")
-    if kind == "custom":
-        description += _grammar(tool.get("format"))
-        function["parameters"] = _PARAMETERS
-    elif tool.get("parameters") is not None:
-        if not isinstance(tool["parameters"], dict):
-            raise BadRequest(f"{path}.parameters: expected an object", field=f"{path}.parameters")
-        check_wire(f"{path}.parameters", tool["parameters"])
-        function["parameters"] = tool["parameters"]
-    if description or isinstance(tool.get("description"), str):
-        function = {"name": name, "description": description} | function
-    if isinstance(tool.get("strict"), bool) and kind == "function":
-        function["strict"] = tool["strict"]
-    tools.functions.append({"type": "function", "function": function})
+class _Reader:
+    """plain: names of the tools outside namespaces, which keep theirs."""
 
+    def __init__(self, plain: set[str]) -> None:
+        self.tools = Tools()
+        self._plain = plain
+        self._names: set[str] = set()
 
-def _read_namespace(path: str, tool: dict[str, Any], tools: Tools, taken: set[str]) -> None:
-    """Its description is said once, before that of its first tool: templates know no namespaces."""
-    namespace = _text(path, tool, "name")
-    inner = tool.get("tools")
-    if not isinstance(inner, list):
-        raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
-    about = _text(path, tool, "description", required=False)
-    for j, one in enumerate(inner):
-        before = len(tools.functions)
-        _read(f"{path}.tools.{j}", one, namespace, tools, taken, f"[{namespace}: {about}]\n" if about else "")
-        if len(tools.functions) > before:
-            about = ""
+    def take(self, path: str, tool: Any, namespace: str, about: str) -> None:
+        """about: what is said before its description."""
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise BadRequest(f"{path}.type is required", field=f"{path}.type")
+        kind = tool["type"]
+        if kind == "namespace" and not namespace:
+            self._namespace(path, tool)
+            return
+        if kind not in ("function", "custom"):
+            self.tools.dropped.append(kind)
+            return
+        place = Place(namespace, _text(path, tool, "name"), kind == "custom")
+        name = self._name(path, place)
+        if place != ("", name, False):
+            self.tools.places[name] = place
+        function: dict[str, Any] = {"name": name}
+        description = about + _text(path, tool, "description", required=False)
+        if kind == "custom":
+            description += _grammar(tool.get("format"))
+        if description or isinstance(tool.get("description"), str):
+            function["description"] = description
+        parameters = _PARAMETERS if kind == "custom" else tool.get("parameters")
+        if parameters is not None:
+            if not isinstance(parameters, dict):
+                raise BadRequest(f"{path}.parameters: expected an object", field=f"{path}.parameters")
+            check_wire(f"{path}.parameters", parameters)
+            function["parameters"] = parameters
+        if isinstance(tool.get("strict"), bool) and kind == "function":
+            function["strict"] = tool["strict"]
+        self.tools.functions.append({"type": "function", "function": function})
+
+    def _name(self, path: str, place: Place) -> str:
+        name = joined_name(place)
+        if place.namespace:
+            for _ in range(_MOST_NAMESAKES):
+                if name not in self._plain and name not in self._names:
+                    break
+                name += "_"
+        if name in self._names:
+            raise BadRequest(f"{path}.name: two tools are called {name[:80]!r}", field=f"{path}.name")
+        self._names.add(name)
+        return name
+
+    def _namespace(self, path: str, tool: dict[str, Any]) -> None:
+        """Its description is said once, before that of its first tool: templates know no namespaces."""
+        namespace = _text(path, tool, "name")
+        inner = tool.get("tools")
+        if not isinstance(inner, list):
+            raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
+        about = _text(path, tool, "description", required=False)
+        for j, one in enumerate(inner):
+            before = len(self.tools.functions)
+            self.take(f"{path}.tools.{j}", one, namespace, f"[{namespace}: {about}]\n" if about else "")
+            if len(self.tools.functions) > before:
+                about = ""
 
 
 def _grammar(given: Any) -> str:
@@ -204,94 +217,3 @@ def _allowed(given: dict[str, Any], tools: Tools) -> tuple[str, list[Tool]]:
 def _named(given: dict[str, Any], tools: Tools) -> str:
     name, namespace = given.get("name"), given.get("namespace")
     return tools.function(Place(namespace if isinstance(namespace, str) else "", name if isinstance(name, str) else ""))
-
-
-# -- free text -------------------------------------------------------------------------------------------------------------
-
-_OPENING = f'{{"{FREE_TEXT}":"'
-_OPENS = re.compile(rf'\s*\{{\s*"{FREE_TEXT}"\s*:\s*"')
-_CLOSED = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
-_UNFINISHED = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?\\(?:u[0-9a-fA-F]{0,3})?$|\\u[dD][89abAB][0-9a-fA-F]{2}$")
-
-
-class FreeText:
-    """Reads the text out of `{"input": "…"}` while the arguments are still being sampled.
-
-    Arguments of another shape are their own text (`raw`), since a client must see whatever the model said.
-    """
-
-    __slots__ = ("_held", "_open", "raw", "text")
-
-    def __init__(self) -> None:
-        self.raw: bool | None = None  # None: can't be told yet
-        self.text = ""
-        self._held = ""
-        self._open = True
-
-    def feed(self, arguments: str) -> str:
-        """The next piece of the arguments; returns what of the text can be said now."""
-        self._held += arguments
-        if self.raw is None:
-            bare = re.sub(r"\s", "", self._held[:64])
-            if bare.startswith(_OPENING):
-                found = _OPENS.match(self._held)
-                self.raw = found is None
-                self._held = self._held[found.end() :] if found else self._held
-            elif not _OPENING.startswith(bare):
-                self.raw = True
-        return self._said()
-
-    def end(self) -> str:
-        """No more arguments; returns what was held back."""
-        if self.raw is None:
-            self.raw = True
-        said = self._said()
-        if not self.raw and self._open:
-            self._held = ""  # half an escape
-        return said
-
-    def _said(self) -> str:
-        if self.raw is None or not self._open:
-            return ""
-        if self.raw:
-            said, self._held = self._held, ""
-        else:
-            closed = _CLOSED.match(self._held)
-            if closed:
-                said, self._open = _unescaped(closed[1]), False
-            else:
-                # An escape cut in two waits for its other half; so does half a surrogate pair.
-                unfinished = _trailing(self._held)
-                said = _unescaped(self._held[: len(self._held) - unfinished])
-                self._held = self._held[len(self._held) - unfinished :] if unfinished else ""
-        self.text += said
-        return said
-
-
-def _trailing(text: str) -> int:
-    """How many characters at the end are an escape that is not whole."""
-    backslashes = len(text) - len(text.rstrip("\\"))
-    if backslashes % 2 == 0 and backslashes:
-        return 0
-    found = _UNFINISHED.search(text)
-    if found is None:
-        return 0
-    before = text[: found.start()]
-    if (len(before) - len(before.rstrip("\\"))) % 2:  # the backslash found is itself escaped
-        return 0
-    return len(text) - found.start()
-
-
-def _unescaped(text: str) -> str:
-    try:
-        return str(json.loads(f'"{text}"', strict=False))
-    except ValueError:  # an escape that is none: the model's own words
-        return text
-
-
-def free_text(arguments: str) -> tuple[str, bool]:
-    """Text and `raw` of whole arguments."""
-    reader = FreeText()
-    reader.feed(arguments)
-    reader.end()
-    return reader.text, bool(reader.raw)

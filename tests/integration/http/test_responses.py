@@ -315,3 +315,13 @@ async def test_a_marked_retry_is_given_the_same_response_again(proxy: Proxy) -> 
             kind for kind in kinds_of(first.content) if kind.endswith("done")
         ]
     assert len(await proxy.turns("t")) == 2
+
+
+async def test_tokens_are_counted_and_nothing_is_recorded(proxy: Proxy) -> None:
+    client = proxy.openai("t").responses
+    counted = await client.input_tokens.count(model="m", input="hi", instructions="be kind")
+    asked = await client.create(model="m", input="hi", instructions="be kind")
+    assert asked.usage is not None and counted.input_tokens == asked.usage.input_tokens
+    assert len(await proxy.turns("t")) == 1
+    with pytest.raises(openai.BadRequestError):
+        await client.input_tokens.count(model="m", input="hi", previous_response_id=asked.id)

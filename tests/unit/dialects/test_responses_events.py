@@ -18,7 +18,7 @@ from proxy.contracts.errors import ContextOverflow, EngineFailed, WorkerLost
 from proxy.dialects.base import Choice, Header, Piece
 from proxy.dialects.responses import Responses
 from proxy.dialects.responses_output import ResponsesRequest
-from proxy.dialects.responses_tools import FreeText, free_text
+from proxy.dialects.responses_text import FreeText, free_text
 from proxy.sessions.normalise import message_digest
 
 RESPONSES = Responses()
