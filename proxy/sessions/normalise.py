@@ -5,7 +5,8 @@ differ only in:
 
     content        a string or text parts (merged); null, "" and absent; parts of nothing but whitespace
     tool calls     the spelling of the arguments' JSON: key order, spaces, 1.0 for 1, the digits an integer above 2**53
-                   loses in a double, `{"__unparsedToolInput": raw}` for raw, "" for {}; text that is no JSON is stripped
+                   loses in a double, `{"__unparsedToolInput": raw}` for raw, "" for {}; text that is no JSON is stripped, and of
+                   a long one the first 2,000 characters count, since the wrapped `{"raw": …, "len": …}` holds no more
     ids            those of assistant messages and calls; of tool results, unless the id is ours (clients keep those, and it
                    names the very turn that asked)
     the rest       reasoning, `name`, `cache_control`, provider fields; the billing header some put before a system prompt
@@ -35,6 +36,8 @@ SYSTEM, USER, ASSISTANT, TOOL, OTHER = (ord(letter) for letter in "suato")
 _ROLES = {"system": b"s", "developer": b"s", "user": b"u", "assistant": b"a", "tool": b"t"}
 _EXACT_INTEGERS = 2**53 - 1
 """JavaScript's MAX_SAFE_INTEGER: the next one is also what the one after it becomes."""
+_KEPT_UNITS, _COMPARED_UNITS = 2048, 2000
+"""Claude Code 2.1 sends back so many UTF-16 code units of a tool input that is no JSON, give or take half a character."""
 _LONG_DIGITS = re.compile(r"[0-9]{16}")
 _VOLATILE_HEADER = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 _THINKING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text"})
@@ -135,11 +138,26 @@ def _arguments(arguments: Any) -> bytes:
         value = _decoder.decode(arguments)
         if _LONG_DIGITS.search(arguments):
             value = _loose(value)
-        if type(value) is dict and len(value) == 1 and isinstance(raw := value.get("__unparsedToolInput"), str):
-            return _arguments(raw)
+        if type(value) is dict and len(value) == 1 and (raw := value.get("__unparsedToolInput")) is not None:
+            if isinstance(raw, str):
+                return _arguments(raw)
+            if isinstance(raw, dict) and isinstance(raw.get("raw"), str) and isinstance(raw.get("len"), int):
+                return _no_json(raw["raw"], raw["len"])
         return b"{" + msgspec.json.encode(value, order="sorted")
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return b"!" + _utf8(arguments.strip())
+        return _no_json(arguments, _utf16_length(arguments))
+
+
+def _no_json(text: str, length: int) -> bytes:
+    """Arguments that are no JSON. text: the whole, or its beginning. length: of the whole, in UTF-16 code units."""
+    text = text.strip()
+    if length <= _KEPT_UNITS:
+        return b"!" + _utf8(text)
+    return b"!!" + text.encode("utf-16-le", "surrogatepass")[: 2 * _COMPARED_UNITS]
+
+
+def _utf16_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _number(text: str) -> int | float:

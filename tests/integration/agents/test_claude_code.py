@@ -154,3 +154,16 @@ def test_a_compaction_is_a_branch_and_what_follows_it_a_root(stack: Stack, tmp_p
     assert after["parent_id"] is None and after["fork_reason"] == "history_rewritten"
     assert len(turns) == 14 and not any(turn["partial"] for turn in turns)
     check_continuous(turns)
+
+
+@pytest.mark.parametrize("where", ["in a sentence", "in a CALL"])
+def test_an_answer_that_was_cut_off_by_length_is_gone_on_from(stack: Stack, tmp_path: Path, where: str) -> None:
+    """It asks for more, or answers the half call, which it sends back as `{"__unparsedToolInput": {"raw": …, "len": …}}`."""
+    trial_id = f"claude-length-{where[-4:].lower()}"
+    run_claude(stack, trial_id, f"LENGTH {where}, then fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns(trial_id)
+    main = main_branch(turns)
+    assert main == turns and [turn["fork_reason"] for turn in main] == [None] * 12
+    assert [turn["finish_reason"] for turn in main][3] == "length"
+    assert [call["function"]["name"] for call in main[3]["reply"].get("tool_calls", [])] == ["Bash"] * ("CALL" in where)
+    check_continuous(turns)

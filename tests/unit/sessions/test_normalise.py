@@ -181,3 +181,19 @@ def test_options_count_when_they_are_set():
     assert options_digest({"a": 1, "b": 2}) == options_digest({"b": 2, "a": 1})
     assert options_digest({"a": True}) != options_digest({"a": False})
     assert len(options_digest({})) == 8
+
+
+@pytest.mark.parametrize("text", ['{"command": "ls", "', "plain", "x" * 5000, "é☕𝄞" * 2000])
+def test_arguments_that_are_no_json_come_back_wrapped_and_cut(text: str) -> None:
+    """As Claude Code does it: the beginning of a long one, and its length, in JavaScript's units."""
+    units = text.encode("utf-16-le")
+    raw = units[: 2 * 2048].decode("utf-16-le", "ignore")
+    wrapped = json.dumps({"__unparsedToolInput": {"raw": raw, "len": len(units) // 2}})
+    assert digest_of(text) == digest_of(wrapped) == digest_of(json.dumps({"__unparsedToolInput": text}))
+    assert digest_of(text) != digest_of("y" + text[1:])
+    assert (digest_of(text) == digest_of(text[:-1])) == (len(text) > 2048)
+
+
+def digest_of(arguments: str) -> bytes:
+    call = {"id": "", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return message_digest({"role": "assistant", "content": "", "tool_calls": [call]})
