@@ -1,7 +1,7 @@
 """`steno proxy --upstream`: a worker with the litellm engine in the proxy's process, over loopback.
 
-It speaks the relay's protocol like any worker: there is one path through the proxy. LiteLLM takes ten times the proxy's own CPU for
-each piece of text, so for more than a few agents at once run `steno worker --engine litellm` processes instead.
+It speaks the relay's protocol like any worker: there is one path through the proxy. LiteLLM takes ten times the proxy's own CPU
+for each piece of text, so for more than a few agents at once run `steno worker --engine litellm` processes instead.
 """
 
 from __future__ import annotations
