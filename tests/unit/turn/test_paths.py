@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from proxy.paths import Paths
 from proxy.store.base import Path
 
@@ -17,16 +19,19 @@ def test_a_turn_takes_the_place_of_what_it_goes_on_from() -> None:
     paths.put("t", 1.0, 0, path(40), -1)
     paths.put("t", 1.0, 1, path(80), 0)
     assert paths.get("t", 1.0, 0) is None
-    assert paths.get("t", 1.0, 1) == path(80) and paths.held_bytes == 80
+    assert paths.get("t", 1.0, 1) == path(80) and paths.held_bytes < 80 + 2000
+    paths.put("t", 1.0, 2, path(10**8), 1)  # too large to be kept, and what it goes on from is no end any more
+    assert paths.held_bytes == 0
 
 
 def test_the_least_recently_used_go_first() -> None:
-    paths = Paths(max_bytes=400)
+    paths = Paths(max_bytes=450_000)
     for number in range(4):
-        paths.put("t", 1.0, number, path(100), -1)
+        paths.put("t", 1.0, number, path(100_000), -1)
     paths.get("t", 1.0, 0)
-    paths.put("t", 1.0, 4, path(100), -1)
-    assert paths.get("t", 1.0, 0) is not None and paths.get("t", 1.0, 1) is None and paths.held_bytes == 400
+    paths.put("t", 1.0, 4, path(100_000), -1)
+    assert paths.get("t", 1.0, 0) is not None and paths.get("t", 1.0, 1) is None
+    assert 400_000 < paths.held_bytes <= 450_000
 
 
 def test_one_that_would_push_out_the_others_is_not_kept() -> None:
@@ -39,3 +44,16 @@ def test_a_trial_whose_name_is_in_use_again_finds_nothing_of_the_one_before() ->
     paths = Paths()
     paths.put("t", 1.0, 0, path(40), -1)
     assert paths.get("t", 2.0, 0) is None
+
+
+def test_short_paths_and_long_replies_weigh_what_they_hold() -> None:
+    tracemalloc.start()
+    try:
+        paths = Paths(max_bytes=2 * 2**20)
+        for number in range(20_000):
+            reply = {"role": "assistant", "content": "x" * 100, "reasoning_content": f"{number}" * 100}
+            paths.put(f"trial-{number}", 1.0, 0, Path(bytes(40), reply), -1)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert paths.held_bytes <= 2 * 2**20 and held < 3 * 2**20
