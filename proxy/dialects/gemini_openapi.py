@@ -143,7 +143,7 @@ STREAM = _operation(
     "Gemini, streamed",
     _REQUEST,
     "Server-sent events with `alt=sse`, else a JSON array.",
-    {"text/event-stream": {"schema": _STRING}, **_json({"type": "array", "items": _ANSWER})},
+    {"text/event-stream": {}, **_json({"type": "array", "items": _ANSWER})},
 )
 COUNT = _operation(
     "gemini_count_tokens",

@@ -140,7 +140,7 @@ MESSAGES = _operation(
     "Anthropic Messages",
     _BODY,
     _answer(type={"const": "message"}, content={"type": "array"}, usage=_OBJECT)
-    | {"text/event-stream": {"schema": _STRING}},
+    | {"text/event-stream": {}},
 )
 COUNT_TOKENS = _operation(
     "count_message_tokens",

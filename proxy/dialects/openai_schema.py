@@ -184,7 +184,7 @@ def _operation(name: str, summary: str, body: dict[str, Any], answer: str) -> di
         "responses": {
             "200": {
                 "description": "The completion; with `stream`, server-sent events.",
-                "content": {"application/json": {"schema": shape}, "text/event-stream": {"schema": _STRING}},
+                "content": {"application/json": {"schema": shape}, "text/event-stream": {}},
             },
             "default": {
                 "description": "Refused or failed; `retry-after` where trying again helps.",

@@ -136,7 +136,7 @@ RESPONSES: dict[str, Any] = {
     "responses": {
         "200": {
             "description": "The response; with `stream`, server-sent events.",
-            "content": {"application/json": {"schema": _RESPONSE}, "text/event-stream": {"schema": _STRING}},
+            "content": {"application/json": {"schema": _RESPONSE}, "text/event-stream": {}},
         },
         "default": _REFUSED,
     },
