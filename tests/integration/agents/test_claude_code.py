@@ -126,8 +126,8 @@ def test_a_turn_that_was_refused_with_503_is_asked_again(stack: Stack, tmp_path:
 
 def test_what_it_keeps_of_a_stream_that_broke_is_recognised(stack: Stack, tmp_path: Path) -> None:
     """I3: it keeps the blocks that were closed, and goes on from them; so does the record, from the very tokens."""
-    run_claude(stack, "claude-cut", "CUT once, then fix the bug in src/calc.py", tmp_path)
-    turns = stack.turns("claude-cut")
+    run_claude(stack, "claude-late", "CUT once, LATE, then fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns("claude-late")
     main = main_branch(turns)
     assert [turn["fork_reason"] for turn in main] == [None] * len(main)
     [cut] = [turn for turn in turns if turn["partial"]]
@@ -135,6 +135,17 @@ def test_what_it_keeps_of_a_stream_that_broke_is_recognised(stack: Stack, tmp_pa
     assert cut["finish_reason"] == "error" and len(cut["completion_ids"]) == 60 == cut["delivered"]
     assert cut["reply"]["content"] == "Step 3: I run the next command."
     assert "tool_calls" not in cut["reply"], "the call was not closed: nobody acted on it"
+    check_continuous(turns)
+
+
+def test_a_stream_that_broke_before_anything_was_closed_is_asked_again(stack: Stack, tmp_path: Path) -> None:
+    run_claude(stack, "claude-early", "CUT once, then fix the bug in src/calc.py", tmp_path)
+    turns = stack.turns("claude-early")
+    main = main_branch(turns)
+    assert len(main) == 12 and not any(turn["partial"] for turn in main)
+    [cut] = [turn for turn in turns if turn["partial"]]
+    assert (cut["parent_id"], len(cut["completion_ids"]), cut["delivered"]) == (main[2]["turn_id"], 5, 5)
+    assert [turn["fork_reason"] for turn in main if turn["fork_reason"]] == ["sibling"], "beside what was cut off"
     check_continuous(turns)
 
 

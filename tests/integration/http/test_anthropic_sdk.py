@@ -165,3 +165,17 @@ async def test_blocks_of_unknown_types_are_dropped_and_counted(proxy: Proxy) -> 
     metrics = (await proxy.http.get("/metrics")).text
     assert 'steno_proxy_dropped_items_total{dialect="messages"}' in metrics
     assert (await proxy.turns("t"))[0].messages == [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_marked_retry_gets_the_same_answer_again(tools: Proxy, streamed: bool) -> None:
+    asked: Any = {"model": "m", "max_tokens": 500, "messages": [HI], "tools": TOOLS}
+    answers = []
+    for headers in ({}, {"x-stainless-retry-count": "1"}):
+        if streamed:
+            async with sdk(tools).messages.stream(**asked, extra_headers=headers) as stream:
+                answers.append(await stream.get_final_message())
+        else:
+            answers.append(await sdk(tools).messages.create(**asked, extra_headers=headers))
+    assert answers[0] == answers[1]
+    assert len(await tools.turns("t")) == len(tools.engine.requests) == 1
