@@ -117,7 +117,7 @@ def admissible_groups(*, in_hand: int, groups_per_step: int, max_staleness_steps
     Groups taken out of order are what `would_strand` is for.
 
     Args: in_hand: groups started and neither trained nor given up: running, or waiting to be trained.
-    Source: AReaL's staleness control, arXiv:2505.24298, equation 3.
+    Source: AReaL's staleness-aware training, arXiv:2505.24298: floor((started - 1) / groups_per_step) <= i + bound.
     """
     return max(0, groups_per_step * (max_staleness_steps + 1) - in_hand)
 
