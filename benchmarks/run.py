@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,8 @@ OWN = {"steno": (*SHARED, "flat"), "steno_redis": (*SHARED, "flat"), "steno_scri
        # These hold a full core below 64 streams: beyond, nothing but the queue would be measured.
        "rllm": ("tiny", "stream64", "sessions"), "litellm": ("tiny", "stream64")}  # fmt: skip
 
-TRIES = 4
-QUIET_WAIT_S = 120.0
+TRIES = 3
+QUIET_WAIT_S = 300.0
 
 
 def measure(target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None) -> Iterator[tuple[str, Result]]:
@@ -116,6 +117,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "build/benchmarks.json")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`, which end what was started
     sizes = sized(args.seconds, args.quick)
     targets = args.targets.split(",") if args.targets else [t for t in TARGETS if not (args.quick and t in PEERS_FROM_PYPI)]
     if args.quick and not args.targets and shutil.which("nginx") is None:

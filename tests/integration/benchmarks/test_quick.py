@@ -1,0 +1,59 @@
+"""Every benchmark case works, on Steno in memory and with Redis, and on a whole worker; how fast is not asked here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.cases import worked
+from benchmarks.run import OWN
+
+ROOT = Path(__file__).resolve().parents[3]
+STENO = ("steno", "steno_redis", "steno_scripted")
+
+
+def test_every_case_works_and_says_what_it_was_measured_on(tmp_path: Path) -> None:
+    out = tmp_path / "benchmarks.json"
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--targets", ",".join(STENO), "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(out.read_text())
+    assert {target: set(cases) for target, cases in report["results"].items()} == {
+        name: set(OWN[name]) for name in STENO
+    }
+    assert all(worked(result) for cases in report["results"].values() for result in cases.values())
+    assert {"bytes_per_token", "bytes_per_turn"} <= set(report["results"]["steno_redis"]["sessions"])
+    assert {"cpu", "cores", "python", "revision", "date"} <= set(report["machine"])
+    assert report["sizes"]["turns"] > 1
+    assert "2,000 silent streams: memory" in done.stdout
+
+
+def test_a_run_that_is_told_to_stop_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.run", "--targets", "steno", "--cases", "tiny", "--seconds", "30"]
+    with subprocess.Popen([*command, "--out", str(tmp_path / "out.json")], cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        while not (children := _children(run.pid)) or not any(
+            "benchmarks.load" in child for child in children.values()
+        ):
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 143
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def _children(pid: int) -> dict[int, str]:
+    """Every process below this one, with its command line."""
+    found: dict[int, str] = {}
+    todo = [pid]
+    while todo:
+        try:
+            below = Path(f"/proc/{(parent := todo.pop())}/task/{parent}/children").read_text().split()
+            found |= {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in below}
+        except FileNotFoundError:
+            continue  # it ended meanwhile
+        todo += map(int, below)
+    return found
