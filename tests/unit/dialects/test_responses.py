@@ -315,7 +315,12 @@ _values = st.recursive(
     max_leaves=6,
 )
 _items = st.fixed_dictionaries(
-    {"type": st.sampled_from(["message", "reasoning", "function_call", "custom_tool_call", "function_call_output"])},
+    {
+        "type": st.sampled_from(
+            ["message", "reasoning", "function_call", "custom_tool_call", "function_call_output", "item_reference"]
+            + ["additional_tools", "function", "custom", "namespace"]
+        )
+    },
     optional={
         name: _values | st.sampled_from(["user", "assistant", f"msg_{TURN}_0", f"call_{TURN}_0"])
         for name in (
@@ -329,6 +334,7 @@ _items = st.fixed_dictionaries(
             "summary",
             "encrypted_content",
             "namespace",
+            "tools",
         )
     },
 )
