@@ -74,9 +74,7 @@ def test_the_key_is_blotted_out_of_every_message_and_long_ones_are_cut() -> None
 )
 def test_of_a_body_that_is_pasted_whole_its_message_is_told(said: str) -> None:
     error = upstream.RateLimitError(said, response=response(429), **WHO)
-    assert (
     assert translated(error).message == "the upstream is at its limit: slowly"
-    )
 
 
 def test_what_only_looks_like_one_is_told_as_it_is() -> None:
