@@ -163,7 +163,7 @@ async def test_blocks_of_unknown_types_are_dropped_and_counted(proxy: Proxy) -> 
     content: Any = [{"type": "text", "text": "a"}, {"type": "container_upload", "file_id": "f"}]
     await sdk(proxy).messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": content}])
     metrics = (await proxy.http.get("/metrics")).text
-    assert 'steno_proxy_dropped_items_total{dialect="messages"}' in metrics
+    assert 'steno_proxy_dropped_items_total{dialect="messages",type="container_upload"}' in metrics
     assert (await proxy.turns("t"))[0].messages == [{"role": "user", "content": "a"}]
 
 
