@@ -68,7 +68,9 @@ class Completion(BaseModel):
     model_config = ConfigDict(extra="forbid")
     reward: float | None = Field(None, allow_inf_nan=False, description="None: not scored; 0.0 is a measured zero")
     status: Literal["completed", "aborted"] = "completed"
-    end_reason: str = Field("completed", max_length=128)
+    end_reason: str = Field(
+        "completed", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$", description="one line; it is logged"
+    )
     metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
 
 

@@ -281,6 +281,7 @@ async def test_with_keys_an_unregistered_trial_is_not_made_up() -> None:
         ("/sessions/t/complete", b'{"reward": 1, "metrics": {"a": NaN}}', "metrics.a"),
         ("/sessions/t/complete", b'{"reward": 1, "metrics": {"\\ud800": 1}}', "metrics"),
         ("/sessions/t/complete", b'{"end_reason": "\\ud800"}', "end_reason"),
+        ("/sessions/t/complete", b'{"end_reason": "a\\nINFO b"}', "end_reason"),
     ],
 )
 async def test_what_could_not_be_read_back_is_refused_by_name(proxy: Proxy, path: str, body: bytes, field: str) -> None:
