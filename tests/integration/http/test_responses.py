@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from proxy.contracts.errors import ContextOverflow
 from proxy.contracts.records import OPEN
+from proxy.store.redis import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.test_turns import FailingStore, SlowStore
 from tests.support.parrot import ParrotEngine, Say
@@ -141,6 +142,30 @@ async def test_a_stored_response_can_be_read_gone_on_from_and_deleted(proxy: Pro
             await call
         assert refused.value.status_code in (400, 404) and "not found" in refused.value.message
     assert len(await proxy.turns("t")) == 3
+
+
+async def test_another_replica_knows_what_was_stored(redis_url: str) -> None:
+    one_store, other_store = RedisStore(redis_url), RedisStore(redis_url)
+    engine, other_engine = ParrotEngine(script), ParrotEngine(script)
+    async with running(engine, store=one_store) as one, running(other_engine, store=other_store) as other:
+        trial = f"replicas-{one.port}"
+        first = await one.openai(trial).responses.create(model="m", input="hi", tools=[TOOL], instructions="be kind")
+        again = await other.openai(trial).responses.retrieve(first.id)
+        assert again.model_dump(include={"output", "usage"}) == first.model_dump(include={"output", "usage"})
+        calls = [item.call_id for item in first.output if item.type == "function_call"]
+        outputs: list[Any] = [{"type": "function_call_output", "call_id": call_id, "output": "ok"} for call_id in calls]
+        references: list[Any] = [{"type": "item_reference", "id": item.id} for item in first.output]
+        await other.openai(trial).responses.create(
+            model="m", input=outputs, previous_response_id=first.id, tools=[TOOL], instructions="be kind"
+        )
+        start: list[Any] = [{"role": "user", "content": "hi"}, *references, *outputs]
+        await one.openai(trial).responses.create(model="m", input=start, tools=[TOOL], instructions="be kind")
+        turns = await one.turns(trial)
+        assert [turn.parent_id for turn in turns] == [None, turns[0].turn_id, turns[0].turn_id]
+        assert [turn.fork_reason for turn in turns] == [None, None, "sibling"]
+        await other.openai(trial).responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await one.openai(trial).responses.retrieve(first.id)
 
 
 async def test_what_was_not_stored_or_is_another_trials_is_not_found(proxy: Proxy) -> None:

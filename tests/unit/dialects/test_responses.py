@@ -317,8 +317,8 @@ _values = st.recursive(
 _items = st.fixed_dictionaries(
     {
         "type": st.sampled_from(
-            ["message", "reasoning", "function_call", "custom_tool_call", "function_call_output", "item_reference"]
-            + ["additional_tools", "function", "custom", "namespace"]
+            "message reasoning function_call custom_tool_call function_call_output item_reference additional_tools "
+            "function custom namespace".split()
         )
     },
     optional={
