@@ -23,13 +23,18 @@ Event = tuple[str, dict[str, Any]]
 def turn_events(start: int, entries: Sequence[bytes], *, ended: bool) -> list[Event]:
     """One event per turn from number `start` on; its cursor is the number of turns seen with it.
 
-    Up to the first turn that is still open, while the session has not ended: each is told once, when all of it is there."""
+    Up to the first turn that is still open, while the session has not ended: each is told once, when all of it is there. One that
+    another turn goes on from stays open for good: its proxy died, and its client made do with what it had."""
     events = []
     for number, raw in enumerate(entries, start):
-        if not ended and decode_row(raw).finish == OPEN:
+        if not ended and decode_row(raw).finish == OPEN and not _gone_on_from(number, entries[number - start + 1 :]):
             break
         events.append((str(number + 1), _turn_event(number, raw)))
     return events
+
+
+def _gone_on_from(number: int, later: Sequence[bytes]) -> bool:
+    return any(decode_row(raw).parent == number for raw in later)
 
 
 def _turn_event(number: int, raw: bytes) -> dict[str, Any]:

@@ -147,6 +147,16 @@ class StoreContract:
         await store.complete("watched", status="completed", **END)
         assert (await anext(events))[0] == "end"
 
+    async def test_watchers_do_not_wait_for_an_open_turn_that_was_gone_on_from(self, store: SessionStore) -> None:
+        """Its proxy died; nothing will replace it."""
+        await store.register(session("left-open"))
+        left, then = turn(1, partial=True, finish_reason=OPEN), turn(2)
+        await store.commit("left-open", left, row(left), now=1.0)
+        await store.commit("left-open", then, row(then, parent=0), now=1.0)
+        events = store.events("left-open")
+        seen = [(await asyncio.wait_for(anext(events), 10))[1] for _ in range(2)]
+        assert [event["finish_reason"] for event in seen] == [OPEN, "tool_calls"]
+
     async def test_a_frozen_session_takes_the_rest_of_an_open_turn_as_partial_only(self, store: SessionStore) -> None:
         await store.register(session("frozen-open"))
         begun, whole, cut = (
