@@ -214,7 +214,8 @@ class Turn(BaseModel):
     call_ids: dict[str, str] = Field(default_factory=dict)
     tools: list[dict[str, Any]] = Field(default_factory=list)
     options: dict[str, Any] = Field(
-        default_factory=dict, description="tool_choice, response_format, template_kwargs as served"
+        default_factory=dict,
+        description="tool_choice, response_format, template_kwargs as served; kept: for a stored answer",
     )
     thinking_kept: bool = True
     cached_tokens: int = 0
