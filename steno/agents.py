@@ -228,7 +228,7 @@ AGENTS: dict[str, Agent] = {
         "Its conversations call no tools: it edits files from what the model writes.",
     ),
     "qwen-code": Agent(
-        "Qwen Code", "OpenAI chat, streamed", "npm install -g @qwen-code/qwen-code", _BY_HAND.format("0.24.4"), _qwen_code
+        "Qwen Code", "OpenAI chat, streamed", "npm install -g @qwen-code/qwen-code", _BY_TESTS.format("0.24.4"), _qwen_code
     ),
     "gemini-cli": Agent(
         "Gemini CLI", "Gemini, streamed", "npm install -g @google/gemini-cli", _BY_TESTS.format("0.61.0"), _gemini_cli,

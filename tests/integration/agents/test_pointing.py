@@ -23,7 +23,8 @@ def reply(request):
     return {"tool_calls": [{"function": {"name": "bash", "arguments": {"command": command}}}]}
 """
 DIALECTS = {
-    "claude-code": "messages", "codex": "responses", "opencode": "chat", "mini-swe-agent": "chat", "gemini-cli": "gemini",
+    "claude-code": "messages", "codex": "responses", "opencode": "chat", "mini-swe-agent": "chat", "qwen-code": "chat",
+    "gemini-cli": "gemini",
 }  # fmt: skip
 
 
