@@ -379,3 +379,22 @@ async def test_in_redis_what_broke_is_superseded_for_every_replica() -> None:
         for store in stores:
             await store.close()
         redis.close()
+
+
+async def test_a_turn_open_at_another_replica_is_superseded_and_stays_so_when_it_ends() -> None:
+    store = MemoryStore()
+    gate = asyncio.Event()
+    body = {"model": "m", "max_tokens": 64, "messages": ASKED}
+    async with running(ParrotEngine(lambda r: Say("abcd", reasoning="hm", gates={4: gate})), store=store) as one:
+        first = asyncio.create_task(read(one, {}, body, "/t/v1/messages"))
+        await until(lambda: one.engine.requests)
+        [turn] = await one.turns("t", 1)
+        assert turn.finish_reason == "open"
+        async with running(ParrotEngine(lambda request: Say("efgh")), store=store) as two:
+            answer = await two.http.post("/t/v1/messages", json=body, headers=AGAIN)
+            assert answer.json()["content"][0]["text"] == "efgh"
+            gate.set()
+            assert '"message_stop"' in (await first)[-1]
+            old, new = await two.turns("t")
+            assert (old.finish_reason, old.superseded_by, new.retry_of) == ("stop", new.turn_id, old.turn_id)
+            assert [sample["turn_ids"] for sample in await samples(two)] == [[new.turn_id]]

@@ -1,0 +1,112 @@
+"""Who joins an answer reads at its own pace, in order, and not without bound."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy import joined as module
+from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Started
+from proxy.dialects.base import Choice, Header, Piece
+from proxy.dialects.chat import Chat
+from proxy.joined import Joined, TooSlow
+
+STARTED = Started(1, 0, b"", 3, b"", Sampling())
+CHOICE = Choice(0, {"role": "assistant", "content": "abc"}, "stop", 3, 4)
+
+
+class Reader:
+    """A client that reads when it is told to."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.reads = asyncio.Event()
+        self.seen: list[bytes] = []
+        self.is_ready = self.ended = False
+
+    def ready(self) -> None:
+        self.is_ready = True
+
+    async def write(self, data: bytes) -> None:
+        await self.reads.wait()
+        self.seen.append(data)
+
+    async def end(self, data: bytes) -> None:
+        await self.write(data)
+        self.ended = True
+
+    async def answer(self, body: bytes) -> None:
+        await self.end(body)
+
+
+class Host:
+    def __init__(self) -> None:
+        self.left: list[Joined] = []
+        self.saves: list[int] = []
+
+    async def saved(self, index: int) -> None:
+        self.saves.append(index)
+
+    def leave(self, joined: Joined) -> None:
+        self.left.append(joined)
+
+
+def join(*, stream: bool = True) -> tuple[Joined, Reader, Host]:
+    client, host = Reader(), Host()
+    asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "x"}]), stream=stream)
+    return Joined(host, Chat(), asked, client, Header("0" * 12, 1, "m")), client, host
+
+
+async def test_what_came_before_comes_first_and_nothing_waits_for_the_reader() -> None:
+    joined, client, host = join()
+    joined.catch_up(0, STARTED, [Piece("a")])
+    run = asyncio.create_task(joined.run())
+    await asyncio.sleep(0)
+    joined.piece(0, Piece("b"), STARTED)
+    joined.piece(0, Piece("c"), STARTED)
+    joined.finish(CHOICE)
+    joined.end([CHOICE])
+    client.reads.set()
+    await run
+    text = b"".join(client.seen)
+    places = [text.index(b'"content":"%s"' % letter) for letter in (b"a", b"b", b"c")]
+    assert places == sorted(places)
+    assert text.count(b'"role"') == 1 and text.endswith(b"data: [DONE]\n\n")
+    assert client.is_ready and client.ended and host.left == [joined] and host.saves == []
+
+
+async def test_an_answer_in_one_piece_comes_at_the_end() -> None:
+    joined, client, _ = join(stream=False)
+    client.reads.set()
+    run = asyncio.create_task(joined.run())
+    joined.piece(0, Piece("a"), STARTED)
+    joined.end([CHOICE])
+    await run
+    assert len(client.seen) == 1 and b'"content":"abc"' in client.seen[0]
+
+
+async def test_a_failure_comes_after_what_came_before_it_and_ends_it() -> None:
+    joined, client, host = join()
+    client.reads.set()
+    joined.catch_up(0, STARTED, [Piece("a")])
+    joined.fail(EngineFailed("the engine has died"))
+    joined.piece(0, Piece("b"), STARTED)
+    with pytest.raises(EngineFailed):
+        await joined.run()
+    assert b'"a"' in b"".join(client.seen) and b'"b"' not in b"".join(client.seen)
+    assert not client.ended and host.left == [joined]
+
+
+async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
+    joined, client, _ = join()
+    run = asyncio.create_task(joined.run())
+    for _ in range(100):
+        joined.piece(0, Piece("a word"), STARTED)
+    client.reads.set()
+    with pytest.raises(TooSlow):
+        await run
+    assert sum(map(len, client.seen)) < 3000
