@@ -350,3 +350,33 @@ async def test_tokens_are_counted_and_nothing_is_recorded(proxy: Proxy) -> None:
     assert len(await proxy.turns("t")) == 1
     with pytest.raises(openai.BadRequestError):
         await client.input_tokens.count(model="m", input="hi", previous_response_id=asked.id)
+
+
+@pytest.mark.parametrize(("fail_after", "closed"), [(2, 1), (4, 2), (5, 3), (6, 3)])
+async def test_the_items_that_a_client_keeps_of_a_broken_stream_are_recognised(fail_after: int, closed: int) -> None:
+    """Tokens: one of reasoning, two of text, a call, another, the stop id."""
+
+    def says(request: Any) -> Say:
+        if any(message["role"] == "assistant" for message in request.job.messages):
+            return Say("then")
+        calls = [("own-1", "f", "{}"), ("own-2", "f", '{"a": 1}')]
+        return Say(
+            "ab", reasoning="h", calls=calls, fail_after=fail_after if fail_after < 6 else None, lie=fail_after // 6
+        )
+
+    async with running(ParrotEngine(says)) as proxy:
+        stream = await proxy.openai("t").responses.create(model="m", input="hi", tools=[TOOL], stream=True)
+        events = [event.to_dict() async for event in stream]
+        assert events[-1]["type"] == "response.failed"
+        kept: list[Any] = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert len(kept) == closed
+        answers = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "ok"}
+            for item in kept
+            if item["type"] == "function_call"
+        ]
+        again: list[Any] = [{"role": "user", "content": "hi"}, *kept, *answers, {"role": "user", "content": "go on"}]
+        await proxy.openai("t").responses.create(model="m", input=again, tools=[TOOL])
+        one, two = await proxy.turns("t")
+        assert (one.partial, two.parent_id, two.fork_reason) == (True, one.turn_id, None)
+        assert [message["role"] for message in two.messages] == ["tool"] * len(answers) + ["user"]
