@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tomllib
@@ -93,10 +94,23 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         _check_steno(words[1:])
     elif name.startswith("./"):
         assert (ROOT / name).stat().st_mode & 0o111, f"{page}: {name} can't be run"
+    elif name == "docker":
+        _check_docker(words[1:])
     elif name == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:
         pytest.fail(f"{page}: nothing here knows how to check {name!r}")
+
+
+def _check_docker(words: list[str]) -> None:
+    """No daemon here: the ports and volumes that a line names must be those of the Dockerfile (tests/integration/image runs it)."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert words[0] in ("build", "run")
+    for flag, value in itertools.pairwise(words):
+        if flag == "-p":
+            assert f"EXPOSE {value.rpartition(':')[2]}\n" in dockerfile
+        elif flag == "-v":
+            assert f"VOLUME {value.rpartition(':')[2]}\n" in dockerfile
 
 
 def _check_steno(words: list[str]) -> None:
