@@ -6,6 +6,7 @@ with, and keeps what the turn's record and index row will say. One linear pass o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,12 +14,13 @@ import msgspec
 from proxy import prompts
 from proxy.contracts.canonical import Job, Message
 from proxy.contracts.frames import Started
-from proxy.contracts.records import ForkReason
+from proxy.contracts.records import OPEN, ForkReason
 from proxy.recorder import Recorder, Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
 from proxy.sessions.cuts import is_beginning
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from proxy.sessions.tree import Recognition
 
 _NO_TOOLS = b"\0" * 8
 
@@ -77,7 +79,6 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
     """
     if not job.messages:
         return await _plan_prompt(recorder, recording, job)
-    tree = recording.tree
     messages = job.messages
     found = Plan(
         job=job,
@@ -87,9 +88,11 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         options=options_digest(job.template_kwargs),
     )
     echoed = [echoed_ids(message) for message in messages]
-    seen = tree.recognise(found.digests, found.tools, found.options, echoed)
-    while seen.fork_reason is ForkReason.ASSISTANT_REWRITTEN and await _mend(recorder, recording, found):
-        seen = tree.recognise(found.digests, found.tools, found.options, echoed)
+    seen = await _recognise(recorder, recording, found, echoed)
+    while seen.parent >= 0 and recording.tree.finishes[seen.parent] == OPEN:
+        await recorder.seal(recording, seen.parent)
+        seen = await _recognise(recorder, recording, found, echoed)
+    tree = recording.tree
     found.fork_reason = seen.fork_reason
     found.seen_turns = len(tree)
     for_worker = restore_calls(messages, tree)
@@ -106,6 +109,15 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         for_worker[seen.prefix_messages - 1 :] = after
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
+
+
+async def _recognise(
+    recorder: Recorder, recording: Recording, found: Plan, echoed: Sequence[Sequence[str]]
+) -> Recognition:
+    while True:
+        seen = recording.tree.recognise(found.digests, found.tools, found.options, echoed)
+        if seen.fork_reason is not ForkReason.ASSISTANT_REWRITTEN or not await _mend(recorder, recording, found):
+            return seen
 
 
 async def _mend(recorder: Recorder, recording: Recording, found: Plan) -> bool:

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from proxy import metrics
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
 from proxy.contracts.records import OPEN, IndexRow, Session, Turn
@@ -312,6 +314,28 @@ class Recorder:
         if self._recordings.get(recording.trial_id) is recording:
             self._account(recording)
         return number
+
+    async def seal(self, recording: Recording, number: int) -> None:
+        """A request goes on from a turn that is open on record: its proxy is dead, or does not know yet that its client has left.
+        It is a cancelled turn from now on, and what its proxy may still commit of it changes nothing, since what goes on from it
+        begins with its ids as they are. The recording is up to date afterwards, also if its proxy was faster.
+
+        Raises: NotFound, Gone, StoreUnavailable.
+        """
+        trial_id = recording.trial_id
+        row = (await self.store.tail(trial_id, number)).rows[0]
+        [turn] = await self.store.turns(trial_id, start=number, limit=1)
+        if row.finish == OPEN and turn.completion_tokens == row.completion_tokens:
+            error = "proxy_lost: its client went on without the rest"
+            sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
+            ended = msgspec.structs.replace(row, finish="cancelled")
+            await self.store.commit(trial_id, sealed, ended, now=self._clock())
+        recording.reset()
+        session, rows = await self._tail(trial_id, 0)
+        if not recording.turns:
+            recording.session = session
+            for row in rows:
+                recording.add(row, self._clock())
 
     def give_up(self, recording: Recording, turn_id: str) -> None:
         """A turn that runs here has ended, and could not be committed: what is on record of it, if anything, is all there is."""

@@ -180,7 +180,7 @@ async def test_a_commit_that_fails_leaves_what_was_on_record_to_go_on_from() -> 
         kept = {"role": "assistant", "content": [*TEXT["content"], call]}
         await ask(proxy, "t", ASKED, kept, {"role": "user", "content": [result]})
         cut, then = await proxy.turns("t")
-        assert (cut.finish_reason, then.parent_id) == (OPEN, cut.turn_id)
+        assert (cut.finish_reason, then.parent_id) == ("cancelled", cut.turn_id)
 
 
 async def test_a_replica_that_saw_a_turn_while_it_was_open_sees_it_whole() -> None:
@@ -195,6 +195,26 @@ async def test_a_replica_that_saw_a_turn_while_it_was_open_sees_it_whole() -> No
         whole, other, then = await store.turns("t")
         assert not whole.partial and other.parent_id is None
         assert (then.parent_id, then.fork_reason) == (whole.turn_id, None)
+
+
+async def test_a_turn_that_its_client_left_for_another_replica_does_not_grow_any_more() -> None:
+    """The first proxy does not know that nobody listens: what it commits later must not change what the other goes on from."""
+    gate, store = asyncio.Event(), MemoryStore()
+    engine = ParrotEngine(lambda request: says(request, gates={SECOND_CALL: gate}))
+    async with running(engine, store=store) as one, running(ParrotEngine(says), store=store) as two:
+        went_on = ask_again(two)
+        events = [event async for event in _until_closed(stream(one, "t", ASKED), gate, went_on)]
+        assert events[-1]["type"] == "message_stop"
+        left, then = await store.turns("t")
+        assert (left.finish_reason, left.partial, left.completion_tokens) == ("cancelled", True, 3)
+        assert left.error is not None and left.error.startswith("proxy_lost")
+        assert (then.parent_id, then.fork_reason) == (left.turn_id, None)
+        samples = (await one.http.get("/sessions/t/samples")).json()["items"]
+        assert [sample["turn_ids"] for sample in samples] == [[left.turn_id, then.turn_id]]
+
+
+def ask_again(proxy: Proxy) -> Any:
+    return lambda: ask(proxy, "t", ASKED, TEXT, MORE)
 
 
 async def _until_closed(events: AsyncIterator[dict[str, Any]], gate: asyncio.Event, then: Any) -> AsyncIterator[Any]:
@@ -241,4 +261,5 @@ def test_killed_after_a_block_closed_the_block_is_in_redis_and_a_new_proxy_goes_
         answer = httpx.post(url, json=asked | {"messages": [ASKED, TEXT, MORE]}, timeout=30)
         assert answer.status_code == 200
         cut, then = stack.turns(trial_id)
+        assert (cut["finish_reason"], cut["completion_ids"]) == ("cancelled", turn["completion_ids"])
         assert (then["parent_id"], then["fork_reason"]) == (cut["turn_id"], None)

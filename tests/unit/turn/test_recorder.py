@@ -162,3 +162,22 @@ async def test_overlapping_requests_and_an_open_turn_of_a_replica() -> None:
     await one.commit(here, *turn_and_row(0))
     await asyncio.gather(*asks)
     assert (await two.enter("t")).tree.finishes == ["stop", "stop"]
+
+
+async def test_an_open_turn_that_is_gone_on_from_is_sealed() -> None:
+    """What its proxy commits later changes nothing; had it been faster, there would be nothing to seal."""
+    store = MemoryStore()
+    one, two = recorder(store), recorder(store)
+    here = await one.enter("t")
+    await one.commit(here, *open_turn(0))
+    await one.commit(here, *open_turn(1))
+    there = await two.enter("t")
+    await one.commit(here, *turn_and_row(1))
+    await two.seal(there, 1)
+    assert there.tree.finishes == [OPEN, "stop"]
+    await two.seal(there, 0)
+    assert (there.tree.finishes, there.elsewhere) == (["cancelled", "stop"], {})
+    await one.commit(here, *turn_and_row(0))
+    first, _ = await store.turns("t")
+    assert (first.finish_reason, first.partial) == ("cancelled", True)
+    assert first.error is not None and first.error.startswith("proxy_lost")
