@@ -103,7 +103,7 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
 
 
 def _check_docker(words: list[str]) -> None:
-    """No daemon here: the ports and volumes that a line names must be those of the Dockerfile (tests/integration/image runs it)."""
+    """No daemon here: the ports and volumes that a line names are those of the Dockerfile (tests/integration/image runs it)."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert words[0] in ("build", "run")
     for flag, value in itertools.pairwise(words):
