@@ -16,7 +16,8 @@ from proxy.contracts.records import IndexRow, Turn
 from proxy.dialects.base import Choice
 from proxy.plan import Plan
 from proxy.record import Facts, turn_of
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recorder
+from proxy.recording import Recording
 from proxy.store.base import Path
 from proxy.streams import Stream
 from proxy.transcript import Transcript

@@ -15,7 +15,8 @@ from proxy import prompts
 from proxy.contracts.canonical import Job, Message
 from proxy.contracts.frames import Started
 from proxy.contracts.records import OPEN, ForkReason
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recorder
+from proxy.recording import Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
 from proxy.sessions.cuts import is_beginning

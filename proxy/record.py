@@ -16,7 +16,7 @@ from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Started
 from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn
 from proxy.plan import Plan, fork_reason_now
-from proxy.recorder import Recording
+from proxy.recording import Recording
 from proxy.sessions.normalise import message_digest
 from proxy.streams import Stream
 from proxy.transcript import Transcript

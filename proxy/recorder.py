@@ -11,8 +11,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,113 +19,16 @@ from proxy import metrics
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
 from proxy.contracts.records import OPEN, IndexRow, Session, Turn
 from proxy.paths import Paths
-from proxy.prompts import PromptIndex
+from proxy.recording import InFlight, Recording
 from proxy.sessions import limits
-from proxy.sessions.tree import Tree
 from proxy.store.base import Path, SessionStore, Tail
 
 log = logging.getLogger(__name__)
 
-_OVERHEAD_BYTES = 4000
-"""What a recording takes beside its tree's own count: the session record, mostly. About."""
-OPEN_WAIT_S = 600.0
-"""How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
 _PAGE = 200
 """Sessions looked at together, between which requests have their turn."""
 FREEZE_WAIT_S = 10.0
 """How long completing a session waits for its cancelled turns to be recorded. Seconds; commits take milliseconds."""
-
-
-class InFlight(Protocol):
-    """A request of a session that is being answered."""
-
-    done: asyncio.Event
-
-    def unrecorded(self) -> tuple[int, int]:
-        """Its turns that are not on record yet, and the tokens sampled for them so far."""
-        ...
-
-    def abort(self, error: StenoError) -> None:
-        """Stop, keep what was sampled as partial turns, answer `error` where that is still possible. Idempotent."""
-        ...
-
-
-class Recording:
-    """One session in this process. Everything here can be rebuilt from the store, except what runs here.
-
-    running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
-    elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
-        they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
-    cut_replies: of partial turns that a client may have kept the beginning of, as they were needed.
-    """
-
-    __slots__ = (
-        "cost_bytes",
-        "cut_replies",
-        "elsewhere",
-        "in_flight",
-        "prompts",
-        "running",
-        "session",
-        "tree",
-        "trial_id",
-    )
-
-    def __init__(self, trial_id: str) -> None:
-        self.trial_id = trial_id
-        self.session: Session | None = None
-        self.tree = Tree()
-        self.prompts = PromptIndex()
-        self.in_flight: set[InFlight] = set()
-        self.running: dict[str, int] = {}
-        self.elsewhere: dict[int, float] = {}
-        self.cost_bytes = 0
-        self.cut_replies: dict[int, dict[str, Any]] = {}
-
-    @property
-    def turns(self) -> int:
-        """How many are known here: the row to read next."""
-        return len(self.tree)
-
-    def add(self, row: IndexRow, now: float) -> None:
-        number = len(self.tree)
-        runs_here = row.finish == OPEN and row.turn_id in self.running
-        if runs_here:
-            self.running[row.turn_id] = number
-        elif row.finish == OPEN:
-            self.elsewhere[number] = now + OPEN_WAIT_S
-        self.prompts.add(number, row)
-        self.tree.add(row, running=runs_here)
-
-    def ended(self, number: int, row: IndexRow, now: float) -> None:
-        """A turn that runs here was committed whole, under its number."""
-        place = self.running.pop(row.turn_id, -1)
-        if place >= 0:
-            self.tree.settle(place, row)
-        elif number == len(self.tree):
-            self.add(row, now)
-
-    def unread(self, now: float) -> int:
-        """The first row to read: after the last, or the earliest that may have changed since."""
-        for number in [number for number, until in self.elsewhere.items() if until <= now]:
-            del self.elsewhere[number]
-        return min(self.elsewhere, default=len(self.tree))
-
-    def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
-        """Whether a turn that was open elsewhere is whole by now. `rows`: those from `start` on, without what another request
-        has read meanwhile."""
-        read = range(start, start + len(rows))
-        return any(number in read and rows[number - start].finish != OPEN for number in self.elsewhere)
-
-    def reset(self) -> None:
-        """Read everything again."""
-        self.tree, self.prompts, self.elsewhere, self.cut_replies = Tree(), PromptIndex(), {}, {}
-        self.running = dict.fromkeys(self.running, -1)
-
-    def recount(self) -> int:
-        """Bring `cost_bytes` up to date; returns by how much it has changed."""
-        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes()
-        return self.cost_bytes - before
 
 
 class Recorder:

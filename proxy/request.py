@@ -23,7 +23,8 @@ from proxy.contracts.errors import EngineFailed, StenoError
 from proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, Writer
 from proxy.joined import Joined
 from proxy.plan import Plan
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recorder
+from proxy.recording import Recording
 from proxy.retries import Sought
 from proxy.sessions import limits
 

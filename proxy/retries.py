@@ -27,7 +27,8 @@ from proxy import prompts
 from proxy.contracts.canonical import CanonicalRequest, Job
 from proxy.contracts.records import Turn
 from proxy.plan import Plan
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recorder
+from proxy.recording import Recording
 
 MARKS = {b"x-stainless-retry-count": 1, b"x-envoy-attempt-count": 2}
 """Header -> from which number on it says "again". OpenAI's and Anthropic's SDKs and what is built on them (Claude Code) count

@@ -15,7 +15,8 @@ import msgspec
 from proxy.contracts.canonical import RECORDED, CanonicalRequest, Message
 from proxy.contracts.errors import BadRequest, NotFound
 from proxy.contracts.records import Turn
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recorder
+from proxy.recording import Recording
 
 
 class PreviousNotFound(BadRequest):

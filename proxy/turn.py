@@ -25,7 +25,8 @@ from proxy.dialects.base import Dialect
 from proxy.hub import Hub
 from proxy.plan import plan
 from proxy.record import Facts
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recorder
+from proxy.recording import Recording
 from proxy.replay import Replay
 from proxy.request import ABORT_S, Request
 from proxy.retries import Sought

@@ -9,7 +9,8 @@ import pytest
 
 from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import OPEN, IndexRow, Session, Timings, Turn
-from proxy.recorder import OPEN_WAIT_S, Recorder
+from proxy.recorder import Recorder
+from proxy.recording import OPEN_WAIT_S
 from proxy.sessions.normalise import message_digest
 from proxy.store.memory import MemoryStore
 
