@@ -105,7 +105,8 @@ def turn_of(
         options=_options(plan.job, facts.changed, started.dropped, facts.asked.kept),
         thinking_kept=started.thinking_kept,
         reasoning_tokens=transcript.reasoning_tokens,
-        cached_tokens=(transcript.finish.cached_tokens if transcript.finish is not None else 0) or started.cached_tokens,
+        cached_tokens=(transcript.finish.cached_tokens if transcript.finish is not None else 0)
+        or started.cached_tokens,
         timings=Timings.model_construct(
             queued=facts.queued, started=facts.started, first_token=facts.first_token, last_token=facts.last_token
         ),
