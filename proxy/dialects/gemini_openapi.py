@@ -143,7 +143,8 @@ STREAM = _operation(
     "Gemini, streamed",
     _REQUEST,
     "Server-sent events with `alt=sse`, else a JSON array.",
-    {"text/event-stream": {}, **_json({"type": "array", "items": _ANSWER})},
+    # Usage comes with the last of them only.
+    {"text/event-stream": {}, **_json({"type": "array", "items": _ANSWER | {"required": ["candidates"]}})},
 )
 COUNT = _operation(
     "gemini_count_tokens",
