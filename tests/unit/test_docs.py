@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client import REGISTRY
@@ -96,6 +97,8 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         assert (ROOT / name).stat().st_mode & 0o111, f"{page}: {name} can't be run"
     elif name == "docker":
         _check_docker(words[1:])
+    elif name in ("helm", "kubectl"):
+        _check_chart(words[1:])
     elif name == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:
@@ -111,6 +114,22 @@ def _check_docker(words: list[str]) -> None:
             assert f"EXPOSE {value.rpartition(':')[2]}\n" in dockerfile
         elif flag == "-v":
             assert f"VOLUME {value.rpartition(':')[2]}\n" in dockerfile
+
+
+def _check_chart(words: list[str]) -> None:
+    """No cluster here: values that a line sets, and kinds that it names, are the chart's (tests/integration/helm renders it)."""
+    chart = ROOT / "helm/steno"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    templates = "\n".join(page.read_text() for page in (chart / "templates").glob("*.yaml")).lower()
+    for flag, word in itertools.pairwise(words):
+        if flag == "--set":
+            found = values
+            for key in word.partition("=")[0].split("."):
+                found = found[key]
+        elif word.startswith("helm/"):
+            assert (ROOT / word / "Chart.yaml").exists()
+        elif "/steno" in word:
+            assert f"kind: {word.partition('/')[0]}\n" in templates
 
 
 def _check_steno(words: list[str]) -> None:

@@ -1,0 +1,108 @@
+{{- define "steno.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods of one component. Arguments: list ROOT COMPONENT. Immutable in a cluster: add nothing. */}}
+{{- define "steno.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 50 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "steno.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "steno.selector" . }}
+app.kubernetes.io/part-of: steno
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
+{{- end -}}
+
+{{- define "steno.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+
+{{- define "steno.keysSecret" -}}
+{{ default (printf "%s-keys" (include "steno.fullname" .)) .Values.keys.existingSecret }}
+{{- end -}}
+
+{{- define "steno.redisSecret" -}}
+{{ default (printf "%s-redis" (include "steno.fullname" .)) .Values.redis.bundled.existingSecret }}
+{{- end -}}
+
+{{/* Replicas that there can ever be: workers dial each by its name. */}}
+{{- define "steno.maxReplicas" -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- .Values.autoscaling.maxReplicas | int -}}
+{{- else -}}
+{{- .Values.proxy.replicas | int -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where one name answers for one replica. */}}
+{{- define "steno.workersUrls" -}}
+{{- $root := . -}}
+{{- $full := include "steno.fullname" . -}}
+{{- range $i := until (include "steno.maxReplicas" . | int) -}}
+{{- if $i }},{{ end -}}
+ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc:8080
+{{- end -}}
+{{- end -}}
+
+{{/* Settings as environment variables. Arguments: list PREFIX SETTINGS. Numbers go through JSON: a template would print 3.2e+07. */}}
+{{- define "steno.env" -}}
+{{- $prefix := index . 0 -}}
+{{- range $name, $value := index . 1 }}
+{{- if not (kindIs "invalid" $value) }}
+- name: {{ printf "%s%s" $prefix (upper $name) }}
+  value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ $value | toJson | quote }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A secret value that the cluster has already, else a new one; base64. Arguments: list DATA KEY PREFIX LENGTH. */}}
+{{- define "steno.kept" -}}
+{{- $data := index . 0 -}}
+{{- if hasKey $data (index . 1) -}}
+{{- index $data (index . 1) -}}
+{{- else -}}
+{{- printf "%s%s" (index . 2) (randAlphaNum (int (index . 3))) | b64enc -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "steno.publicUrl" -}}
+{{- if and .Values.ingress.enabled .Values.ingress.host -}}
+{{- printf "%s://%s%s" (ternary "https" "http" (ne .Values.ingress.tlsSecret "")) .Values.ingress.host (.Values.ingress.path | trimSuffix "/") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Values that are each right and don't go together. */}}
+{{- define "steno.check" -}}
+{{- if eq .Values.redis.mode "memory" -}}
+{{- if gt (include "steno.maxReplicas" . | int) 1 -}}
+{{- fail "redis.mode is memory, and replicas share nothing then: set redis.mode, or proxy.replicas to 1 and autoscaling.enabled to false" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.redis.mode "external") (not .Values.redis.external.secretName) -}}
+{{- fail "redis.mode is external: redis.external.secretName must name the Secret that holds the URL" -}}
+{{- end -}}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- if and .Values.worker.enabled (not .Values.worker.image) -}}
+{{- fail "worker.enabled: worker.image must name an image with vLLM and steno" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.sandboxes.enabled (not .Values.networkPolicy.sandboxes.podSelector) (has .Values.networkPolicy.sandboxes.namespace (list "" .Release.Namespace)) -}}
+{{- fail "networkPolicy.sandboxes would cut off the proxy itself: give its namespace, or a podSelector" -}}
+{{- end -}}
+{{- end -}}
