@@ -19,7 +19,7 @@ import msgspec
 
 from proxy.contracts.canonical import CanonicalRequest, Job, TokenLogprob
 from proxy.contracts.errors import BadRequest, ContextOverflow, StenoError
-from proxy.dialects import gemini_request
+from proxy.dialects import gemini_contents, gemini_request
 from proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from proxy.dialects.gemini_fields import Fields
 from proxy.dialects.gemini_openapi import COUNT, GENERATE, STREAM
@@ -162,7 +162,7 @@ def _constant(header: Header) -> dict[str, str]:
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     shown = {"id": call["id"], "name": function["name"], "args": _args(function["arguments"])}
-    return {"functionCall": shown, "thoughtSignature": gemini_request.sign(call["id"])}
+    return {"functionCall": shown, "thoughtSignature": gemini_contents.sign(call["id"])}
 
 
 def _args(arguments: str) -> Any:
@@ -175,7 +175,7 @@ def _args(arguments: str) -> Any:
             return msgspec.Raw(arguments.replace("\n", " ").replace("\r", " ").encode())
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         pass  # no object either way: it goes out as text
-    return {gemini_request.UNPARSED: arguments}
+    return {gemini_contents.UNPARSED: arguments}
 
 
 def _last(choice: Choice, parts: list[Any], wants_logprobs: bool) -> dict[str, Any]:

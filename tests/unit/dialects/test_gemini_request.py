@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.contracts.canonical import CanonicalRequest, Sampling
 from proxy.contracts.errors import BadRequest
 from proxy.dialects.gemini import Gemini, GeminiCount
-from proxy.dialects.gemini_request import sign, signed
+from proxy.dialects.gemini_contents import sign, signed
 from proxy.dialects.gemini_schema import json_schema
 
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]

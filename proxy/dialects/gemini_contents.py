@@ -1,0 +1,186 @@
+"""Gemini's contents -> canonical messages.
+
+What clients do, and what follows from it:
+
+    one `model` content per streamed chunk     neighbours are one assistant message, their texts joined as they are
+    function calls without ids                 the id comes from our `thoughtSignature`, else from the place in the conversation
+    function responses without ids             they answer, in order, the calls of that name before them
+    thoughts, echoed or not                    reasoning; it does not decide which conversation this is
+
+A part of a type that a model here can't know (executable code) is left out and named in `dropped`; images and files are a 400
+naming the part.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from proxy.contracts.canonical import Message
+from proxy.contracts.errors import BadRequest
+from proxy.dialects.gemini_fields import Fields
+from proxy.dialects.openai import to_json
+
+UNPARSED = "__unparsedToolInput"
+"""The one argument of a call whose arguments are no JSON object: `args` can only be one."""
+_BESIDE = frozenset({"thought", "thoughtSignature", "partMetadata", "mediaResolution", "videoMetadata"})
+
+
+def sign(call_id: str) -> str:
+    """A `thoughtSignature` that brings a call's id back from clients that drop ids."""
+    return base64.b64encode(call_id.encode()).decode()
+
+
+def signed(signature: Any) -> str:
+    """The id in a signature of ours; of any other, "". Clients write either alphabet of base64."""
+    if not isinstance(signature, str) or len(signature) > 256:
+        return ""
+    try:
+        call_id = base64.b64decode(signature.translate(_URLSAFE), validate=True).decode("ascii")
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return ""
+    return call_id if call_id.startswith("fc_") and call_id.isprintable() else ""
+
+
+_URLSAFE = str.maketrans("-_", "+/")
+
+
+def messages_of(body: Fields, dropped: list[str]) -> list[Message]:
+    """Raises: BadRequest naming the part that can't be read."""
+    reader = _Reader(dropped)
+    system = body.get("systemInstruction")
+    if system is not None:
+        reader.system(Fields({"parts": [{"text": system}]} if isinstance(system, str) else system, "systemInstruction"))
+    contents = body.get("contents")
+    if isinstance(contents, dict):
+        contents = [contents]
+    if not isinstance(contents, list) or not contents:
+        raise BadRequest("contents is required, as a list that is not empty", field="contents")
+    for i, content in enumerate(contents):
+        reader.content(Fields(content, f"contents.{i}"))
+    return reader.messages
+
+
+class _Reader:
+    def __init__(self, dropped: list[str]) -> None:
+        self.messages: list[Message] = []
+        self._dropped = dropped
+        self._open: list[tuple[str, str]] = []  # (id, name) of calls without a result, of the last assistant message
+
+    def system(self, content: Fields) -> None:
+        texts = self._texts(content)
+        if texts:
+            self.messages.append({"role": "system", "content": _content(texts)})
+
+    def content(self, content: Fields) -> None:
+        role = content.text("role") or "user"
+        if role == "model":
+            self._model(content)
+        elif role in ("user", "function", "tool"):
+            self._user(content)
+        elif role == "system":
+            self.system(content)
+        else:
+            raise content.refuse("role", f"{role[:40]!r} is neither user nor model")
+
+    def _model(self, content: Fields) -> None:
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            message = self.messages[-1]
+        else:
+            message = {"role": "assistant", "content": ""}
+            self.messages.append(message)
+            self._open = []
+        for part in content.each("parts"):
+            kind = self._kind(part)
+            if kind == "text":
+                key = "reasoning_content" if part.flag("thought") else "content"
+                text = part.text("text") or ""
+                if text:
+                    message[key] = message.get(key, "") + text
+            elif kind == "functionCall":
+                message.setdefault("tool_calls", []).append(self._call(part))
+            elif kind == "functionResponse":
+                raise part.refuse("functionResponse", "belongs into a content of the user")
+
+    def _call(self, part: Fields) -> dict[str, Any]:
+        call = Fields(part.get("functionCall"), part.at("functionCall"))
+        name = call.text("name")
+        if not name:
+            raise call.refuse("name", "is required")
+        arguments = call.sub("args", {}).given
+        raw = arguments.get(UNPARSED) if len(arguments) == 1 else None
+        call_id = (
+            call.text("id") or signed(part.get("thoughtSignature")) or f"fc_{len(self.messages)}_{len(self._open)}"
+        )
+        self._open.append((call_id, name))
+        text = raw if isinstance(raw, str) else to_json(arguments).decode()
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+    def _user(self, content: Fields) -> None:
+        """Results first, whatever their place among the parts: templates want them right after their calls."""
+        texts = []
+        answered = False
+        for part in content.each("parts"):
+            kind = self._kind(part)
+            if kind == "text":
+                texts.append(part.text("text") or "")
+            elif kind == "functionResponse":
+                self.messages.append(self._result(Fields(part.get("functionResponse"), part.at("functionResponse"))))
+                answered = True
+            elif kind == "functionCall":
+                raise part.refuse("functionCall", "belongs into a content of the model")
+        if texts or not answered:
+            self.messages.append({"role": "user", "content": _content(texts)})
+
+    def _result(self, result: Fields) -> Message:
+        name = result.text("name") or ""
+        for part in result.each("parts"):
+            self._kind(part)
+        response = result.sub("response", {}).given
+        given = result.text("id") or ""
+        match = next((call for call in self._open if call[0] == given), None) if given else None
+        if not given:
+            match = next((call for call in self._open if call[1] == name), self._open[0] if self._open else None)
+        if match is not None:
+            self._open.remove(match)
+        message: Message = {"role": "tool", "content": _said(response)}
+        if call_id := given or (match[0] if match else ""):
+            message["tool_call_id"] = call_id
+        if name or match:
+            message["name"] = name or (match[1] if match else "")
+        return message
+
+    def _texts(self, content: Fields) -> list[str]:
+        return [part.text("text") or "" for part in content.each("parts") if self._kind(part) == "text"]
+
+    def _kind(self, part: Fields) -> str:
+        """`text`, `functionCall`, `functionResponse`, or "" for what is left out. Raises: BadRequest: an image or a file."""
+        for kind in ("functionCall", "functionResponse", "text"):
+            if part.get(kind) is not None:
+                return kind
+        for kind in ("inlineData", "fileData"):
+            if part.get(kind) is not None:
+                raise part.refuse(kind, "can't be read by this model; only text can")
+        unknown = [name for name, value in part.given.items() if value is not None and _camel(name) not in _BESIDE]
+        if unknown:
+            self._dropped.append(unknown[0])
+        return ""
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def _content(texts: list[str]) -> str | list[dict[str, str]]:
+    if len(texts) > 1:
+        return [{"type": "text", "text": text} for text in texts]
+    return texts[0] if texts else ""
+
+
+def _said(response: dict[str, Any]) -> str:
+    """A function's result as text: the output itself where it is one, else JSON. `result` is what Google's SDK calls it."""
+    if len(response) == 1 and isinstance(said := response.get("output", response.get("result")), str):
+        return said
+    return to_json(response).decode()
