@@ -1,4 +1,4 @@
-"""The generated pages of docs/: what the code itself says of its settings, metrics, commands and routes.
+"""The generated pages of docs/, and the chart's schema: what the code itself says of its settings, metrics, commands and routes.
 
 `PAGES` maps each page to the function that writes it; tests/unit/test_docs.py asks that none is stale.
 """
@@ -23,6 +23,7 @@ from proxy.config import ProxySettings
 from proxy.contracts.errors import BY_CODE
 from proxy.contracts.settings import Settings
 from proxy.metrics import PANELS
+from scripts.chart_schema import chart_schema
 from steno.agents import AGENTS, Target
 from steno.cli import app
 from steno.commands import env as command_env
@@ -237,6 +238,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/api.md": api_page,
     "docs/agents.md": agents_page,
+    "helm/steno/values.schema.json": chart_schema,
 }
 
 

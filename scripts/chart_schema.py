@@ -1,0 +1,51 @@
+"""helm/steno/values.schema.json: the settings of proxy and worker are made from the programs' own, the rest is kept as it is.
+
+So the chart knows a setting as soon as a program has it, and a name or a value out of range is refused before it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from inference_worker.config import WorkerSettings
+from proxy.config import ProxySettings
+
+PATH = Path(__file__).resolve().parents[1] / "helm/steno/values.schema.json"
+_WIDTH = 120
+
+PROGRAMS = {"proxy": ProxySettings, "worker": WorkerSettings}
+LEFT_OUT = {
+    # What the chart gives; the upstream's, as the image has no LiteLLM.
+    "proxy": set(
+        "host port admin_key worker_key trial_secret keys_dir redis_url upstream api_base api_key upstream_tokens".split()
+    ),
+    # What the chart gives; worker_id, as there is one per worker; api_key, as a secret is no value.
+    "worker": set("proxy key metrics_host metrics_port worker_id api_key".split()),
+}
+
+
+def chart_schema() -> str:
+    schema: dict[str, Any] = json.loads(PATH.read_text())
+    for program, settings in PROGRAMS.items():
+        schema["properties"][program]["properties"]["settings"]["properties"] = {
+            name: {key: value for key, value in field.items() if key not in ("title", "default")}
+            for name, field in settings.model_json_schema()["properties"].items()
+            if name not in LEFT_OUT[program]
+        }
+    return _text(schema, 0, 0) + "\n"
+
+
+def _text(value: Any, indent: int, lead: int) -> str:
+    """JSON with each object on one line where it fits. lead: characters before it on its first line, beside the indent."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if indent + lead + len(flat) <= _WIDTH or not isinstance(value, (dict, list)) or not value:
+        return flat
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {_text(inner, indent + 2, len(key) + 5)}" for key, inner in value.items()]
+    else:
+        items = [_text(inner, indent + 2, 1) for inner in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n" + ",\n".join(pad + item for item in items) + f"\n{' ' * indent}{closing}"
