@@ -20,6 +20,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.wire_recorder import VARIABLE, WireRecorder
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,10 +39,11 @@ class Stack:
     port: int
     proxy: subprocess.Popen[bytes]
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    front: int | None = None  # port of the recorder that stands before the proxy, if one does
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.front or self.port}"
 
     def base_url(self, trial_id: str) -> str:
         """What an OpenAI client is pointed at."""
@@ -128,6 +131,12 @@ def running(
         if worker is not None:
             stack.start_worker(*worker, python=python)
             stack.wait_for_model()
-        yield stack
+        if wanted := os.environ.get(VARIABLE):
+            with WireRecorder(port) as recorder:
+                stack.front = recorder.port
+                yield stack
+                recorder.write(Path(wanted), stack.turns)
+        else:
+            yield stack
     finally:
         stack.close()

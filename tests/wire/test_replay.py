@@ -1,0 +1,110 @@
+"""What real agents sent, sent again: every request is taken, and recognised as it was when the agent itself was there.
+
+The proxy, its relay and its store are real, the engine says what was answered then. One fixture per agent and version; older
+versions stay, since people run them (`scripts/record-wire` makes new ones).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.contracts.frames import Generate
+from proxy.contracts.records import Turn
+from proxy.metrics import DROPPED
+from tests.integration.http.conftest import Proxy, running
+from tests.support.parrot import ParrotEngine, Say
+from tests.wire.fixture import FOLDER, Answer, Exchange, read, renamed
+
+FIXTURES = sorted(FOLDER.glob("*.jsonl"))
+TRIALS = [(path, trial) for path in FIXTURES for trial in sorted({each.trial for each in read(path).exchanges})]
+MAIN_TURNS = 10
+
+
+class Again:
+    """One trial of a recording, on a proxy whose engine answers as it was answered then."""
+
+    def __init__(self, proxy: Proxy, trial: str) -> None:
+        self.proxy, self.trial = proxy, trial
+        self.turns: dict[int, Turn] = {}
+        self.saying = Say()
+        proxy.engine.script = self._say
+
+    def _say(self, request: Generate) -> Say:
+        return self.saying
+
+    async def send(self, number: int, exchange: Exchange) -> None:
+        """Raises: AssertionError: it was not taken, or its stream broke."""
+        content = None
+        if exchange.body is not None:
+            content = renamed(json.dumps(exchange.body, ensure_ascii=False), lambda n: self.turns[n].turn_id).encode()
+        if exchange.answer is not None:
+            self.saying = said(exchange.answer)
+        headers = {name: value for name, value in exchange.headers.items() if value}
+        path = exchange.path.replace("{trial}", self.trial)
+        before = await self.proxy.store.turns(self.trial) if self.turns else []
+        answer = await self.proxy.http.request(exchange.method, path, content=content, headers=headers)
+        assert answer.status_code == exchange.status, f"request {number}: {answer.text[:1000]}"
+        if exchange.answer is None:
+            return
+        assert "event: error" not in answer.text and "response.failed" not in answer.text
+        turns = await self.proxy.turns(self.trial, len(before) + 1)
+        [self.turns[number]] = turns[len(before) :]
+
+
+def said(answer: Answer) -> Say:
+    calls = [(f"own{i}", name, arguments) for i, (name, arguments) in enumerate(answer.calls)]
+    return Say(answer.content, answer.reasoning, calls, finish=answer.finish_reason)
+
+
+def dropped() -> dict[tuple[str, ...], float]:
+    samples = [sample for metric in DROPPED.collect() for sample in metric.samples if sample.name.endswith("_total")]
+    return {(sample.labels["type"],): sample.value for sample in samples if sample.value}
+
+
+def plain(reply: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in reply.get("tool_calls", [])]
+    return reply["content"], reply.get("reasoning_content", ""), calls
+
+
+@pytest.mark.parametrize(("path", "trial"), TRIALS, ids=[f"{path.stem}-{trial}" for path, trial in TRIALS])
+async def test_what_an_agent_sent_is_taken_and_recognised_as_it_was_then(path: Path, trial: str) -> None:
+    exchanges = [each for each in read(path).exchanges if each.trial == trial]
+    async with running(ParrotEngine(context_tokens=1_000_000)) as proxy:
+        again = Again(proxy, trial)
+        for number, exchange in enumerate(exchanges):
+            counted = dropped()
+            await again.send(number, exchange)
+            types = [kind for (kind,), value in dropped().items() for _ in range(int(value - counted.get((kind,), 0)))]
+            assert sorted(types) == exchange.dropped
+    numbers = {turn.turn_id: number for number, turn in again.turns.items()}
+    answers = {number: each.answer for number, each in enumerate(exchanges) if each.answer is not None}
+    for number, answer in answers.items():
+        turn = again.turns[number]
+        assert (number, numbers[turn.parent_id] if turn.parent_id else None) == (number, answer.parent)
+        assert plain(turn.reply) == (answer.content, answer.reasoning, [tuple(call) for call in answer.calls])
+        if turn.parent_id:  # which of several roots came first, an agent that sends them together leaves to chance
+            assert (number, turn.fork_reason) == (number, answer.fork_reason)
+    roots = [number for number, turn in again.turns.items() if turn.parent_id is None]
+    assert len(roots) == sum(answer.parent is None for answer in answers.values())
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=[path.stem for path in FIXTURES])
+def test_each_fixture_has_a_normal_run_without_a_fork_below_its_root(path: Path) -> None:
+    """So that the replay above asks what it should: a fixture of a run that went wrong would be replayed as gladly."""
+    recording = read(path)
+    longest = 0
+    for trial in {each.trial for each in recording.exchanges}:
+        answers = [each.answer for each in recording.exchanges if each.trial == trial]
+        depths: dict[int, int] = {}
+        for number, answer in enumerate(answers):
+            if answer is not None and (
+                answer.parent is None or (answer.fork_reason is None and answer.parent in depths)
+            ):
+                depths[number] = 1 if answer.parent is None else depths[answer.parent] + 1
+        longest = max(longest, *depths.values())
+    assert longest >= MAIN_TURNS
+    assert path.stem == f"{recording.agent}-{recording.version}"
