@@ -121,15 +121,15 @@ def environment_names(pod: Manifest) -> list[str]:
 def test_pods_run_with_the_least(case: Path) -> None:
     for name, pod in pods(render(case)).items():
         spec = pod["spec"]
-        [container] = spec["containers"]
         assert spec["enableServiceLinks"] is False  # a Service named steno would inject STENO_PORT
         assert spec["automountServiceAccountToken"] is False
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert container["resources"]
-        if not name.endswith("-worker"):
-            assert spec["securityContext"]["runAsNonRoot"] is True
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]
+            if not name.endswith("-worker"):
+                assert spec["securityContext"]["runAsNonRoot"] is True
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_keys_given_are_not_made() -> None:

@@ -93,8 +93,16 @@ def test_proxy_and_redis_start_as_the_chart_starts_them_and_helm_test_passes(tmp
     words = [word.replace("$(REDISCLI_AUTH)", "pw").replace("/data", str(tmp_path)) for word in redis_pod["args"]]
     probe = [*redis_pod["readinessProbe"]["exec"]["command"], "-p", str(redis_port)]
     probe.append(probe.pop(probe.index("ping")))
-    with running([*redis_pod["command"], *words, "--port", str(redis_port), "--bind", "127.0.0.1"], {},
-                 tmp_path / "redis.log") as server:  # fmt: skip
+    wait = found["run-steno"]["spec"]["initContainers"][0]
+    assert wait["args"][1:] == ["run-steno-redis", "6379"]
+    waiting = [sys.executable, *wait["command"][1:], wait["args"][0], "127.0.0.1", str(redis_port)]
+    wait_log = tmp_path / "wait.log"
+    with (
+        running(waiting, {}, wait_log) as waiter,
+        running([*redis_pod["command"], *words, "--port", str(redis_port), "--bind", "127.0.0.1"], {},
+                tmp_path / "redis.log") as server,
+    ):  # fmt: skip
+        assert waiter.wait(30) == 0, wait_log.read_text()
         until_it_succeeds(probe, {"REDISCLI_AUTH": "pw"}, server, tmp_path / "redis.log")
         assert subprocess.run(probe, env={"PATH": os.environ["PATH"]}, capture_output=True).returncode != 0
         with redis.Redis(port=redis_port, password="pw") as client:
