@@ -91,9 +91,12 @@ def stream512(running: Running, sizes: Sizes) -> Result:
 def sessions(running: Running, sizes: Sizes) -> Result:
     """200 sessions of 20 turns, 2 KB more each: CPU and memory; with a Redis, what rests there."""
     _warm(running)
+    redis_before = process_cpu_s(running.redis_pid) if running.redis_pid else 0.0
     rss, before = running.rss_bytes(), running.cpu_s()
     result = load(running, "session", "--sessions", sizes.sessions, "--turns", sizes.turns)
     time.sleep(1.0)
+    if running.redis_pid:
+        result["redis_cpu_ms_per_request"] = 1e3 * (process_cpu_s(running.redis_pid) - redis_before) / max(1, result["requests"])
     result["cpu_ms_per_request"] = 1e3 * (running.cpu_s() - before) / max(1, result["requests"])
     result["grown_mb"] = (running.rss_bytes() - rss) / 1e6
     if running.redis_port is not None:

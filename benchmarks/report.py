@@ -70,6 +70,7 @@ OWN_ROWS: list[tuple[str, str, Show]] = [
     ("CPU per request at turn 20", "flat", lambda v: f"{v['cpu_ms_at_last_turn']:.2f} ms"),
     ("Redis: bytes per token", "sessions", lambda v: f"{v['bytes_per_token']:.1f}"),
     ("Redis: bytes per turn beside its text", "sessions", lambda v: f"{v['bytes_per_turn']:.0f}"),
+    ("Redis: CPU per request of a session", "sessions", lambda v: f"{v['redis_cpu_ms_per_request']:.2f} ms"),
     ("worker: CPU per token", "worker", lambda v: f"{v['cpu_us_per_token']:.0f} us"),
     ("worker: of it beside the engine", "worker", lambda v: f"{v['beside_engine_us_per_token']:.0f} us"),
 ]

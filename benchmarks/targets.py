@@ -47,14 +47,15 @@ def peers_environment(cache: Path) -> Path:
 class Running:
     """A started target.
 
-    pids: the proxy's processes, whose CPU and memory are what is measured. worker_pid: of Steno's worker. redis_port: of its
-    Redis, None where it has none.
+    pids: the proxy's processes, whose CPU and memory are what is measured. worker_pid: of Steno's worker. redis_port, redis_pid:
+    of its Redis, None where it has none.
     """
 
     url: str
     pids: list[int]
     worker_pid: int = 0
     redis_port: int | None = None
+    redis_pid: int | None = None
 
     def cpu_s(self) -> float:
         """User + system seconds of the proxy's processes so far."""
@@ -216,7 +217,7 @@ class Launcher:
         if child.poll() is not None:
             raise RuntimeError(f"redis-server ended; its log ends: {self.tail('redis')}")
         running = self._steno("--redis-url", f"redis://127.0.0.1:{port}/0")
-        running.redis_port = port
+        running.redis_port, running.redis_pid = port, child.pid
         return running
 
     def steno_scripted(self) -> Running:
