@@ -49,8 +49,13 @@ def load(running: Running, *args: object) -> Result:
 
 
 def _json(command: list[object]) -> Result:
-    done = subprocess.run(["taskset", "-c", LOAD_CORE, sys.executable, *map(str, command)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=CASE_TIMEOUT_S)
+    done = subprocess.run(
+        ["taskset", "-c", LOAD_CORE, sys.executable, *map(str, command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=CASE_TIMEOUT_S,
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     result: Result = json.loads(done.stdout.splitlines()[-1])
@@ -96,7 +101,9 @@ def sessions(running: Running, sizes: Sizes) -> Result:
     result = load(running, "session", "--sessions", sizes.sessions, "--turns", sizes.turns)
     time.sleep(1.0)
     if running.redis_pid:
-        result["redis_cpu_ms_per_request"] = 1e3 * (process_cpu_s(running.redis_pid) - redis_before) / max(1, result["requests"])
+        result["redis_cpu_ms_per_request"] = (
+            1e3 * (process_cpu_s(running.redis_pid) - redis_before) / max(1, result["requests"])
+        )
     result["cpu_ms_per_request"] = 1e3 * (running.cpu_s() - before) / max(1, result["requests"])
     result["grown_mb"] = (running.rss_bytes() - rss) / 1e6
     if running.redis_port is not None:
@@ -135,8 +142,17 @@ def at_rest(port: int, sizes: Sizes) -> Result:
 def flat(running: Running, sizes: Sizes) -> Result:
     """The same sessions, all at the same turn: CPU per request by turn."""
     _warm(running)
-    result = load(running, "session", "--sessions", sizes.sessions, "--turns", sizes.turns, "--in-step",
-                  "--cpu-of", running.pids[0])
+    result = load(
+        running,
+        "session",
+        "--sessions",
+        sizes.sessions,
+        "--turns",
+        sizes.turns,
+        "--in-step",
+        "--cpu-of",
+        running.pids[0],
+    )
     result["cpu_ms_at_turn_2"] = result["cpu_ms_by_turn"][1]
     result["cpu_ms_at_last_turn"] = result["cpu_ms_by_turn"][-1]
     return result
@@ -149,9 +165,27 @@ def silent2000(running: Running, sizes: Sizes) -> Result:
     with tempfile.TemporaryDirectory(prefix="steno-bench-") as folder:
         ready = Path(folder) / "ready"
         child = subprocess.Popen(
-            ["taskset", "-c", LOAD_CORE, sys.executable, "-m", "benchmarks.load", "silent", "--url", running.url, "--clients",
-             str(sizes.silent), "--hold-s", str(sizes.hold_s), "--ready", str(ready)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            [
+                "taskset",
+                "-c",
+                LOAD_CORE,
+                sys.executable,
+                "-m",
+                "benchmarks.load",
+                "silent",
+                "--url",
+                running.url,
+                "--clients",
+                str(sizes.silent),
+                "--hold-s",
+                str(sizes.hold_s),
+                "--ready",
+                str(ready),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         try:
             until = time.monotonic() + 120
             while not ready.exists() and time.monotonic() < until and child.poll() is None:
@@ -174,8 +208,20 @@ def worker(running: Running, sizes: Sizes) -> Result:
     tokens = _sampled(running) - sampled
     whole = 1e6 * (process_cpu_s(running.worker_pid) - spent) / max(1, tokens)
     parts = {
-        what: _json(["-m", "benchmarks.bare", "--what", what, "--streams", sizes.few_streams, "--tokens", sizes.tokens,
-                     "--seconds", sizes.seconds])["cpu_us_per_token"]
+        what: _json(
+            [
+                "-m",
+                "benchmarks.bare",
+                "--what",
+                what,
+                "--streams",
+                sizes.few_streams,
+                "--tokens",
+                sizes.tokens,
+                "--seconds",
+                sizes.seconds,
+            ]
+        )["cpu_us_per_token"]
         for what in ("engine", "turn")
     }
     return {

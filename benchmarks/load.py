@@ -154,8 +154,14 @@ async def tiny(target: Target, clients: int, seconds: float) -> dict[str, Any]:
     begun = _now()
     await asyncio.gather(*(client(number) for number in range(clients)))
     elapsed = _now() - begun
-    return {"requests": done, "failed": failed, "elapsed_s": elapsed, "requests_per_s": done / elapsed,
-            "p50_s": percentile(latencies, 0.5), "p99_s": percentile(latencies, 0.99)}
+    return {
+        "requests": done,
+        "failed": failed,
+        "elapsed_s": elapsed,
+        "requests_per_s": done / elapsed,
+        "p50_s": percentile(latencies, 0.5),
+        "p99_s": percentile(latencies, 0.99),
+    }
 
 
 async def streams(target: Target, clients: int, tokens: int, seconds: float) -> dict[str, Any]:
@@ -193,9 +199,14 @@ async def streams(target: Target, clients: int, tokens: int, seconds: float) -> 
 
             connection.on_tokens = on_tokens
             turn += 1
-            raw = target.request(f"s{number}-{turn}", {
-                "messages": [{"role": "user", "content": f"go {number} {turn}"}],
-                "max_tokens": tokens, "stream": True})
+            raw = target.request(
+                f"s{number}-{turn}",
+                {
+                    "messages": [{"role": "user", "content": f"go {number} {turn}"}],
+                    "max_tokens": tokens,
+                    "stream": True,
+                },
+            )
             try:
                 status, _ = await connection.exchange(raw)
                 if status == 200:
@@ -216,9 +227,18 @@ async def streams(target: Target, clients: int, tokens: int, seconds: float) -> 
 
     await until_end()
     elapsed = _now() - begun
-    return {"tokens": received, "finished": finished, "failed": failed, "elapsed_s": elapsed,
-            "tokens_per_s": steady / (until - since), "ttft_p50_s": percentile(ttft, 0.5), "ttft_p99_s": percentile(ttft, 0.99),
-            "gap_p50_s": percentile(gaps, 0.5), "gap_p99_s": percentile(gaps, 0.99), "gap_max_s": max(gaps, default=0.0)}
+    return {
+        "tokens": received,
+        "finished": finished,
+        "failed": failed,
+        "elapsed_s": elapsed,
+        "tokens_per_s": steady / (until - since),
+        "ttft_p50_s": percentile(ttft, 0.5),
+        "ttft_p99_s": percentile(ttft, 0.99),
+        "gap_p50_s": percentile(gaps, 0.5),
+        "gap_p99_s": percentile(gaps, 0.99),
+        "gap_max_s": max(gaps, default=0.0),
+    }
 
 
 async def session(
@@ -230,7 +250,9 @@ async def session(
     """
     failed = 0
     by_turn: list[list[float]] = [[] for _ in range(turns)]
-    histories: list[list[dict[str, Any]]] = [[{"role": "system", "content": "You are a helpful agent."}] for _ in range(sessions)]
+    histories: list[list[dict[str, Any]]] = [
+        [{"role": "system", "content": "You are a helpful agent."}] for _ in range(sessions)
+    ]
 
     async def some(connection: Connection, number: int, first: int, last: int) -> None:
         nonlocal failed
@@ -264,8 +286,13 @@ async def session(
         await asyncio.gather(*(client(numbers, first, last) for _ in range(concurrency)))
         cpu_ms.append(1e3 * (_thread_cpu_s(cpu_of) - before) / (sessions * (last - first)))
     elapsed = _now() - begun
-    return {"requests": sum(map(len, by_turn)), "failed": failed, "elapsed_s": elapsed,
-            "p50_s_by_turn": [percentile(values, 0.5) for values in by_turn], "cpu_ms_by_turn": cpu_ms if in_step else []}
+    return {
+        "requests": sum(map(len, by_turn)),
+        "failed": failed,
+        "elapsed_s": elapsed,
+        "p50_s_by_turn": [percentile(values, 0.5) for values in by_turn],
+        "cpu_ms_by_turn": cpu_ms if in_step else [],
+    }
 
 
 def _thread_cpu_s(pid: int) -> float:
@@ -281,8 +308,12 @@ async def silent(target: Target, clients: int, hold_s: float, ready: Path) -> di
     for number in range(clients):
         connection = await target.connect()
         assert connection.transport is not None
-        connection.transport.write(target.request(f"idle{number}", {
-            "messages": [{"role": "user", "content": "wait silently"}], "max_tokens": 8, "stream": True}))
+        connection.transport.write(
+            target.request(
+                f"idle{number}",
+                {"messages": [{"role": "user", "content": "wait silently"}], "max_tokens": 8, "stream": True},
+            )
+        )
         connections.append(connection)
         if number % 50 == 49:
             await asyncio.sleep(0.1)
@@ -319,7 +350,8 @@ def main() -> None:
         "tiny": lambda: tiny(target, args.clients, args.seconds),
         "streams": lambda: streams(target, args.clients, args.tokens, args.seconds),
         "session": lambda: session(
-            target, args.sessions, args.turns, args.concurrency, args.grow_bytes, args.in_step, args.cpu_of),
+            target, args.sessions, args.turns, args.concurrency, args.grow_bytes, args.in_step, args.cpu_of
+        ),
         "silent": lambda: silent(target, args.clients, args.hold_s, args.ready),
     }
     print(json.dumps(uvloop.run(cases[args.case]())))

@@ -1,6 +1,6 @@
 """The least that a proxy in Python can be: aiohttp in front, aiohttp behind, bytes passed on as they come. Records nothing.
 
-    python -m benchmarks.passthrough --port 8081 --upstream http://127.0.0.1:9000
+python -m benchmarks.passthrough --port 8081 --upstream http://127.0.0.1:9000
 """
 
 from __future__ import annotations

@@ -17,9 +17,17 @@ from benchmarks.targets import LOAD_CORE, PEERS, PROXY_CORE, ROOT
 
 
 def describe_machine() -> dict[str, Any]:
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
-    versions = {name: _output(*command) for name, command in (("nginx", ("nginx", "-v")), ("redis", ("redis-server", "-v")))}
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    versions = {
+        name: _output(*command) for name, command in (("nginx", ("nginx", "-v")), ("redis", ("redis-server", "-v")))
+    }
     return {
         "cpu": model, "cores": os.cpu_count(), "proxy_core": PROXY_CORE, "load_core": LOAD_CORE,
         "kernel": platform.release(), "python": platform.python_version(), "peers": [*PEERS], **versions,

@@ -100,7 +100,9 @@ class Others:
 
     @staticmethod
     def _times() -> tuple[float, float]:
-        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+        user, nice, system, _, _, irq, softirq, *_ = map(
+            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        )
         ticks = os.sysconf("SC_CLK_TCK")
         own = os.times()
         ours_s = own.user + own.system + own.children_user + own.children_system
@@ -119,7 +121,9 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`, which end what was started
     sizes = sized(args.seconds, args.quick)
-    targets = args.targets.split(",") if args.targets else [t for t in TARGETS if not (args.quick and t in PEERS_FROM_PYPI)]
+    targets = (
+        args.targets.split(",") if args.targets else [t for t in TARGETS if not (args.quick and t in PEERS_FROM_PYPI)]
+    )
     if args.quick and not args.targets and shutil.which("nginx") is None:
         targets.remove("nginx")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "steno"
@@ -136,11 +140,22 @@ def main() -> int:
                     print(number, target, case, json.dumps(result)[:400], file=sys.stderr, flush=True)
     results = {target: {case: median(done) for case, done in cases.items()} for target, cases in runs.items()}
     compare(results)
-    report = {"machine": describe_machine(), "sizes": vars(sizes), "repeat": args.repeat, "results": results, "runs": runs}
+    report = {
+        "machine": describe_machine(),
+        "sizes": vars(sizes),
+        "repeat": args.repeat,
+        "results": results,
+        "runs": runs,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")
     print(table(results))
-    failed = [f"{target} {case}" for target, cases in runs.items() for case, done in cases.items() if not all(map(worked, done))]
+    failed = [
+        f"{target} {case}"
+        for target, cases in runs.items()
+        for case, done in cases.items()
+        if not all(map(worked, done))
+    ]
     if failed:
         print("did not work: " + ", ".join(failed), file=sys.stderr)
     return 1 if failed else 0

@@ -99,8 +99,9 @@ class Launcher:
 
     def spawn(self, core: str, name: str, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         log = (self.folder / f"{name}.log").open("ab")
-        child = subprocess.Popen(["taskset", "-c", core, *command], stdout=log, stderr=log, cwd=ROOT,
-                                 env={**os.environ, **(env or {})})
+        child = subprocess.Popen(
+            ["taskset", "-c", core, *command], stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **(env or {})}
+        )
         self.children.append(child)
         return child
 
@@ -158,8 +159,9 @@ class Launcher:
             f" scgi_temp_path {self.folder}/s;\n"
             f" upstream engine {{ server 127.0.0.1:{up}; keepalive 2048; }}\n"
             f" server {{ listen 127.0.0.1:{port} backlog=4096; keepalive_requests 1000000;\n"
-            "  location / { proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection \"\";"
-            " proxy_buffering off; proxy_read_timeout 600s; } } }\n")
+            '  location / { proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";'
+            " proxy_buffering off; proxy_read_timeout 600s; } } }\n"
+        )
         child = self.spawn(PROXY_CORE, "nginx", "nginx", "-p", str(self.folder), "-c", str(conf))
         self.ready(child, f"http://127.0.0.1:{port}/v1/models")
         return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
@@ -167,17 +169,41 @@ class Launcher:
     def smg(self) -> Running:
         assert self.peers
         up, port = self.upstream(), free_port()
-        child = self.spawn(PROXY_CORE, "smg", str(self.peers / "smg"), "launch", "--host", "127.0.0.1", "--port", str(port),
-                           "--worker-urls", f"http://127.0.0.1:{up}", "--policy", "round_robin",
-                           "--prometheus-port", str(free_port()), "--log-level", "warn")
+        child = self.spawn(
+            PROXY_CORE,
+            "smg",
+            str(self.peers / "smg"),
+            "launch",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--worker-urls",
+            f"http://127.0.0.1:{up}",
+            "--policy",
+            "round_robin",
+            "--prometheus-port",
+            str(free_port()),
+            "--log-level",
+            "warn",
+        )
         self.ready(child, f"http://127.0.0.1:{port}/readiness")
         return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
 
     def aiohttp(self) -> Running:
         assert self.peers
         up, port = self.upstream(), free_port()
-        child = self.spawn(PROXY_CORE, "aiohttp", str(self.peers / "python"), "-m", "benchmarks.passthrough", "--port", str(port),
-                           "--upstream", f"http://127.0.0.1:{up}")
+        child = self.spawn(
+            PROXY_CORE,
+            "aiohttp",
+            str(self.peers / "python"),
+            "-m",
+            "benchmarks.passthrough",
+            "--port",
+            str(port),
+            "--upstream",
+            f"http://127.0.0.1:{up}",
+        )
         self.ready(child, f"http://127.0.0.1:{port}/v1/models")
         return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
 
@@ -185,21 +211,50 @@ class Launcher:
         assert self.peers
         up, port = self.upstream(), free_port()
         conf = self.folder / "litellm.yaml"
-        conf.write_text("model_list:\n  - model_name: bench\n    litellm_params:\n      model: openai/bench\n"
-                        f"      api_base: http://127.0.0.1:{up}/v1\n      api_key: bench\n"
-                        "litellm_settings: {set_verbose: false, num_retries: 0}\n")
-        child = self.spawn(PROXY_CORE, "litellm", str(self.peers / "litellm"), "--config", str(conf), "--host", "127.0.0.1",
-                           "--port", str(port), "--num_workers", "1",
-                           env={"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-                                "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"})
+        conf.write_text(
+            "model_list:\n  - model_name: bench\n    litellm_params:\n      model: openai/bench\n"
+            f"      api_base: http://127.0.0.1:{up}/v1\n      api_key: bench\n"
+            "litellm_settings: {set_verbose: false, num_retries: 0}\n"
+        )
+        child = self.spawn(
+            PROXY_CORE,
+            "litellm",
+            str(self.peers / "litellm"),
+            "--config",
+            str(conf),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--num_workers",
+            "1",
+            env={
+                "LITELLM_LOG": "ERROR",
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+            },
+        )
         self.ready(child, f"http://127.0.0.1:{port}/health/liveliness", 150)
         return Running(f"http://127.0.0.1:{port}/v1/chat/completions", [child.pid])
 
     def rllm(self) -> Running:
         assert self.peers
         up, port = self.upstream(), free_port()
-        child = self.spawn(PROXY_CORE, "rllm", str(self.peers / "rllm-model-gateway"), "--host", "127.0.0.1", "--port", str(port),
-                           "--worker", f"http://127.0.0.1:{up}/v1", "--store", "memory", "--log-level", "WARNING")
+        child = self.spawn(
+            PROXY_CORE,
+            "rllm",
+            str(self.peers / "rllm-model-gateway"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--worker",
+            f"http://127.0.0.1:{up}/v1",
+            "--store",
+            "memory",
+            "--log-level",
+            "WARNING",
+        )
         self.ready(child, f"http://127.0.0.1:{port}/health")
         return Running(f"http://127.0.0.1:{port}/sessions/{{client}}/v1/chat/completions", [child.pid])
 
@@ -211,8 +266,21 @@ class Launcher:
         if not shutil.which("redis-server"):
             raise RuntimeError("redis-server is missing: apt-get install redis-server")
         port = free_port()
-        child = self.spawn(LOAD_CORE, "redis", "redis-server", "--port", str(port), "--save", "", "--appendonly", "yes",
-                           "--appendfsync", "everysec", "--dir", str(self.folder))
+        child = self.spawn(
+            LOAD_CORE,
+            "redis",
+            "redis-server",
+            "--port",
+            str(port),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "everysec",
+            "--dir",
+            str(self.folder),
+        )
         time.sleep(0.5)
         if child.poll() is not None:
             raise RuntimeError(f"redis-server ended; its log ends: {self.tail('redis')}")
@@ -223,17 +291,43 @@ class Launcher:
     def steno_scripted(self) -> Running:
         """A whole `steno worker` on the scripted engine: for what a worker costs."""
         script = f"{ROOT / 'benchmarks/script.py'}:say"
-        return self._steno(worker=[
-            "steno", "worker", "--engine", "scripted", "--script", script, "--model", str(ROOT / "steno/models/tiny"),
-            "--max-streams", "4096"], engine_args=["--", "--pace-s", "0.02"])
+        return self._steno(
+            worker=[
+                "steno",
+                "worker",
+                "--engine",
+                "scripted",
+                "--script",
+                script,
+                "--model",
+                str(ROOT / "steno/models/tiny"),
+                "--max-streams",
+                "4096",
+            ],
+            engine_args=["--", "--pace-s", "0.02"],
+        )
 
-    def _steno(self, *extra: str, worker: Sequence[str] = ("benchmarks.worker",), engine_args: Sequence[str] = ()) -> Running:
+    def _steno(
+        self, *extra: str, worker: Sequence[str] = ("benchmarks.worker",), engine_args: Sequence[str] = ()
+    ) -> Running:
         port = free_port()
-        proxy = self.spawn(PROXY_CORE, "steno-proxy", sys.executable, "-m", "steno", "proxy", "--host", "127.0.0.1",
-                           "--port", str(port), *extra)
+        proxy = self.spawn(
+            PROXY_CORE,
+            "steno-proxy",
+            sys.executable,
+            "-m",
+            "steno",
+            "proxy",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            *extra,
+        )
         self.ready(proxy, f"http://127.0.0.1:{port}/healthz")
-        child = self.spawn(LOAD_CORE, "steno-worker", sys.executable, "-m", *worker, "--proxy", f"ws://127.0.0.1:{port}",
-                           *engine_args)
+        child = self.spawn(
+            LOAD_CORE, "steno-worker", sys.executable, "-m", *worker, "--proxy", f"ws://127.0.0.1:{port}", *engine_args
+        )
         self.ready(child, f"http://127.0.0.1:{port}/readyz")
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -241,7 +335,9 @@ class Launcher:
                 if b'"id"' in answer.read():
                     return Running(f"http://127.0.0.1:{port}/{{client}}/v1/chat/completions", [proxy.pid], child.pid)
             if child.poll() is not None:
-                raise RuntimeError(f"the worker ended with {child.returncode}; its log ends: {self.tail('steno-worker')}")
+                raise RuntimeError(
+                    f"the worker ended with {child.returncode}; its log ends: {self.tail('steno-worker')}"
+                )
             time.sleep(0.1)
         raise RuntimeError(f"the worker did not announce its model; its log ends: {self.tail('steno-worker')}")
 

@@ -16,9 +16,7 @@ from typing import Any
 
 import uvloop
 
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def _chunk(data: bytes) -> bytes:
@@ -90,8 +88,16 @@ class Server(asyncio.Protocol):
 
     def answer(self, line: bytes, body: bytes) -> None:
         if line.startswith(b"get"):
-            self.json({"object": "list", "status": "ok", "model_path": "bench", "tokenizer_path": "", "is_generation": True,
-                       "data": [{"id": "bench", "object": "model", "created": 0, "owned_by": "bench"}]})
+            self.json(
+                {
+                    "object": "list",
+                    "status": "ok",
+                    "model_path": "bench",
+                    "tokenizer_path": "",
+                    "is_generation": True,
+                    "data": [{"id": "bench", "object": "model", "created": 0, "owned_by": "bench"}],
+                }
+            )
             return
         request = json.loads(body)
         if str(request["messages"][-1]["content"]).startswith("wait silently"):
@@ -103,14 +109,27 @@ class Server(asyncio.Protocol):
         ids = bool(request.get("return_token_ids"))
         logprobs = bool(request.get("logprobs"))
         if not request.get("stream"):
-            choice: dict[str, Any] = {"index": 0, "finish_reason": "stop",
-                                      "message": {"role": "assistant", "content": " tok" * count}}
+            choice: dict[str, Any] = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": " tok" * count},
+            }
             if logprobs:
-                choice["logprobs"] = {"content": [{"token": " tok", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * count}
-            answer: dict[str, Any] = {"id": "c1", "object": "chat.completion", "created": 0, "model": "bench",
-                                      "choices": [choice],
-                                      "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": count,
-                                                "total_tokens": prompt_tokens + count}}
+                choice["logprobs"] = {
+                    "content": [{"token": " tok", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * count
+                }
+            answer: dict[str, Any] = {
+                "id": "c1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "bench",
+                "choices": [choice],
+                "usage": {
+                    "prompt_tokens": prompt_tokens,
+                    "completion_tokens": count,
+                    "total_tokens": prompt_tokens + count,
+                },
+            }
             if ids:
                 choice["token_ids"] = list(range(count))
                 answer["prompt_token_ids"] = list(range(prompt_tokens))
@@ -136,8 +155,13 @@ class Server(asyncio.Protocol):
             self.transport.write(self.piece)
             return
         self.ticker.streams.discard(self)
-        last = {"id": "c1", "object": "chat.completion.chunk", "created": 0, "model": "bench",
-                "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        last = {
+            "id": "c1",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": "bench",
+            "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+        }
         end = _chunk(b"data: " + json.dumps(last).encode() + b"\n\n") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         self.transport.write(self.piece + end)
 

@@ -44,7 +44,9 @@ class ProxySettings(Settings):
     redis_url: str | None = Field(None, description="redis://, rediss:// or redis+cluster://; unset: in memory")
     retention_s: float = Field(86400.0, gt=0, description="seconds that an ended session is kept")
     tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
-    sweep_s: float = Field(60.0, gt=0, description="seconds between two looks for sessions past their retention or their time")
+    sweep_s: float = Field(
+        60.0, gt=0, description="seconds between two looks for sessions past their retention or their time"
+    )
     tree_cache_bytes: int = Field(
         256 * 2**20, ge=0, description="conversation trees kept in the process, about; one is rebuilt from its rows"
     )
@@ -124,7 +126,9 @@ class ProxySettings(Settings):
         if self.upstream is None and (self.api_base or self.api_key):
             raise ConfigError("api_base and api_key are the upstream's: give --upstream as well", field="upstream")
         if self.silence_s <= self.heartbeat_s:
-            raise ConfigError("silence_s must be longer than heartbeat_s, or every worker is dropped", field="silence_s")
+            raise ConfigError(
+                "silence_s must be longer than heartbeat_s, or every worker is dropped", field="silence_s"
+            )
 
 
 def _is_loopback(host: str) -> bool:

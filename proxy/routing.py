@@ -57,7 +57,9 @@ def choose(trial_id: str, workers: Sequence[CandidateT], max_waiting: int) -> Ca
         if least.load >= least.max_streams + max_waiting:
             raise TooManyRequests("every worker has as many turns waiting as it may")
         return least
-    per_slot = LOAD_FACTOR * (sum(worker.load for worker in workers) + 1) / sum(worker.max_streams for worker in workers)
+    per_slot = (
+        LOAD_FACTOR * (sum(worker.load for worker in workers) + 1) / sum(worker.max_streams for worker in workers)
+    )
     for worker in room:
         if worker.load < max(SLACK_STREAMS, per_slot * worker.max_streams):
             return worker

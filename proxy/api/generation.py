@@ -75,7 +75,9 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
             raise BodyTooLarge(too_large)
         if name == b"content-encoding" and value.lower() != b"identity":
             coding = value[:40].decode("latin-1")
-            raise BadRequest(f"content-encoding {coding!r} can't be read: send the body as it is", field="content-encoding")
+            raise BadRequest(
+                f"content-encoding {coding!r} can't be read: send the body as it is", field="content-encoding"
+            )
     message = await _receive(receive, timeout_s)
     if not message.get("more_body", False) and message["type"] == "http.request":
         body: bytes = message.get("body", b"")
@@ -239,7 +241,9 @@ class Generation:
             await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"), request_id)
         finally:
             client.close()
-            client.breaks = None  # else client and request keep each other, and a whole conversation, for the collector to find
+            client.breaks = (
+                None  # else client and request keep each other, and a whole conversation, for the collector to find
+            )
             status = 499 if client.gone else client.status
             metrics.REQUESTS.labels(self._dialect.name, str(status)).inc()
 

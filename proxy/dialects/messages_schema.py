@@ -139,8 +139,7 @@ MESSAGES = _operation(
     "create_message",
     "Anthropic Messages",
     _BODY,
-    _answer(type={"const": "message"}, content={"type": "array"}, usage=_OBJECT)
-    | {"text/event-stream": {}},
+    _answer(type={"const": "message"}, content={"type": "array"}, usage=_OBJECT) | {"text/event-stream": {}},
 )
 COUNT_TOKENS = _operation(
     "count_message_tokens",

@@ -112,7 +112,9 @@ def test_the_image_is_small_and_runs_as_nobody_in_particular(container: str) -> 
     config = json.loads(buildah("inspect", container))
     assert config["OCIv1"]["config"]["User"] == "10001:10001"
     assert config["Docker"]["config"]["Healthcheck"]["Test"][0] == "CMD"
-    listed = buildah("run", container, "--", "python3", "-c", "import os; print(os.getuid(), os.access('/opt/steno', os.W_OK))")
+    listed = buildah(
+        "run", container, "--", "python3", "-c", "import os; print(os.getuid(), os.access('/opt/steno', os.W_OK))"
+    )
     assert listed == "10001 False"
     installed = buildah("run", container, "--", "ls", "/opt/steno/lib/python3.11/site-packages").split()
     assert not {"torch", "transformers", "tokenizers", "pip", "litellm"} & set(installed)
