@@ -64,7 +64,10 @@ async def register(request: Request, spec: SessionSpec) -> Response:
 
 
 @router.post(
-    "/sessions/{trial_id}", dependencies=_admin, response_model=Trial, summary="Register a trial by this id (idempotent)"
+    "/sessions/{trial_id}",
+    dependencies=_admin,
+    response_model=Trial,
+    summary="Register a trial by this id (idempotent)",
 )
 async def register_named(request: Request, trial_id: TrialId, spec: SessionSpec | None = None) -> Response:
     spec = spec or SessionSpec()
