@@ -134,8 +134,10 @@ def running(
         if wanted := os.environ.get(VARIABLE):
             with WireRecorder(port) as recorder:
                 stack.front = recorder.port
-                yield stack
-                recorder.write(Path(wanted), stack.turns)
+                try:
+                    yield stack
+                finally:
+                    recorder.write(Path(wanted), stack.turns)  # of a test that fails, too: what changed may say why
         else:
             yield stack
     finally:

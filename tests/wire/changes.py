@@ -6,7 +6,10 @@ A path names fields, `[]` for any place in a list, and the type or role of what 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 from tests.wire.fixture import Exchange, Recording
@@ -17,6 +20,8 @@ SWITCHES = frozenset(
 """Top-level fields whose values are shown."""
 _OPAQUE = frozenset({"parameters", "input_schema", "parametersJsonSchema", "input", "args", "properties"})
 """Schemas and arguments: in these the names of fields are the tool's or the model's."""
+_ITEMS = re.compile(r"message|reasoning|item_reference|.*_call|.*_call_output|compaction.*")
+"""Types of items that are no tools, where both stand in one list."""
 
 
 def facts(recording: Recording) -> dict[str, set[str]]:
@@ -41,16 +46,20 @@ def _of_body(exchange: Exchange, found: dict[str, set[str]]) -> None:
     body = exchange.body or {}
     found["fields"] |= set(_paths(body, ""))
     found["values"] |= {f"{name} = {body[name]}" for name in SWITCHES if name in body}
-    found["tools"] |= {name for tool in body.get("tools") or () for name in _tool_names(tool)}
+    items = [item for name in ("input", "tools") if isinstance(body.get(name), list) for item in body[name]]
+    found["tools"] |= {name for tool in items for name in _tools(tool)}
 
 
-def _tool_names(tool: dict[str, Any]) -> Iterator[str]:
+def _tools(tool: dict[str, Any]) -> Iterator[str]:
+    """Each tool in this one by its name and a digest of its definition, description and all."""
     declared = tool.get("functionDeclarations") or tool.get("tools")
     if declared:
         prefix = f"{tool['name']}." if "name" in tool else ""
-        yield from (prefix + name for each in declared for name in _tool_names(each))
-    else:
-        yield str(tool.get("name") or tool.get("function", {}).get("name") or tool.get("type") or sorted(tool))
+        yield from (prefix + name for each in declared for name in _tools(each))
+    elif "role" not in tool and not _ITEMS.fullmatch(str(tool.get("type"))):
+        name = tool.get("name") or tool.get("function", {}).get("name") or tool.get("type") or sorted(tool)
+        definition = {key: value for key, value in tool.items() if key != "cache_control"}
+        yield f"{name} {sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def _paths(value: Any, path: str) -> Iterator[str]:

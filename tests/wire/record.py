@@ -1,7 +1,7 @@
 """`scripts/record-wire AGENT`: run an agent's own integration tests with a recorder before the proxy, and say what has changed.
 
 Writes `tests/wire/<agent>-<version>.jsonl`, the version being that of the program which ran, and compares it with the fixture of
-that version, else of the newest one. With `--dry-run` nothing is written.
+that version, else of the newest one. Nothing is written with `--dry-run`, nor when the tests fail; what changed is said then too.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def version_of(agent: Agent, where: dict[str, str]) -> str:
     raise SystemExit(f"{program} is not there; `.ci/run agents_tests` installs the agents")
 
 
-def record(name: str, folder: Path) -> Recording:
-    """Run the tests. Raises: SystemExit: they failed, or nothing was recorded."""
+def record(name: str, folder: Path) -> tuple[Recording, bool]:
+    """Run the tests; with what was sent in them, whether they passed. Raises: SystemExit: nothing was recorded."""
     agent, where = AGENTS[name], places()
     version = version_of(agent, where)
     done = subprocess.run(
@@ -79,13 +79,11 @@ def record(name: str, folder: Path) -> Recording:
         ],
         cwd=ROOT, env=os.environ | where | {VARIABLE: str(folder)}, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{name}'s tests failed: nothing is written")
     trials = sorted(folder.glob("*.jsonl"))
     exchanges = [exchange for path in trials for exchange in read(path).exchanges]
     if not exchanges:
         raise SystemExit(f"nothing came from {name}")
-    return Recording(name, version, exchanges)
+    return Recording(name, version, exchanges), done.returncode == 0
 
 
 def main() -> None:
@@ -94,7 +92,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what changed, and write nothing")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        new = record(given.agent, Path(folder))
+        new, passed = record(given.agent, Path(folder))
     stored = [path for path in of_agent(given.agent) if path != new.file]
     before = new.file if new.file.exists() else stored[-1] if stored else None
     if before is None:
@@ -104,6 +102,8 @@ def main() -> None:
         lines = changes(old, new)
         print(f"{given.agent} {old.version} -> {new.version}: {'what changed' if lines else 'nothing changed'}")
         print("\n".join(lines), end="\n" * bool(lines))
+    if not passed:
+        raise SystemExit(f"{given.agent}'s tests failed: nothing is written")
     if not given.dry_run:
         write(new, new.file)
         print(f"written: {new.file.relative_to(ROOT)}, {len(new.exchanges)} requests, {new.file.stat().st_size} bytes")

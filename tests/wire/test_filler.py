@@ -92,6 +92,10 @@ def test_what_changed_is_named_by_path() -> None:
     block = {"type": "new_block", "text": "b"}
     new = Recording("a", "2", [exchange(messages=[{"role": "user", "content": [block]}], tools=[{"name": "look"}])] * 2)
     new.exchanges[0].headers["x-new"] = "1"
+    reworded = Recording(
+        "a", "3", [exchange(input=[{"role": "user"}, {"type": "additional_tools", "tools": [{"name": "see"}]}])]
+    )
+    assert any(line.startswith("+ tools: see ") for line in changes(new, reworded))
     assert changes(old, old) == []
     assert changes(old, new) == [
         "+ headers: x-new: 1",
@@ -101,7 +105,7 @@ def test_what_changed_is_named_by_path() -> None:
         "- fields: messages[].user.content: str",
         "- fields: stream: bool",
         "- values: stream = True",
-        "+ tools: look",
+        "+ tools: look 310dc6fd",
         "~ t: 1 requests became 2",
     ]
 
