@@ -103,7 +103,8 @@ def read(path: Path) -> Recording:
         for name, value in (line["body"] or {}).items():
             if name in LISTS and isinstance(value, list):
                 line["body"][name] = [items[number] for number in value]
-        answer = line.pop("answer")
+        if answer := line.pop("answer"):
+            answer["calls"] = [(name, arguments) for name, arguments in answer["calls"]]
         exchanges.append(Exchange(**line, answer=Answer(**answer) if answer else None))
     return Recording(first["agent"], first["version"], exchanges)
 

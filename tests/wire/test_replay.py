@@ -85,7 +85,7 @@ async def test_what_an_agent_sent_is_taken_and_recognised_as_it_was_then(path: P
     for number, answer in answers.items():
         turn = again.turns[number]
         assert (number, numbers[turn.parent_id] if turn.parent_id else None) == (number, answer.parent)
-        assert plain(turn.reply) == (answer.content, answer.reasoning, [tuple(call) for call in answer.calls])
+        assert plain(turn.reply) == (answer.content, answer.reasoning, answer.calls)
         if turn.parent_id:  # which of several roots came first, an agent that sends them together leaves to chance
             assert (number, turn.fork_reason) == (number, answer.fork_reason)
     roots = [number for number, turn in again.turns.items() if turn.parent_id is None]
