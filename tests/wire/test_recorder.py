@@ -15,7 +15,7 @@ from tests.support.wire_recorder import WireRecorder
 from tests.wire.filler import fill
 from tests.wire.fixture import read
 
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "Please look."}], "stream": True}
+ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Please look."}], "stream": True}
 
 
 async def test_it_writes_what_was_asked_and_answered_without_prose_and_keys(tmp_path: Path) -> None:
