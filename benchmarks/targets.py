@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,14 +33,14 @@ def free_port() -> int:
 
 
 def peers_environment(cache: Path) -> Path:
-    """A virtual environment with the peers, made once per set of pins; returns its bin folder."""
-    home = cache / "benchmark-peers"
-    done = home / "installed.txt"
-    if not done.exists() or done.read_text().split() != list(PEERS):
+    """A virtual environment with the peers, made once and named after their pins; returns its bin folder."""
+    home = cache / f"benchmark-peers-{sha256(' '.join(PEERS).encode()).hexdigest()[:12]}"
+    done = home / "installed"
+    if not done.exists():
         home.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
         subprocess.run([str(home / "bin/pip"), "install", "-q", *PEERS], check=True)
-        done.write_text("\n".join(PEERS))
+        done.touch()
     return home / "bin"
 
 
