@@ -89,7 +89,8 @@ class ParrotEngine:
             steps: list[dict[str, Any]] = [{"reasoning": letter} for letter in say.reasoning]
             steps += [{"content": letter} for letter in say.text]
             steps += [
-                {"tool_calls": [ToolCallPiece(i, arguments, own, name)]} for i, (own, name, arguments) in enumerate(say.calls)
+                {"tool_calls": [ToolCallPiece(i, arguments, own, name)]}
+                for i, (own, name, arguments) in enumerate(say.calls)
             ]
             steps.append({})
             limit = job.sampling.max_tokens or len(steps)
