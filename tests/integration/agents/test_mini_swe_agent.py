@@ -21,7 +21,9 @@ pytestmark = pytest.mark.agents
 SCRIPT = Path(__file__).with_name("mini_script.py")
 
 
-def run_mini(stack: Stack, trial_id: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_mini(
+    stack: Stack, trial_id: str, folder: Path, task: str = "Fix the bug in src/calc.py"
+) -> subprocess.CompletedProcess[str]:
     mini = Path(os.environ["STENO_AGENTS_VENV"]) / "bin/mini"
     home = folder / "home"
     home.mkdir()
@@ -50,7 +52,7 @@ def run_mini(stack: Stack, trial_id: str, folder: Path) -> subprocess.CompletedP
             "-c",
             f"model.model_kwargs.api_base={stack.base_url(trial_id)}",
             "-t",
-            "Fix the bug in src/calc.py",
+            task,
         ],
         cwd=folder,
         env=environment,
@@ -88,3 +90,25 @@ def test_an_unmodified_mini_swe_agent_finishes_ten_tool_calls_and_every_token_is
         whole = prompt_ids(turns, before) + before["completion_ids"]
         assert prompt_ids(turns, turn)[: len(whole)] == whole  # I2
         assert turn["prompt_tokens"] == len(prompt_ids(turns, turn))
+
+
+@pytest.mark.parametrize(("word", "tokens", "code"), [("REFUSED", 0, "no_worker"), ("CUT", 12, "engine_failed")])
+def test_a_request_that_failed_is_asked_again_and_only_the_good_answer_is_trained(
+    tmp_path: Path, word: str, tokens: int, code: str
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    worker = ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "100000"]
+    with running(tmp_path / "logs", worker) as stack:
+        done = run_mini(stack, "again", work, f"Fix the bug in src/calc.py {word}")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + stack.logs()
+        turns = stack.turns("again")
+    assert (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    [failed] = [turn for turn in turns if turn["partial"]]
+    assert failed["error"].startswith(code) and len(failed["completion_ids"]) == tokens
+    assert failed["delivered"] == 0, "an answer in one piece is delivered whole or not at all"
+    main = [turn for turn in turns if turn is not failed]
+    assert len(main) == len(COMMANDS)
+    assert [turn["parent_id"] for turn in main[1:]] == [turn["turn_id"] for turn in main[:-1]]
+    again = main[3]
+    assert (again["retry_of"], failed["superseded_by"]) == (failed["turn_id"], again["turn_id"])
