@@ -34,7 +34,9 @@ def wait_until_it_listens(port: int, timeout_s: float = 60) -> None:
 
 def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "steno", "demo", "--keep", "--trials", "2", "--port", str(port)]
+    # Whoever started the tests in the background left SIGINT ignored, and Ctrl-C is what this is about.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "steno", "demo", "--keep", "--trials", "2"]
+    command += ["--port", str(port)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -54,7 +56,12 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
                 assert json.loads(answer.stdout)
         finally:
             child.send_signal(signal.SIGINT)
-            assert child.wait(timeout=60) == 0
+            try:
+                code = child.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                child.terminate()
+                raise
+        assert code == 0
     assert not listens(port)
 
 
