@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cases import CASES, Result, Sizes, sized, worked
 from benchmarks.report import compare, describe_machine, median, table
@@ -109,6 +110,12 @@ class Others:
         return (user + nice + system + irq + softirq) / ticks, ours_s
 
 
+def medians(runs: dict[str, dict[str, list[Result]]]) -> dict[str, dict[str, Result]]:
+    results = {target: {case: median(done) for case, done in cases.items()} for target, cases in runs.items()}
+    compare(results)
+    return results
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", help=f"of {','.join(TARGETS)}; all unless given")
@@ -130,6 +137,8 @@ def main() -> int:
     peers = peers_environment(cache) if PEERS_FROM_PYPI & set(targets) else None
     wanted = args.cases.split(",") if args.cases else list(CASES)
     runs: dict[str, dict[str, list[Result]]] = {target: {} for target in targets}
+    report: dict[str, Any] = {"machine": describe_machine(), "sizes": vars(sizes), "repeat": args.repeat}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     for number in range(args.repeat):
         for target in targets:
             cases = [case for case in OWN.get(target, SHARED) if case in wanted]
@@ -138,18 +147,9 @@ def main() -> int:
                 for case, result in measure_in_quiet(target, group, sizes, peers, args.quiet):
                     runs[target].setdefault(case, []).append(result)
                     print(number, target, case, json.dumps(result)[:400], file=sys.stderr, flush=True)
-    results = {target: {case: median(done) for case, done in cases.items()} for target, cases in runs.items()}
-    compare(results)
-    report = {
-        "machine": describe_machine(),
-        "sizes": vars(sizes),
-        "repeat": args.repeat,
-        "results": results,
-        "runs": runs,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(table(results))
+                report["results"], report["runs"] = medians(runs), runs
+                args.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(table(medians(runs)))
     failed = [
         f"{target} {case}"
         for target, cases in runs.items()
