@@ -160,7 +160,7 @@ class Turns:
         """The job under the trial's sampling policy and within its budget, and what that changed."""
         session = recording.session
         assert session is not None
-        job, changed = law.apply(session.sampling, False, job)
+        job, changed = law.apply(session.sampling, job)
         sampling = job.sampling
         if sampling.max_tokens is None and self._default_max_tokens is not None:
             sampling = msgspec.structs.replace(sampling, max_tokens=self._default_max_tokens)

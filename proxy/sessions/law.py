@@ -57,10 +57,11 @@ def check(policy: SamplingPolicy) -> None:
                 )
 
 
-def apply(policy: SamplingPolicy, purpose_trains: bool, job: Job) -> tuple[Job, dict[str, Any]]:
+def apply(policy: SamplingPolicy, job: Job) -> tuple[Job, dict[str, Any]]:
     """The job as the trial allows it.
 
-    Args: purpose_trains: the trial's group has purpose `train`; decides where the policy leaves `neutralise` open.
+    A policy that leaves `neutralise` open neutralises nothing: a group resolves it when it is made, by its purpose.
+
     Returns: the job, and what was changed: {"temperature": {"asked": 0.0, "served": 1.0}, "tools.0.function.strict": …}; the
         same job and {} when nothing was.
     Raises: BadRequest: as `check`.
@@ -68,7 +69,7 @@ def apply(policy: SamplingPolicy, purpose_trains: bool, job: Job) -> tuple[Job, 
     law: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     changed: dict[str, Any] = {}
-    if policy.neutralise if policy.neutralise is not None else purpose_trains:
+    if policy.neutralise:
         law = {name: getattr(_PLAIN, name) for name in _BENDING}
         if job.sampling.temperature <= 0.0:
             law["temperature"] = 1.0

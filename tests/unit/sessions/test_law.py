@@ -24,13 +24,13 @@ BENT = Job(
 
 
 def test_an_open_policy_changes_nothing_for_a_trial_that_does_not_train():
-    job, changed = apply(SamplingPolicy(), False, BENT)
+    job, changed = apply(SamplingPolicy(), BENT)
     assert job is BENT
     assert changed == {}
 
 
 def test_a_training_trial_is_neutralised_by_default():
-    job, changed = apply(SamplingPolicy(), True, BENT)
+    job, changed = apply(SamplingPolicy(neutralise=True), BENT)
     assert job.sampling.is_plain()
     assert job.sampling == Sampling(max_tokens=50, seed=1, stop=["END"])
     assert (job.tool_choice, job.parallel_tool_calls) == ("auto", True)
@@ -46,20 +46,20 @@ def test_a_training_trial_is_neutralised_by_default():
 
 
 def test_the_policy_says_whether_to_neutralise_whatever_the_purpose():
-    assert apply(SamplingPolicy(neutralise=False), True, BENT) == (BENT, {})
-    assert apply(SamplingPolicy(neutralise=True), False, BENT)[0].sampling.is_plain()
+    assert apply(SamplingPolicy(neutralise=False), BENT) == (BENT, {})
+    assert apply(SamplingPolicy(neutralise=True), BENT)[0].sampling.is_plain()
 
 
 @pytest.mark.parametrize("plain", [Job(), Job(tool_choice="none", sampling=Sampling(temperature=0.7, max_tokens=5))])
 def test_a_plain_request_is_left_as_it_is(plain):
-    job, changed = apply(SamplingPolicy(), True, plain)
+    job, changed = apply(SamplingPolicy(neutralise=True), plain)
     assert job is plain
     assert changed == {}
 
 
 def test_forced_values_win_over_the_agents_and_both_are_known():
     policy = SamplingPolicy(force={"temperature": 1, "max_tokens": 10, "logit_bias": {"7": 1.5}})
-    job, changed = apply(policy, False, BENT)
+    job, changed = apply(policy, BENT)
     assert (job.sampling.temperature, job.sampling.max_tokens, job.sampling.logit_bias) == (1.0, 10, {7: 1.5})
     assert job.sampling.top_p == 0.9
     assert changed["temperature"] == {"asked": 0.0, "served": 1.0}
@@ -67,7 +67,7 @@ def test_forced_values_win_over_the_agents_and_both_are_known():
 
 
 def test_forcing_comes_after_neutralising():
-    job, changed = apply(SamplingPolicy(force={"top_p": 0.95}), True, BENT)
+    job, changed = apply(SamplingPolicy(force={"top_p": 0.95}, neutralise=True), BENT)
     assert job.sampling.top_p == 0.95
     assert changed["top_p"] == {"asked": 0.9, "served": 0.95}
     assert not job.sampling.is_plain(), "and the record says so: such tokens are not trained"
@@ -90,7 +90,7 @@ def test_forcing_comes_after_neutralising():
     ],
 )
 def test_a_policy_that_can_not_be_applied_is_refused_by_field(force, field):
-    for refuse in (check, lambda policy: apply(policy, False, Job())):
+    for refuse in (check, lambda policy: apply(policy, Job())):
         with pytest.raises(BadRequest) as refused:
             refuse(SamplingPolicy(force=force))
         assert refused.value.field == f"sampling.force.{field}"
