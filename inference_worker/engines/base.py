@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.frames import Generate, ModelCard, StreamEvent
+from proxy.contracts.policy import UpdateSpec
 
 
 @dataclass(slots=True)
@@ -34,6 +36,22 @@ class TokenStep:
     timings: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StagedUpdate:
+    """Weights that lie where this machine can read them, complete and verified against the manifest's digests.
+
+    folder: of the safetensors shards that `spec.manifest` names (`nccl`: of no meaning).
+    """
+
+    update_id: str
+    spec: UpdateSpec
+    folder: Path
+
+    @property
+    def version(self) -> str:
+        return self.spec.version
+
+
 class TokenEngine(Protocol):
     """Samples tokens. Ids in, ids out; batches concurrent requests itself."""
 
@@ -46,6 +64,18 @@ class TokenEngine(Protocol):
 
     def constrains(self, job: Job) -> bool:
         """Whether a grammar will be active for this job."""
+        ...
+
+    async def load_weights(self, update: StagedUpdate) -> float:
+        """Take on weights whose shards have been checked; generations in flight stand still meanwhile and go on under the new version.
+        Ids sampled after it carry `update.version`. All or nothing: refused weights leave the old ones serving.
+
+        Returns: seconds for which nothing was sampled. Raises: WeightsRefused: they are not this model's; EngineFailed.
+        """
+        ...
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probabilities of token_ids[1:], each given those before it, at temperature 1, by the weights now loaded."""
         ...
 
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
@@ -74,9 +104,17 @@ class Engine(Protocol):
         """
         ...
 
+    async def load_weights(self, update: StagedUpdate) -> float:
+        """As TokenEngine.load_weights. Raises WeightsRefused from engines that have no weights of their own."""
+        ...
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """As TokenEngine.score."""
+        ...
+
     def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """One Started, then Deltas, one Finish. Closing the iterator cancels. Raises StenoError."""
         ...
 
 
-__all__ = ["Any", "Engine", "TokenEngine", "TokenStep"]
+__all__ = ["Any", "Engine", "StagedUpdate", "TokenEngine", "TokenStep"]

@@ -7,6 +7,7 @@
     ├── Forbidden                    403     no      a key that does not open this
     ├── NotFound                     404     no      no such trial, group, turn or model
     ├── Conflict                     409     no      contradicts what is on record
+    │   └── WeightsRefused           409     no      an update's weights are not what was said, or not this model's
     ├── Gone                         410     no      the session is completed or deleted
     ├── BodyTooLarge                 413     no      body over the configured bound
     ├── BudgetSpent                  403     no      the trial's own limit; ends the session
@@ -97,6 +98,10 @@ class NotFound(StenoError):
 class Conflict(StenoError):
     status = 409
     code = "conflict"
+
+
+class WeightsRefused(Conflict):
+    code = "weights_refused"
 
 
 class Gone(StenoError):

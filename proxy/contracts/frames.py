@@ -129,6 +129,39 @@ class Count(msgspec.Struct, tag="count", array_like=True):
     job: Job
 
 
+class Prepare(msgspec.Struct, tag="prep", array_like=True):
+    """New weights are coming: get them to where they can be loaded from, generating meanwhile. Idempotent by update_id; only where
+    both ends know `policy_updates`. Answered by Progress, as often as something has changed.
+
+    spec: an `UpdateSpec` (contracts/policy.py) as JSON. The worker first reports how much it holds already (`received`).
+    """
+
+    update_id: str
+    spec: bytes
+
+
+class Chunk(msgspec.Struct, tag="chunk", array_like=True):
+    """Bytes [offset, offset + len(data)) of one shard (`stream`), in order, as far as the worker's credit goes. crc32: of data."""
+
+    update_id: str
+    shard: str
+    offset: int
+    data: bytes
+    crc32: int
+
+
+class Apply(msgspec.Struct, tag="apply", array_like=True):
+    """Pause, load what was prepared, verify, resume; then announce the version. Idempotent."""
+
+    update_id: str
+
+
+class Abandon(msgspec.Struct, tag="abandon", array_like=True):
+    """Forget an update that was not applied, and its staged bytes."""
+
+    update_id: str
+
+
 # -- worker to proxy ------------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +241,25 @@ class Counted(msgspec.Struct, tag="counted", array_like=True):
     prompt_tokens: int
 
 
+class Progress(msgspec.Struct, tag="progress", array_like=True):
+    """How far this worker is with an update: `state` as in `WorkerUpdate`.
+
+    shard, offset: the next bytes it lacks (`receiving`). credit: how many bytes beyond those it takes before its next Progress.
+    received: bytes staged, over all shards. code, message: why it failed.
+    """
+
+    update_id: str
+    state: str
+    received: int = 0
+    shard: str = ""
+    offset: int = 0
+    credit: int = 0
+    pause_s: float = 0.0
+    load_s: float = 0.0
+    code: str = ""
+    message: str = ""
+
+
 class Announce(msgspec.Struct, tag="announce", array_like=True):
     """What the worker serves has changed: new weights, draining, or an engine that died (`healthy` False)."""
 
@@ -218,8 +270,8 @@ class Announce(msgspec.Struct, tag="announce", array_like=True):
 
 
 Frame = (
-    Hello | Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count
-    | Started | Delta | Finish | Failed | Counted | Announce
+    Hello | Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count | Prepare | Chunk | Apply | Abandon
+    | Started | Delta | Finish | Failed | Counted | Progress | Announce
 )  # fmt: skip
 StreamEvent = Started | Delta | Finish
 """What a consumer of one stream sees, in this order: one Started, Deltas, one Finish (or an exception)."""

@@ -1,0 +1,152 @@
+"""A policy's weights on their way to the workers: what a trainer posts, what workers check, what everybody can read of it.
+
+A version is `<lineage>/<step>` (I10). Weights travel as safetensors shards and as nothing else, whatever carries them to where a
+worker can read them (`filesystem`, `stream`); only `nccl` has no shards. Digests are blake2b with 16 bytes, in hex.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+LINEAGE = r"^[A-Za-z0-9._-]{1,64}$"
+DIGEST = r"^[0-9a-f]{32}$"
+Transport = Literal["filesystem", "stream", "nccl"]
+
+
+class TensorEntry(BaseModel):
+    """One tensor under the name that its checkpoint gives it. digest: of its contiguous little-endian bytes."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=512)
+    dtype: str = Field(max_length=32, description="torch's name without the module: float32, bfloat16, …")
+    shape: list[int] = Field(max_length=8)
+    digest: str = Field(pattern=DIGEST)
+
+
+class ShardEntry(BaseModel):
+    """One safetensors file. size: bytes of the file; digest: of all of them."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors$")
+    size: int = Field(ge=1)
+    digest: str = Field(pattern=DIGEST)
+
+
+class Manifest(BaseModel):
+    """What an update consists of: every tensor, each in exactly one shard (no shards: `nccl`)."""
+
+    model_config = ConfigDict(extra="forbid")
+    tensors: list[TensorEntry] = Field(min_length=1, max_length=100_000)
+    shards: list[ShardEntry] = Field(default_factory=list, max_length=4096)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def digest(self) -> str:
+        """Of the weights, however they are cut into shards."""
+        lines = sorted(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.digest}" for t in self.tensors)
+        return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+class Probe(BaseModel):
+    """What the trainer's own weights say of a few tokens: a worker compares before it says that it serves them (I10).
+
+    logprobs: of token_ids[1:], each given those before it, at temperature 1. tolerance: largest absolute difference that is let pass.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    token_ids: list[int] = Field(min_length=2, max_length=4096)
+    logprobs: list[FiniteFloat] = Field(min_length=1, max_length=4095)
+    tolerance: float = Field(0.05, gt=0, allow_inf_nan=False, description="nats")
+
+
+class UpdateSpec(BaseModel):
+    """`POST /policy/updates`. The same spec again answers with the recorded update; a known version with other digests is 409.
+
+    lineage, step: the version these weights are to have. parent: the version that this lineage was resumed from, None for its first.
+    location: where they are: a folder that workers can read (`filesystem`), the rendezvous as JSON (`nccl`), "" (`stream`).
+    kv: `recompute`: requests in flight prefill again after the update; `keep`: they go on with their cache.
+    deadline_s: a worker that has not loaded them by then is named as failed, and catches up later.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    run_id: str | None = Field(None, max_length=128)
+    policy: str = Field("default", min_length=1, max_length=128)
+    lineage: str = Field(pattern=LINEAGE)
+    step: int = Field(ge=0, le=2**53)
+    parent: str | None = Field(None, max_length=128)
+    transport: Transport
+    location: str = Field("", max_length=4096)
+    manifest: Manifest
+    kv: Literal["recompute", "keep"] = "recompute"
+    probe: Probe | None = None
+    deadline_s: float = Field(600.0, gt=0, le=86400, allow_inf_nan=False)
+
+    @property
+    def version(self) -> str:
+        return f"{self.lineage}/{self.step}"
+
+
+class Want(BaseModel):
+    """Bytes that some worker lacks, the first of them: upload from here on (`stream`)."""
+
+    model_config = ConfigDict(extra="forbid")
+    shard: str
+    offset: int
+
+
+class WorkerUpdate(BaseModel):
+    """How far one worker is. received: bytes staged. pause_s: how long its generations stood still. load_s: from `apply` to served."""
+
+    model_config = ConfigDict(extra="forbid")
+    worker_id: str
+    state: Literal["waiting", "receiving", "ready", "loading", "served", "failed"] = "waiting"
+    received: int = 0
+    pause_s: float | None = None
+    load_s: float | None = None
+    error: str | None = None
+
+
+class Update(BaseModel):
+    """`GET /policy/updates/{update_id}`: an update as it stands. Times are Unix seconds.
+
+    state: `running` until every worker has served it or has been named as failed; `done` then, `failed` if none serves it;
+    `superseded` once a newer version of the policy was posted. wants: bytes to upload, the earliest first; also
+    after `done`, when a late worker catches up.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    update_id: str
+    version: str
+    policy: str = "default"
+    transport: Transport
+    state: Literal["running", "done", "failed", "superseded"] = "running"
+    workers: list[WorkerUpdate] = Field(default_factory=list)
+    wants: list[Want] = Field(default_factory=list)
+    created_at: float
+    ended_at: float | None = None
+
+
+class PolicyView(BaseModel):
+    """One policy as this proxy knows it. version: the newest that any worker has served; None before the first update.
+
+    workers: version -> ids of the workers that serve it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    policy: str
+    version: str | None = None
+    update_id: str | None = None
+    workers: dict[str, list[str]] = Field(default_factory=dict)
+
+
+class PolicyList(BaseModel):
+    """`GET /policy`: every policy that workers announce or that was updated."""
+
+    items: list[PolicyView]
