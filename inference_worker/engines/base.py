@@ -67,8 +67,8 @@ class TokenEngine(Protocol):
         ...
 
     async def load_weights(self, update: StagedUpdate) -> float:
-        """Take on weights whose shards have been checked; generations in flight stand still meanwhile and go on under the new version.
-        Ids sampled after it carry `update.version`. All or nothing: refused weights leave the old ones serving.
+        """Take on weights whose shards have been checked; generations in flight stand still meanwhile and go on under the
+        new version. Ids sampled after it carry `update.version`. All or nothing: refused weights leave the old ones serving.
 
         Returns: seconds for which nothing was sampled. Raises: WeightsRefused: they are not this model's; EngineFailed.
         """

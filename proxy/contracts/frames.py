@@ -130,8 +130,8 @@ class Count(msgspec.Struct, tag="count", array_like=True):
 
 
 class Prepare(msgspec.Struct, tag="prep", array_like=True):
-    """New weights are coming: get them to where they can be loaded from, generating meanwhile. Idempotent by update_id; only where
-    both ends know `policy_updates`. Answered by Progress, as often as something has changed.
+    """New weights are coming: get them to where they can be loaded from, generating meanwhile. Idempotent by update_id; only
+    where both ends know `policy_updates`. Answered by Progress, as often as something has changed.
 
     spec: an `UpdateSpec` (contracts/policy.py) as JSON. The worker first reports how much it holds already (`received`).
     """
@@ -141,7 +141,7 @@ class Prepare(msgspec.Struct, tag="prep", array_like=True):
 
 
 class Chunk(msgspec.Struct, tag="chunk", array_like=True):
-    """Bytes [offset, offset + len(data)) of one shard (`stream`), in order, as far as the worker's credit goes. crc32: of data."""
+    """Bytes [offset, offset + len(data)) of one shard (`stream`), in order, as far as the worker's credit goes; crc32 of data."""
 
     update_id: str
     shard: str

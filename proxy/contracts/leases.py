@@ -77,7 +77,7 @@ class RunGroups(BaseModel):
 class RunView(BaseModel):
     """`GET /runs/{run_id}`.
 
-    sampled: tokens of the run's ended trials, per policy version. not_trained: of those, the tokens that no lease will ever bring to a
+    sampled: tokens of the run's ended trials, per policy version. not_trained: the tokens of those that no lease will bring to a
     trainer, per reason of the ledger, per version. The rest is what trainers account for (I4).
     """
 

@@ -57,7 +57,7 @@ class Manifest(BaseModel):
 class Probe(BaseModel):
     """What the trainer's own weights say of a few tokens: a worker compares before it says that it serves them (I10).
 
-    logprobs: of token_ids[1:], each given those before it, at temperature 1. tolerance: largest absolute difference that is let pass.
+    logprobs: of token_ids[1:], each given those before it, at temperature 1. tolerance: largest absolute difference let pass.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -69,7 +69,7 @@ class Probe(BaseModel):
 class UpdateSpec(BaseModel):
     """`POST /policy/updates`. The same spec again answers with the recorded update; a known version with other digests is 409.
 
-    lineage, step: the version these weights are to have. parent: the version that this lineage was resumed from, None for its first.
+    lineage, step: the version these weights are to have. parent: the version that this lineage was resumed from; None: none.
     location: where they are: a folder that workers can read (`filesystem`), the rendezvous as JSON (`nccl`), "" (`stream`).
     kv: `recompute`: requests in flight prefill again after the update; `keep`: they go on with their cache.
     deadline_s: a worker that has not loaded them by then is named as failed, and catches up later.
@@ -102,7 +102,8 @@ class Want(BaseModel):
 
 
 class WorkerUpdate(BaseModel):
-    """How far one worker is. received: bytes staged. pause_s: how long its generations stood still. load_s: from `apply` to served."""
+    """How far one worker is. received: bytes staged. pause_s: how long its generations stood still. load_s: from `apply`
+    to served."""
 
     model_config = ConfigDict(extra="forbid")
     worker_id: str

@@ -16,7 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 TRIAL_ID = r"^[A-Za-z0-9._-]{1,128}$"
 RESERVED_TRIAL_IDS = frozenset(
-    "sessions groups leases runs workers policy ui v1 v1beta healthz readyz metrics docs redoc openapi.json favicon.ico . ..".split()
+    (
+        "sessions groups leases runs workers policy ui v1 v1beta"
+        " healthz readyz metrics docs redoc openapi.json favicon.ico . .."
+    ).split()
 )
 """First path words of the control plane (and dot segments, which clients resolve away): no trial may have these names."""
 
