@@ -17,9 +17,10 @@ from proxy.contracts.packets import (
 )
 from proxy.contracts.peer import HANDSHAKE_S, MAX_RETAINED_BYTES, Drop, Event, Lost, Peer, State, Up
 
-CAPABILITIES = frozenset({"count", "resume"})
+CAPABILITIES = frozenset({"count", "policy_updates", "resume"})
 """Optional parts of the protocol that this end knows; in effect is what both ends named.
-`count`: prompts can be counted without being run. `resume`: the channel outlives its socket."""
+`count`: prompts can be counted without being run. `policy_updates`: the worker takes new weights. `resume`: the channel outlives
+its socket."""
 
 
 class ProxyPeer(Peer[PacketToProxy]):

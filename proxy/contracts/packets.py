@@ -13,8 +13,11 @@ import msgspec
 from proxy.contracts.channel import encode_alone
 from proxy.contracts.errors import ProtocolError
 from proxy.contracts.frames import (
+    Abandon,
     Announce,
+    Apply,
     Cancel,
+    Chunk,
     Count,
     Counted,
     Credit,
@@ -25,6 +28,8 @@ from proxy.contracts.frames import (
     Goodbye,
     Heartbeat,
     Hello,
+    Prepare,
+    Progress,
     Started,
     Welcome,
 )
@@ -49,8 +54,8 @@ REFUSALS = frozenset({UNAUTHORIZED, VERSION, REPLACED})
 """Goodbye codes after which dialling again can't help."""
 
 
-ToProxy = Hello | Goodbye | Heartbeat | Started | Delta | Finish | Failed | Counted | Announce
-ToWorker = Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count
+ToProxy = Hello | Goodbye | Heartbeat | Started | Delta | Finish | Failed | Counted | Progress | Announce
+ToWorker = Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count | Prepare | Chunk | Apply | Abandon
 _UNSEQUENCED = frozenset({Hello, Welcome, Goodbye, Heartbeat})
 
 

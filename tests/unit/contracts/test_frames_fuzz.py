@@ -149,7 +149,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )
-TAGS = st.sampled_from("hello welcome bye beat gen cancel credit count started d fin failed counted announce".split())
+TAGS = st.sampled_from(
+    "hello welcome bye beat gen cancel credit count prep chunk apply abandon started d fin failed counted progress "
+    "announce".split()
+)
 FRAMES = st.tuples(TAGS, st.lists(VALUES, max_size=8)).map(lambda pair: [pair[0], *pair[1]])
 
 

@@ -49,7 +49,7 @@ def test_a_handshake_agrees_on_what_both_know() -> None:
     assert connect(worker, proxy) == [Up(resumed=False)]
     assert (worker.state, proxy.state) == (State.OPEN, State.OPEN)
     assert (worker.heartbeat_s, worker.grace_s, worker.remote_boot) == (5.0, 30.0, "proxy-1")
-    assert worker.capabilities == proxy.capabilities == {"count", "resume"}
+    assert worker.capabilities == proxy.capabilities == {"count", "policy_updates", "resume"}
 
 
 def test_frames_of_one_turn_share_a_packet_and_arrive_in_order() -> None:
