@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs, metrics
 from proxy.answering import Answering, ClientLeft
+from proxy.contracts.canonical import IMAGES, NO_IMAGES, CanonicalRequest
 from proxy.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
 from proxy.dialects.base import Dialect
@@ -253,6 +254,7 @@ class Generation:
         self._keys.check_agent(key_of(scope["headers"]), trial_id)
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         asked = self._dialect.parse(body)
+        _check_images(asked, self._turns.hub)
         asked.model = scope["path_params"].get("model", asked.model)  # where a format has it in the path
         if asked.dropped:
             metrics.dropped(self._dialect.name, asked.dropped)
@@ -289,6 +291,12 @@ def refusal_headers(error: StenoError) -> list[tuple[bytes, bytes]]:
     if error.status in (408, 413):
         headers.append((b"connection", b"close"))  # what is left of the body is not read
     return headers
+
+
+def _check_images(asked: CanonicalRequest, hub: Hub) -> None:
+    """Raises: BadRequest naming the first image, where models are served and none takes any: before anything waits for one."""
+    if asked.images and (cards := hub.cards()) and not any(IMAGES in card.capabilities for card in cards):
+        raise BadRequest(f"{asked.images[0]}: {NO_IMAGES}", field=asked.images[0])
 
 
 class _Watch:

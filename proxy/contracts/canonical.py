@@ -4,7 +4,10 @@ Messages, tools and tool calls have OpenAI chat shapes, as plain dicts (they are
 dicts), normalised by the dialect as follows:
 
     role          system | user | assistant | tool        (developer has become system)
-    content       str, or a list of {"type": "text", "text": str} parts; never None and never absent ("" instead)
+    content       str, or a list of parts; never None and never absent ("" instead)
+                  {"type": "text", "text": str}
+                  {"type": "image_url", "image_url": {"url": "data:image/…;base64,…" | "https://…", "detail"?: str}}, in
+                  user and tool messages only
     reasoning_content   str, assistant only, absent when there is none
     tool_calls    [{"id": str, "type": "function", "function": {"name": str, "arguments": str (JSON text as sent)}}]
     tool_call_id  str, tool only
@@ -108,6 +111,7 @@ class CanonicalRequest(msgspec.Struct):
     asked: the sampling fields exactly as the client sent them, for the record.
     model: the name the client asked for; recorded, never routed on.
     dropped: types of the items that were left out of the messages because the dialect does not know them, one each.
+    images: dotted paths of the images among the messages, as the client names them.
     after: turn id; the stored conversation that this turn ended comes before the messages. "": they are the whole.
     leading: how many of the messages (a request's instructions) stand before that conversation; its own are left out.
     refers: whether any message is RECORDED.
@@ -123,10 +127,26 @@ class CanonicalRequest(msgspec.Struct):
     include_usage: bool = False
     user: str | None = None
     dropped: list[str] = []
+    images: list[str] = []
     after: str = ""
     leading: int = 0
     refers: bool = False
     kept: dict[str, Any] = {}
+
+
+IMAGES = "images"
+"""The capability, on a model's card, of taking images in messages."""
+NO_IMAGES = "images can't be read by the model that is served; only text can"
+
+
+def has_images(messages: list[Message]) -> bool:
+    """Whether any message holds an image: then only a model whose card says IMAGES can be asked."""
+    return any(
+        part["type"] == "image_url"
+        for message in messages
+        if type(content := message.get("content")) is list
+        for part in content
+    )
 
 
 class ToolCallPiece(msgspec.Struct, array_like=True):

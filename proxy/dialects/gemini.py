@@ -24,6 +24,7 @@ from proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from proxy.dialects.gemini_fields import Fields
 from proxy.dialects.gemini_openapi import COUNT, GENERATE, STREAM
 from proxy.dialects.openai import to_json
+from proxy.dialects.parts import Seen
 
 THOUGHTS = "thoughts"
 _FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
@@ -51,9 +52,9 @@ class Gemini:
 
     def parse(self, body: bytes) -> CanonicalRequest:
         fields = Fields(decode(_decoder, body))
-        dropped: list[str] = []
+        seen = Seen()
         try:
-            job, thoughts = gemini_request.job_of(fields, dropped)
+            job, thoughts = gemini_request.job_of(fields, seen)
             config = fields.sub("generationConfig", {})
             return CanonicalRequest(
                 dialect=self.name,
@@ -62,7 +63,8 @@ class Gemini:
                 asked=gemini_request.asked_for(config),
                 n=gemini_request.choices_of(config),
                 stream=self._stream,
-                dropped=dropped,
+                dropped=seen.dropped,
+                images=seen.images,
                 kept={THOUGHTS: True} if thoughts else {},
             )
         except RecursionError:
@@ -114,7 +116,7 @@ class GeminiCount:
         fields = Fields(decode(_decoder, body))
         try:
             whole = fields.sub("generateContentRequest")
-            return gemini_request.job_of(Fields(whole.given) if whole else fields, [])[0]
+            return gemini_request.job_of(Fields(whole.given) if whole else fields, Seen())[0]
         except RecursionError:
             raise BadRequest("the body is nested too deeply") from None
 

@@ -7,8 +7,8 @@ What clients do, and what follows from it:
     function responses without ids             they answer, in order, the calls of that name before them
     thoughts, echoed or not                    reasoning; it does not decide which conversation this is
 
-A part of a type that a model here can't know (executable code) is left out and named in `dropped`; images and files are a 400
-naming the part.
+A part of a type that a model here can't know (executable code) is left out and named in `dropped`; files that are no images
+are a 400 naming the part, and so are images that do not come from the user.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from proxy.contracts.canonical import Message
 from proxy.contracts.errors import BadRequest
 from proxy.dialects.gemini_fields import Fields
 from proxy.dialects.openai import to_json
+from proxy.dialects.parts import Part, Seen, content_of, text_part
 
 UNPARSED = "__unparsedToolInput"
 """The one argument of a call whose arguments are no JSON object: `args` can only be one."""
+_DATA = ("inlineData", "fileData")
 _BESIDE = frozenset({"thought", "thoughtSignature", "partMetadata", "mediaResolution", "videoMetadata"})
 
 
@@ -46,9 +48,9 @@ def signed(signature: Any) -> str:
 _URLSAFE = str.maketrans("-_", "+/")
 
 
-def messages_of(body: Fields, dropped: list[str]) -> list[Message]:
+def messages_of(body: Fields, seen: Seen) -> list[Message]:
     """Raises: BadRequest naming the part that can't be read."""
-    reader = _Reader(dropped)
+    reader = _Reader(seen)
     system = body.get("systemInstruction")
     if system is not None:
         reader.system(Fields({"parts": [{"text": system}]} if isinstance(system, str) else system, "systemInstruction"))
@@ -63,15 +65,15 @@ def messages_of(body: Fields, dropped: list[str]) -> list[Message]:
 
 
 class _Reader:
-    def __init__(self, dropped: list[str]) -> None:
+    def __init__(self, seen: Seen) -> None:
         self.messages: list[Message] = []
-        self._dropped = dropped
+        self._seen = seen
         self._open: list[tuple[str, str]] = []  # (id, name) of calls without a result, of the last assistant message
 
     def system(self, content: Fields) -> None:
         texts = self._texts(content)
         if texts:
-            self.messages.append({"role": "system", "content": _content(texts)})
+            self.messages.append({"role": "system", "content": content_of([text_part(text) for text in texts])})
 
     def content(self, content: Fields) -> None:
         role = content.text("role") or "user"
@@ -100,8 +102,8 @@ class _Reader:
                     message[key] = message.get(key, "") + text
             elif kind == "functionCall":
                 message.setdefault("tool_calls", []).append(self._call(part))
-            elif kind == "functionResponse":
-                raise part.refuse("functionResponse", "belongs into a content of the user")
+            elif kind == "functionResponse" or kind in _DATA:
+                raise part.refuse(kind, "belongs into a content of the user")
 
     def _call(self, part: Fields) -> dict[str, Any]:
         call = Fields(part.get("functionCall"), part.at("functionCall"))
@@ -119,24 +121,28 @@ class _Reader:
 
     def _user(self, content: Fields) -> None:
         """Results first, whatever their place among the parts: templates want them right after their calls."""
-        texts = []
+        parts: list[Part] = []
         answered = False
         for part in content.each("parts"):
             kind = self._kind(part)
             if kind == "text":
-                texts.append(part.text("text") or "")
+                parts.append(text_part(part.text("text") or ""))
+            elif kind in _DATA:
+                parts.append(_image(part, kind, self._seen))
             elif kind == "functionResponse":
                 self.messages.append(self._result(Fields(part.get("functionResponse"), part.at("functionResponse"))))
                 answered = True
             elif kind == "functionCall":
                 raise part.refuse("functionCall", "belongs into a content of the model")
-        if texts or not answered:
-            self.messages.append({"role": "user", "content": _content(texts)})
+        if parts or not answered:
+            self.messages.append({"role": "user", "content": content_of(parts)})
 
     def _result(self, result: Fields) -> Message:
         name = result.text("name") or ""
+        images: list[Part] = []
         for part in result.each("parts"):
-            self._kind(part)
+            if (kind := self._kind(part)) in _DATA:
+                images.append(_image(part, kind, self._seen))
         response = result.sub("response", {}).given
         given = result.text("id") or ""
         match = next((call for call in self._open if call[0] == given), None) if given else None
@@ -144,7 +150,7 @@ class _Reader:
             match = next((call for call in self._open if call[1] == name), self._open[0] if self._open else None)
         if match is not None:
             self._open.remove(match)
-        message: Message = {"role": "tool", "content": _said(response)}
+        message: Message = {"role": "tool", "content": content_of([text_part(_said(response)), *images])}
         if call_id := given or (match[0] if match else ""):
             message["tool_call_id"] = call_id
         if name or match:
@@ -152,19 +158,23 @@ class _Reader:
         return message
 
     def _texts(self, content: Fields) -> list[str]:
-        return [part.text("text") or "" for part in content.each("parts") if self._kind(part) == "text"]
+        texts = []
+        for part in content.each("parts"):
+            kind = self._kind(part)
+            if kind in _DATA:
+                raise part.refuse(kind, "belongs into a content of the user")
+            if kind == "text":
+                texts.append(part.text("text") or "")
+        return texts
 
     def _kind(self, part: Fields) -> str:
-        """`text`, `functionCall`, `functionResponse`, or "" for what is left out. Raises: BadRequest: an image or a file."""
-        for kind in ("functionCall", "functionResponse", "text"):
+        """`text`, `functionCall`, `functionResponse`, `inlineData`, `fileData`, or "" for what is left out."""
+        for kind in ("functionCall", "functionResponse", "text", *_DATA):
             if part.get(kind) is not None:
                 return kind
-        for kind in ("inlineData", "fileData"):
-            if part.get(kind) is not None:
-                raise part.refuse(kind, "can't be read by this model; only text can")
         unknown = [name for name, value in part.given.items() if value is not None and _camel(name) not in _BESIDE]
         if unknown:
-            self._dropped.append(unknown[0])
+            self._seen.dropped.append(unknown[0])
         return ""
 
 
@@ -173,10 +183,20 @@ def _camel(name: str) -> str:
     return head + "".join(word.capitalize() for word in rest)
 
 
-def _content(texts: list[str]) -> str | list[dict[str, str]]:
-    if len(texts) > 1:
-        return [{"type": "text", "text": text} for text in texts]
-    return texts[0] if texts else ""
+def _image(part: Fields, kind: str, seen: Seen) -> Part:
+    """An image inline, or behind a URL. Raises: BadRequest: another kind of file."""
+    given = Fields(part.get(kind), part.at(kind))
+    media_type = given.text("mimeType") or ""
+    if media_type and not media_type.lower().startswith("image/"):
+        raise given.refuse("mimeType", f"{media_type[:60]!r} can't be read here; images can")
+    if kind == "fileData":
+        return seen.image(given.at("fileUri"), given.text("fileUri"))
+    path = given.at("data")
+    text = (given.text("data") or "").translate(_URLSAFE)
+    if not media_type or not text:
+        missing = "data" if media_type else "mimeType"
+        raise given.refuse(missing, "is required")
+    return seen.image(path, f"data:{media_type.lower()};base64,{text}")
 
 
 def _said(response: dict[str, Any]) -> str:

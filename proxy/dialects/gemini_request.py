@@ -14,6 +14,7 @@ from proxy.dialects.gemini_contents import messages_of
 from proxy.dialects.gemini_fields import Fields
 from proxy.dialects.gemini_schema import json_schema
 from proxy.dialects.openai import MAX_CHOICES, MAX_TOKENS
+from proxy.dialects.parts import Seen
 
 SAMPLING_FIELDS = (
     "temperature", "topP", "topK", "maxOutputTokens", "stopSequences", "candidateCount", "seed", "presencePenalty",
@@ -25,14 +26,14 @@ _BESIDE_TOOLS = frozenset({"functionDeclarations", "function_declarations"})
 # -- tools ----------------------------------------------------------------------------------------------------------------
 
 
-def tools_of(body: Fields, dropped: list[str]) -> tuple[list[Tool], str]:
+def tools_of(body: Fields, seen: Seen) -> tuple[list[Tool], str]:
     """The functions to choose from, and the canonical choice. Tools that only Google can run are dropped.
 
     Raises: BadRequest naming the field.
     """
     tools: list[Tool] = []
     for given in body.each("tools"):
-        dropped += [name for name, value in given.given.items() if value is not None and name not in _BESIDE_TOOLS]
+        seen.dropped += [name for name, value in given.given.items() if value is not None and name not in _BESIDE_TOOLS]
         tools += [_tool(declared) for declared in given.each("functionDeclarations")]
     config = body.sub("toolConfig", {}).sub("functionCallingConfig", {})
     mode = (config.text("mode") or "AUTO").upper()
@@ -134,15 +135,15 @@ def top_logprobs_of(config: Fields) -> int | None:
     return None
 
 
-def job_of(body: Fields, dropped: list[str]) -> tuple[Job, bool]:
+def job_of(body: Fields, seen: Seen) -> tuple[Job, bool]:
     """The job, and whether the client wants to see thoughts. Raises: BadRequest naming the field."""
     if body.text("cachedContent"):
         raise body.refuse("cachedContent", "there is no stored content here: send it whole")
     config = body.sub("generationConfig", {})
-    tools, choice = tools_of(body, dropped)
+    tools, choice = tools_of(body, seen)
     options, thoughts = template_options_of(config)
     job = Job(
-        messages=messages_of(body, dropped),
+        messages=messages_of(body, seen),
         tools=tools,
         tool_choice=choice,
         response_format=response_format_of(config),

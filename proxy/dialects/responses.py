@@ -24,6 +24,7 @@ from proxy.contracts.errors import BadRequest, NotFound, StenoError
 from proxy.dialects import openai
 from proxy.dialects.base import Choice, Header, Writer, check_range, check_wire, decode
 from proxy.dialects.openai import to_json
+from proxy.dialects.parts import Seen
 from proxy.dialects.responses_events import ResponsesWriter
 from proxy.dialects.responses_items import read_items
 from proxy.dialects.responses_output import ResponsesRequest, body_of
@@ -123,16 +124,16 @@ def _canonical(body: _Body) -> ResponsesRequest:
     tools = read_tools(body.tools or [], body.input)
     choice, functions = read_choice(body.tool_choice, tools)
     include, reasoning = body.include or [], body.reasoning or _Reasoning()
-    dropped = tools.dropped
+    seen = Seen(dropped=tools.dropped)
     after = ""
     if body.previous_response_id is not None:
         after = _previous(body.previous_response_id)
     asked = openai.asked_for(body)
     if body.max_output_tokens is not None:
         asked["max_output_tokens"] = body.max_output_tokens
-    instructions = _instructions(body, tools, dropped)
+    instructions = _instructions(body, tools, seen)
     job = Job(
-        messages=instructions + _input(body, tools, dropped),
+        messages=instructions + _input(body, tools, seen),
         tools=functions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -150,7 +151,8 @@ def _canonical(body: _Body) -> ResponsesRequest:
         asked=asked,
         stream=bool(body.stream),
         user=body.user,
-        dropped=dropped,
+        dropped=seen.dropped,
+        images=seen.images,
         after=after,
         leading=len(instructions),
         refers=any(RECORDED in message for message in job.messages),
@@ -173,16 +175,16 @@ def _previous(response_id: str) -> str:
         ) from None
 
 
-def _instructions(body: _Body, tools: Tools, dropped: list[str]) -> list[Message]:
+def _instructions(body: _Body, tools: Tools, seen: Seen) -> list[Message]:
     if isinstance(body.instructions, list):
-        return read_items("instructions", body.instructions, tools, dropped)
+        return read_items("instructions", body.instructions, tools, seen)
     return [{"role": "system", "content": body.instructions}] if body.instructions else []
 
 
-def _input(body: _Body, tools: Tools, dropped: list[str]) -> list[Message]:
+def _input(body: _Body, tools: Tools, seen: Seen) -> list[Message]:
     if isinstance(body.input, str):
         return [{"role": "user", "content": body.input}]
-    return read_items("input", body.input or [], tools, dropped)
+    return read_items("input", body.input or [], tools, seen)
 
 
 def _response_format(text: _Text | None) -> ResponseFormat:

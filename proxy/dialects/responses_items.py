@@ -4,7 +4,7 @@ What one turn said comes back as several items (reasoning, message, calls), whic
 items whose ids name the same turn (`msg_<turn_id>_<i>`, `call_<turn_id>_<i>`; see `responses_output.py`) belong
 together, and so do neighbours without such ids, except a message after a message. Results of parallel calls may stand
 between the calls. An `item_reference` stands for the recorded reply of the turn that it names. Items of unknown types
-are dropped and named.
+are dropped and named. Images may stand in messages of the user and in outputs; other files are refused by name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from proxy.contracts.canonical import RECORDED, Message
 from proxy.contracts.errors import BadRequest
 from proxy.dialects.openai import to_json
+from proxy.dialects.parts import Part, Seen, content_of, text_part, texts_of
 from proxy.dialects.responses_text import FREE_TEXT
 from proxy.dialects.responses_tools import Place, Tools
 
@@ -40,9 +41,9 @@ def turn_of(item_id: Any) -> str:
     return found[1] if found else ""
 
 
-def read_items(field: str, given: list[Any], tools: Tools, dropped: list[str]) -> list[Message]:
+def read_items(field: str, given: list[Any], tools: Tools, seen: Seen) -> list[Message]:
     """`given` is the request's `field`. Raises: BadRequest naming what is wrong (`input.3.content.0.type`)."""
-    reader = _Reader(tools, dropped)
+    reader = _Reader(tools, seen)
     for i, item in enumerate(given):
         if not isinstance(item, dict):
             raise BadRequest(f"{field}.{i}: expected an object", field=f"{field}.{i}")
@@ -52,10 +53,10 @@ def read_items(field: str, given: list[Any], tools: Tools, dropped: list[str]) -
 
 
 class _Reader:
-    def __init__(self, tools: Tools, dropped: list[str]) -> None:
+    def __init__(self, tools: Tools, seen: Seen) -> None:
         self.messages: list[Message] = []
         self._tools = tools
-        self._dropped = dropped
+        self._seen = seen
         self._reply: Message | None = None  # the assistant message that the next item may still belong to
         self._turn = ""  # the turn that it is known to be of
         self._said: list[str] = []  # the texts of its message items
@@ -73,7 +74,7 @@ class _Reader:
             self._call(path, item, kind == "custom_tool_call")
         elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = _string(path, item, "call_id")
-            self.messages.append({"role": "tool", "content": _output(path, item), "tool_call_id": call_id})
+            self.messages.append({"role": "tool", "content": self._output(path, item), "tool_call_id": call_id})
             self._answered = True
         elif kind == "item_reference":
             named = turn_of(item.get("id"))
@@ -83,7 +84,7 @@ class _Reader:
         elif kind == "additional_tools":
             pass  # read with the request's own tools
         elif isinstance(kind, str):
-            self._dropped.append(kind)
+            self._seen.dropped.append(kind)
         else:
             raise BadRequest(f"{path}.type is required", field=f"{path}.type")
 
@@ -91,11 +92,10 @@ class _Reader:
         role = item.get("role")
         content = item.get("content")
         if not isinstance(content, str):
-            content = _parts(f"{path}.content", content)
+            content = _content(f"{path}.content", content, self._seen if role == "user" else None)
         if role == "assistant":
             self._of_turn(turn_of(item.get("id")), message=True)
-            # What was sampled has no parts.
-            self._said.append(content if isinstance(content, str) else "".join(part["text"] for part in content))
+            self._said.append(texts_of({"content": content}))  # what was sampled has no parts
             return
         if role not in ("user", "system", "developer"):
             shown = repr(role[:40]) if isinstance(role, str) else "nothing"
@@ -119,6 +119,14 @@ class _Reader:
         reply = self._of_turn(turn_of(item.get("id")) or turn_of(call_id))
         function = {"name": self._tools.function(place), "arguments": arguments}
         reply.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def _output(self, path: str, item: dict[str, Any]) -> str | list[Part]:
+        output = item.get("output")
+        if isinstance(output, str):
+            return output
+        if output is None or isinstance(output, list):
+            return _content(f"{path}.output", output, self._seen)
+        return to_json(output).decode()
 
     def end(self) -> None:
         """No more items of the open assistant message."""
@@ -151,35 +159,37 @@ def _string(path: str, item: dict[str, Any], key: str) -> str:
     return value
 
 
-def _parts(path: str, given: Any) -> str | list[dict[str, str]]:
-    """Text parts as they came; one part is its text, none is ""."""
+def _content(path: str, given: Any, seen: Seen | None) -> str | list[Part]:
+    """Texts and images as canonical content. seen: None where no image may stand."""
     if given is None:
         return ""
     if not isinstance(given, list):
         raise BadRequest(f"{path}: expected a string or a list of parts", field=path)
-    texts: list[dict[str, str]] = []
+    parts: list[Part] = []
     for j, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
-        key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-        if key is None:
-            named = f"{kind[:40]!r} can't be read by this model" if isinstance(kind, str) else "must name a part's type"
-            raise BadRequest(f"{path}.{j}.type: {named}; only text can", field=f"{path}.{j}.type")
-        text = part.get(key)
-        if not isinstance(text, str | None):
-            raise BadRequest(f"{path}.{j}.{key}: expected a string", field=f"{path}.{j}.{key}")
-        texts.append({"type": "text", "text": text or ""})
-    if len(texts) > 1:
-        return texts
-    return texts[0]["text"] if texts else ""
+        if kind == "input_image" and seen is not None:
+            parts.append(_image(f"{path}.{j}", part, seen))
+        else:
+            parts.append(text_part(_text(f"{path}.{j}", kind, part)))
+    return content_of(parts)
 
 
-def _output(path: str, item: dict[str, Any]) -> str | list[dict[str, str]]:
-    output = item.get("output")
-    if isinstance(output, str):
-        return output
-    if output is None or isinstance(output, list):
-        return _parts(f"{path}.output", output)
-    return to_json(output).decode()
+def _text(path: str, kind: Any, part: Any) -> str:
+    key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        named = f"{kind[:40]!r} can't be read here" if isinstance(kind, str) else "must name a part's type"
+        raise BadRequest(f"{path}.type: {named}; text can, and a user's or a tool's images", field=f"{path}.type")
+    text = part.get(key)
+    if not isinstance(text, str | None):
+        raise BadRequest(f"{path}.{key}: expected a string", field=f"{path}.{key}")
+    return text or ""
+
+
+def _image(path: str, part: dict[str, Any], seen: Seen) -> Part:
+    if part.get("file_id"):
+        raise BadRequest(f"{path}.file_id: no files are stored here: send image_url", field=f"{path}.file_id")
+    return seen.image(f"{path}.image_url", part.get("image_url"), part.get("detail"))
 
 
 # -- reasoning -------------------------------------------------------------------------------------------------------------

@@ -111,9 +111,17 @@ def _content(content: Any, *, system: bool) -> bytes:
         elif isinstance(part.get("text"), str) and part.get("type") not in _THINKING:
             merged.append(_utf8(_text(part["text"], system)))
         elif part.get("type") not in _THINKING:
-            bare = {key: value for key, value in part.items() if key != "cache_control"}
-            merged.append(_SEP + msgspec.json.encode(bare, order="sorted") + _SEP)
+            merged.append(_SEP + _other_part(part) + _SEP)
     return b"".join(merged)
+
+
+def _other_part(part: dict[str, Any]) -> bytes:
+    """An image by the digest of its URL, in which its pixels are; anything else as it is."""
+    if part.get("type") == "image_url" and isinstance(image := part.get("image_url"), dict):
+        digest = blake2b(_utf8(str(image.get("url"))), digest_size=32).digest()
+        return b"image:" + digest + _utf8(str(image.get("detail") or ""))
+    bare = {key: value for key, value in part.items() if key != "cache_control"}
+    return msgspec.json.encode(bare, order="sorted")
 
 
 def _text(text: str, system: bool) -> str:

@@ -125,11 +125,11 @@ def test_blocks_and_tools_of_unknown_types_are_dropped_and_named() -> None:
     ("body", "field"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.source.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
                 {"type": "text", "text": ""}, {"type": "image", "source": {}}]}]}]},
-            "messages.0.content.0.content.1.type",
+            "messages.0.content.0.content.1.source.type",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
          "messages.0.content.0.source.type"),

@@ -231,9 +231,9 @@ def test_tool_choice(given: Any, canonical: str) -> None:
         ({"input": [{"role": "user", "content": 3}]}, "input.0.content"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": ""}]}]},
-            "input.0.content.0.type",
+            "input.0.content.0.image_url",
         ),
-        ({"input": [output(text=[{"type": "input_image"}])]}, "input.0.output.0.type"),
+        ({"input": [output(text=[{"type": "input_image"}])]}, "input.0.output.0.image_url"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0.name"),
         ({"input": [{"type": "additional_tools"}]}, "input.0.tools"),
         ({"input": [{"type": "additional_tools", "tools": [{"type": "custom"}]}]}, "input.0.tools.0.name"),
