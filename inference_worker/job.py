@@ -25,7 +25,7 @@ from inference_worker.chat.prompt import Prompt, Prompter
 from inference_worker.chat.reader import PlainText, Read, Reader
 from inference_worker.engines.base import TokenEngine, TokenStep
 from proxy.contracts.canonical import Job, Sampling, TokenLogprob
-from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 
@@ -79,9 +79,11 @@ class ChatEngine:
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """One Started, Deltas, one Finish.
 
-        Raises: BadRequest, ContextOverflow: before Started. EngineFailed: at any time.
+        Raises: BadRequest, ContextOverflow, NoWorker (another model is meant): before Started. EngineFailed: at any time.
         """
         job, card = request.job, self._engine.card()
+        if request.model not in ("", card.name):
+            raise NoWorker(f"this worker serves {card.name!r}, not {request.model!r}")
         prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, request)
         law = law_in_effect(job.sampling, len(prompt.ids), card.context_tokens, field_of(job))
         grammar = self._engine.constrains(job)

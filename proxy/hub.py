@@ -18,9 +18,9 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from proxy.contracts.canonical import Job
+from proxy.contracts.canonical import IMAGES, NO_IMAGES, Job, has_images
 from proxy.contracts.ends import ProxyPeer
-from proxy.contracts.errors import NoWorker, ProtocolError, WorkerLost
+from proxy.contracts.errors import BadRequest, NoWorker, ProtocolError, WorkerLost
 from proxy.contracts.fleet import WorkerView
 from proxy.contracts.frames import Generate, Hello, ModelCard
 from proxy.contracts.packets import (
@@ -38,7 +38,7 @@ from proxy.contracts.packets import (
 )
 from proxy.contracts.peer import HANDSHAKE_S
 from proxy.links import CLOSE_WITHIN_S, Link, RelayCounts, Worker, leave, read, receive, write
-from proxy.routing import choose
+from proxy.routing import NoTokenizer, choose, of_images, of_tokenizer, offers
 from proxy.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -86,18 +86,39 @@ class Hub:
     # -- for those who want something generated
 
     def open(
-        self, *, trial_id: str, turn_id: str, attempt: int, job: Job,
-        prefix_ids: bytes = b"", prefix_messages: int = 0, prefix_finish: str = "",
+        self, *, trial_id: str, turn_id: str, attempt: int, job: Job, model: str = "",
+        prefix_ids: bytes = b"", prefix_messages: int = 0, prefix_finish: str = "", tokenizer: bytes | None = None,
     ) -> Stream:  # fmt: skip
         """Send one Generate to the worker that routing chooses. Nothing is awaited.
 
-        Raises: NoWorker, TooManyRequests; BodyTooLarge when the job fits in no packet.
+        Args: model: the name that was asked for. tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: any.
+        Raises: NoTokenizer: prefix_ids can be given to no worker; NoWorker, TooManyRequests; BodyTooLarge when the job fits in
+            no packet; BadRequest: there are images, and what is served takes none.
         """
-        worker = choose(trial_id, [w for w in self._workers.values() if w.eligible], self.settings.max_waiting)
+        worker, card = self._choose(trial_id, model, tokenizer, has_images(job.messages))
         window = self.settings.window_tokens
         return worker.open(
-            Generate(0, turn_id, attempt, trial_id, job, prefix_ids, prefix_messages, prefix_finish, window)
+            Generate(0, turn_id, attempt, trial_id, job, prefix_ids, prefix_messages, prefix_finish, window, card.name),
+            card,
         )
+
+    def _choose(self, trial_id: str, model: str, tokenizer: bytes | None, images: bool) -> tuple[Worker, ModelCard]:
+        """What may come back within its grace still has its say in what a name and a prefix mean: else a short absence would
+        send a trial to another model for good."""
+        offered = offers(self._workers.values(), model)
+        if images:
+            every, offered = offered, of_images(offered)
+            if every and not offered:
+                raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
+        same = of_tokenizer(offered, tokenizer)
+        if all(worker.draining for worker, _ in same) and not all(worker.draining for worker, _ in offered):
+            raise NoTokenizer("no worker has the tokenizer that this conversation was recorded with")
+        able: dict[Worker, ModelCard] = {}
+        for worker, card in same:
+            if worker.eligible:
+                able.setdefault(worker, card)
+        worker = choose(trial_id, list(able), self.settings.max_waiting)
+        return worker, able[worker]
 
     async def count(self, trial_id: str, job: Job) -> int:
         """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.
@@ -105,6 +126,10 @@ class Hub:
         Raises: NoWorker (none, or none that can count), TooManyRequests, BadRequest, WorkerLost, BodyTooLarge.
         """
         able = [worker for worker in self._workers.values() if worker.eligible and "count" in worker.peer.capabilities]
+        if able and has_images(job.messages):
+            able = [worker for worker in able if any(IMAGES in card.capabilities for card in worker.models)]
+            if not able:
+                raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
         if not able:
             raise NoWorker("no worker can count tokens now")
         return await choose(trial_id, able, self.settings.max_waiting).count(job)

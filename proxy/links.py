@@ -16,7 +16,19 @@ from proxy.contracts.canonical import Job
 from proxy.contracts.ends import ProxyPeer
 from proxy.contracts.errors import ProtocolError, StenoError, TooManyRequests, WorkerLost
 from proxy.contracts.fleet import Load, WorkerView
-from proxy.contracts.frames import Announce, Count, Counted, Delta, Failed, Finish, Frame, Generate, Hello, Started
+from proxy.contracts.frames import (
+    Announce,
+    Count,
+    Counted,
+    Delta,
+    Failed,
+    Finish,
+    Frame,
+    Generate,
+    Hello,
+    ModelCard,
+    Started,
+)
 from proxy.contracts.peer import Drop, Event, Lost, State
 from proxy.streams import Stream, rebuild
 
@@ -85,11 +97,11 @@ class Worker:
     def eligible(self) -> bool:
         return self.peer.state is State.OPEN and self.healthy and not self.draining and bool(self.models)
 
-    def open(self, generate: Generate) -> Stream:
+    def open(self, generate: Generate, card: ModelCard) -> Stream:
         generate.stream = self._next_stream = self._next_stream + 1
         self.peer.send(generate, self._clock())  # may raise BodyTooLarge: then there is no stream
         stream = Stream(
-            generate.stream, self.id, self.models[0], generate.window_tokens, len(generate.prefix_ids) >> 2,
+            generate.stream, self.id, card, generate.window_tokens, len(generate.prefix_ids) >> 2,
             self.send, self._forget,
         )  # fmt: skip
         self.streams[generate.stream] = stream

@@ -102,7 +102,7 @@ PANELS = (
     Panel(
         "Share of turns that lost their history, by dialect",
         'sum by (dialect) (rate(steno_proxy_recognised_total{how=~"assistant_rewritten|history_rewritten|system_changed|'
-        'tools_changed|options_changed|render_differs|render_refused"}[15m])) / sum by (dialect) '
+        'tools_changed|options_changed|render_differs|render_refused|tokenizer_changed"}[15m])) / sum by (dialect) '
         "(rate(steno_proxy_recognised_total[15m]))",
         "These are rendered anew and shorten what one sample can train. An agent's own rewriting is a level; a jump after an "
         "update of an agent, a template or this proxy is a regression",

@@ -32,6 +32,7 @@ class Plan:
 
     job: for the worker; tool-call ids are the model's own, and the parent's reply stands as it was recorded.
     parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
+    tokenizer: what prefix_ids are ids of.
     prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
     messages: of the request, as the client sent them. digests: 16 bytes for each of them; what a client kept of a turn that was
         cut off has the digest of that turn's reply.
@@ -51,6 +52,7 @@ class Plan:
     prefix_finish: str = ""
     fork_reason: ForkReason | None = None
     seen_turns: int = 0
+    tokenizer: bytes = b""
     refused: bool = False
     settled: bool = False
 
@@ -66,10 +68,13 @@ class Plan:
     def new_digests(self) -> bytes:
         return b"".join(self.digests[self.prefix_messages :])
 
-    def rerooted(self, started: Started) -> Plan:
+    def refused_by(self, started: Started) -> Plan:
         """This plan when the worker could not continue: a root of its own, and the reason that it gave."""
         differs = started.refused.startswith(ForkReason.RENDER_DIFFERS.value)
-        reason = ForkReason.RENDER_DIFFERS if differs else ForkReason.RENDER_REFUSED
+        return self.rerooted(ForkReason.RENDER_DIFFERS if differs else ForkReason.RENDER_REFUSED)
+
+    def rerooted(self, reason: ForkReason) -> Plan:
+        """This plan as a root of its own, since what it goes on from can't be given to a worker."""
         return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, refused=True)
 
 
@@ -102,6 +107,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]
         found.prefix_ids = path.ids
+        found.tokenizer = tree.tokenizers[seen.parent]
         found.prefix_messages = seen.prefix_messages
         found.prefix_finish = tree.finishes[seen.parent]
         for_worker = list(for_worker)
@@ -170,6 +176,7 @@ async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Pl
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]
         found.prefix_finish = tree.finishes[seen.parent]
+        found.tokenizer = tree.tokenizers[seen.parent]
         found.fork_reason = ForkReason.DIVERGED if seen.has_children else None
     elif recording.turns:
         found.fork_reason = ForkReason.NEW_CONVERSATION

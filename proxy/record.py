@@ -14,7 +14,7 @@ from proxy import prompts
 from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
 from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Started
-from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn
+from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, tokenizer_key
 from proxy.plan import Plan, fork_reason_now
 from proxy.recording import Recording
 from proxy.sessions.normalise import message_digest
@@ -122,6 +122,7 @@ def turn_of(
         path_tokens=transcript.prompt_tokens + transcript.tokens,
         own_call_ids=transcript.own_call_ids(),
         completion_tokens=transcript.tokens if counted else None,
+        tokenizer=tokenizer_key(stream.card.tokenizer_digest),
     )
     return turn, row
 

@@ -358,7 +358,7 @@ class Request:
         assert started is not None and session is not None
         choice.facts.started = self._turns.clock()
         if self.plan.prefix_ids and not started.kept_tokens:
-            choice.plan = choice.plan.rerooted(started)
+            choice.plan = choice.plan.refused_by(started)
         if started.kept_tokens not in (0, len(self.plan.prefix_ids) // 4):
             raise EngineFailed(
                 f"the worker kept {started.kept_tokens} of {len(self.plan.prefix_ids) // 4} recorded tokens"

@@ -1,4 +1,7 @@
-"""Which worker a turn goes to: sticky by trial, bounded by load. Pure.
+"""Which worker a turn goes to, and to which of its models: sticky by trial, bounded by load. Pure.
+
+First what may serve it: the cards that the model name means, and of these, where the prompt begins with recorded ids, those with
+the tokenizer that they are of (I2). Then which of those workers.
 
 Sticky, since a trial's turns share their prefix and the worker that served the last one has it in its cache. Rendezvous
 hashing needs no shared state: all replicas of the proxy agree, and a worker that joins or leaves moves only its own trials.
@@ -8,16 +11,32 @@ times a factor passes the trial to the next in its order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
+from proxy.contracts.canonical import IMAGES
 from proxy.contracts.errors import NoWorker, TooManyRequests
+from proxy.contracts.frames import ModelCard
+from proxy.contracts.records import tokenizer_key
 
+DEFAULT_POLICY = "default"
+"""What a model name means that no worker's card has, where any worker serves such a policy."""
 LOAD_FACTOR = 1.25
 """How far over its share of all streams a worker may go before stickiness yields."""
 SLACK_STREAMS = 8
 """Loads below this are never called uneven: a lost prefix cache costs more than a batch of eight."""
+
+
+class NoTokenizer(NoWorker):
+    """Workers there are, and none that recorded ids can be given to."""
+
+
+class Server(Protocol):
+    """A worker, as far as what it serves goes."""
+
+    @property
+    def models(self) -> list[ModelCard]: ...
 
 
 class Candidate(Protocol):
@@ -31,7 +50,30 @@ class Candidate(Protocol):
     def max_streams(self) -> int: ...
 
 
+ServerT = TypeVar("ServerT", bound=Server)
 CandidateT = TypeVar("CandidateT", bound=Candidate)
+
+
+def offers(workers: Iterable[ServerT], model: str) -> list[tuple[ServerT, ModelCard]]:
+    """The cards that a model name means, each with its worker: those of exactly that name; if there are none, since agents name
+    models of their usual provider, those of the default policy; if there are none either, all."""
+    every = [(worker, card) for worker in workers for card in worker.models]
+    named = [offer for offer in every if offer[1].name == model]
+    return named or [offer for offer in every if offer[1].policy == DEFAULT_POLICY] or every
+
+
+def of_images(offered: Sequence[tuple[ServerT, ModelCard]]) -> list[tuple[ServerT, ModelCard]]:
+    """Those that take images in their messages."""
+    return [offer for offer in offered if IMAGES in offer[1].capabilities]
+
+
+def of_tokenizer(
+    offered: Sequence[tuple[ServerT, ModelCard]], tokenizer: bytes | None
+) -> list[tuple[ServerT, ModelCard]]:
+    """Those whose ids are the same (`records.tokenizer_key`), None: all. An unknown tokenizer is only equal to an unknown one."""
+    if tokenizer is None:
+        return list(offered)
+    return [offer for offer in offered if tokenizer_key(offer[1].tokenizer_digest) == tokenizer]
 
 
 def score(trial_id: str, worker_id: str) -> int:

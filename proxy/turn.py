@@ -21,6 +21,7 @@ from proxy.answering import Answering, Client, Stopping
 from proxy.choice import OpenChoice
 from proxy.contracts.canonical import CanonicalRequest, Job
 from proxy.contracts.errors import BudgetSpent, StenoError
+from proxy.contracts.records import ForkReason
 from proxy.dialects.base import Dialect
 from proxy.hub import Hub
 from proxy.plan import plan
@@ -30,6 +31,7 @@ from proxy.recording import Recording
 from proxy.replay import Replay
 from proxy.request import ABORT_S, Request
 from proxy.retries import Sought
+from proxy.routing import NoTokenizer
 from proxy.sessions import law, limits
 from proxy.transcript import Transcript
 
@@ -97,7 +99,11 @@ class Turns:
         try:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)
-                request.choices.append(self._open(request, index, facts))
+                try:
+                    request.choices.append(self._open(request, index, facts))
+                except NoTokenizer:
+                    request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
+                    request.choices.append(self._open(request, index, facts))
         except BaseException as error:
             for choice in request.choices:
                 choice.stream.cancel("a sibling could not be started")
@@ -184,9 +190,11 @@ class Turns:
             turn_id=turn_id,
             attempt=0,
             job=job,
+            model=facts.asked.model,
             prefix_ids=found.prefix_ids,
             prefix_messages=found.prefix_messages,
             prefix_finish=found.prefix_finish,
+            tokenizer=found.tokenizer if found.prefix_ids else None,
         )
         metrics.STREAMS.inc()
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)

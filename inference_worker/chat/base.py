@@ -55,6 +55,8 @@ class Renderer(Protocol):
 
 class ChatFormat(Renderer, Protocol):
     name: str
+    digest: str
+    """For `ModelCard.tokenizer_digest`: equal where the same ids mean the same text, in the same template."""
     vocab_size: int
     """Ids are below this; a prompt given as ids is checked against it."""
 

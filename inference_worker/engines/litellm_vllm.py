@@ -78,7 +78,8 @@ class VllmServerEngine:
             logger.warning("the server puts a grammar on every request with tools: their tokens will not be trained")
         able = {"tools": found is not None, "continuation": bool(report.extends)}
         words = ["cancel", "grammar", "logprobs", *(word for word, has in able.items() if has)]
-        self._card = ModelCard(self._model, context, self._policy, VERSION, capabilities=words)
+        digest = await loop.run_in_executor(self._renderer, self._format.digest)
+        self._card = ModelCard(self._model, context, self._policy, VERSION, tokenizer_digest=digest, capabilities=words)
 
     async def stop(self) -> None:
         await self._server.close()

@@ -7,6 +7,8 @@ parses them. The strings of rendered tokens serve to find places in a prompt, an
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -24,6 +26,8 @@ REFUSED_OPTIONS = frozenset(
 """Template options that mean something to the renderer itself: `chat_template` would run the agent's own (I8)."""
 MAX_CLOSERS = 24
 """Candidates that are tried, one request of a few tokens each."""
+_PROBE = "The 3 quick brown foxes; def f(x):\n\treturn {'é': x ** 2}  # \u4f60\u597d, \U0001f98a"
+"""Words, digits, code, white space, other scripts: two tokenizers that cut all of it alike are the same, of one model name."""
 _ASKED: Message = {"role": "user", "content": "ok?"}
 
 
@@ -57,6 +61,11 @@ class ServerFormat:
     def encode(self, text: str) -> list[int]:
         """Plain text -> ids; adds what the tokenizer adds (BOS)."""
         return self._tokenize({"prompt": text})
+
+    def digest(self) -> str:
+        """Of what can be seen of tokenizer and template from outside, 32 hex digits: for `ModelCard.tokenizer_digest`."""
+        seen = [self._model, sorted(self.stop_ids), self.encode(_PROBE), self.render([_ASKED], [], {})]
+        return hashlib.blake2b(json.dumps(seen).encode(), digest_size=16).hexdigest()
 
     def decoder(self) -> Decoder:
         return _Strings(self._strings, self.stop_ids)

@@ -101,6 +101,7 @@ class ScriptedTokens:
             context_tokens=context_tokens or CONTEXT_TOKENS,
             policy=policy,
             synthetic=True,
+            tokenizer_digest=chat.digest,
             capabilities=["tools", "reasoning", "cancel"],
         )
 

@@ -65,6 +65,7 @@ def build(settings: Settings) -> Engine:
         max_streams=settings.max_streams,
         context_tokens=settings.context_tokens,
         policy=settings.policy,
+        tokenizer_digest=chat.digest,
         **options,
     )
     return ChatEngine(tokens, chat)
@@ -83,6 +84,7 @@ class TransformersEngine:
         name: str | None = None,
         policy: str = "default",
         version: str = "base/0",
+        tokenizer_digest: str = "",
         threads: int = 1,
         prefill_tokens: int = 512,
     ) -> None:
@@ -95,6 +97,7 @@ class TransformersEngine:
         self._name = name or model_dir.name
         self._policy = policy
         self._version = version
+        self._tokenizer_digest = tokenizer_digest
         self._stop_ids = stop_ids
         self._max_streams = max_streams
         self._threads = threads
@@ -122,6 +125,7 @@ class TransformersEngine:
             context_tokens=self._context_tokens,
             policy=self._policy,
             policy_version=self._version,
+            tokenizer_digest=self._tokenizer_digest,
             capabilities=["tools", "reasoning", "logprobs", "grammar", "cancel"],
         )
 

@@ -92,6 +92,7 @@ class Generate(msgspec.Struct, tag="gen", array_like=True):
     prefix_ids: recorded prompt + completion ids that this prompt must begin with; empty: nothing to continue.
     prefix_messages: how many of `job.messages` the prefix stands for; the last of them is the recorded assistant message.
     prefix_finish: how the recorded completion ended; a completion cut off by `length` has no stop id of its own.
+    model: name of the worker's card that is meant; "": its first.
     window_tokens: how many tokens may be sent before the first `Credit`.
     """
 
@@ -104,6 +105,7 @@ class Generate(msgspec.Struct, tag="gen", array_like=True):
     prefix_messages: int = 0
     prefix_finish: str = ""
     window_tokens: int = 4096
+    model: str = ""
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from array import array
 from enum import StrEnum
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
@@ -44,6 +46,12 @@ def bytes_to_floats(raw: bytes) -> array[float]:
     return _little(array("f", raw))
 
 
+@lru_cache(maxsize=256)
+def tokenizer_key(digest: str) -> bytes:
+    """`ModelCard.tokenizer_digest` -> 8 bytes; b"" for a worker that does not say what it has."""
+    return blake2b(digest.encode(), digest_size=8).digest() if digest else b""
+
+
 def _little(values: array[Any]) -> array[Any]:
     if sys.byteorder == "big":
         values.byteswap()
@@ -72,6 +80,7 @@ class ForkReason(StrEnum):
     ASSISTANT_REWRITTEN = "assistant_rewritten"  # a recorded completion came back as something else
     RENDER_DIFFERS = "render_differs"  # recognised, but the model's template renders the history differently
     RENDER_REFUSED = "render_refused"  # recognised, but the template can't take the new messages alone
+    TOKENIZER_CHANGED = "tokenizer_changed"  # recognised, but no worker has the tokenizer that its ids are of
 
 
 class TokenSpan(BaseModel):
@@ -240,6 +249,7 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
     own_call_ids: the model's own ids of the reply's tool calls, in order ("" where the format has none). Clients see
         `<prefix>_<turn_id>_<i>`, so an echoed call names its turn.
     completion_tokens: of this turn. A partial turn with 0 can't be gone on from; None: not known.
+    tokenizer: key of what its ids are of (`tokenizer_key`): only workers that have the same go on from it.
     """
 
     turn_id: str
@@ -252,6 +262,7 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
     path_tokens: int
     own_call_ids: list[str] = []
     completion_tokens: int | None = None
+    tokenizer: bytes = b""
 
 
 class SampledRange(BaseModel):

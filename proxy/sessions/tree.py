@@ -53,13 +53,13 @@ class Recognition(NamedTuple):
 class Tree:
     """Turns are numbered from 0 in commit order; -1 means none.
 
-    ids, parents, finishes, tokens: by turn number, to be read only: turn id, parent's number, finish reason, tokens of the
-    whole path, completion included.
+    ids, parents, finishes, tokens, tokenizers: by turn number, to be read only: turn id, parent's number, finish reason, tokens
+    of the whole path, completion included, and what they are tokens of (`records.tokenizer_key`).
     """
 
     __slots__ = (
         "_anchors", "_best", "_context_of", "_contexts", "_ends", "_flags", "_history", "_keys", "_numbers", "_own",
-        "_trie", "_twins", "finishes", "ids", "parents", "tokens",
+        "_trie", "_twins", "finishes", "ids", "parents", "tokenizers", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -70,6 +70,7 @@ class Tree:
         self.parents = array("i")
         self._ends = array("i")
         self.tokens = array("q")
+        self.tokenizers: list[bytes] = []
         self._anchors = array("i")  # nearest turn that called tools: itself or an ancestor
         self._context_of = array("i")
         self._flags = bytearray()
@@ -167,6 +168,7 @@ class Tree:
         self.parents.append(row.parent)
         self._ends.append(asked)
         self.tokens.append(row.path_tokens)
+        self.tokenizers.append(self._shared_key(row.tokenizer))
         self._context_of.append(context)
         self._flags.append(PARTIAL | BARREN)
         self.finishes.append(sys.intern(row.finish))
@@ -177,6 +179,10 @@ class Tree:
             self._reply(number, row, reply)
         self._note_asked(number, asked)
         return number
+
+    def _shared_key(self, key: bytes) -> bytes:
+        """The same object as the turn before has, which nearly always has the same tokenizer."""
+        return self.tokenizers[-1] if self.tokenizers and self.tokenizers[-1] == key else key
 
     def settle(self, number: int, row: IndexRow) -> None:
         """The turn that was added as running has ended; `row` is what is on record of it now."""

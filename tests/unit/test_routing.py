@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from proxy.contracts.errors import NoWorker, TooManyRequests
-from proxy.routing import SLACK_STREAMS, choose, score
+from proxy.contracts.frames import ModelCard
+from proxy.contracts.records import tokenizer_key
+from proxy.routing import SLACK_STREAMS, choose, of_tokenizer, offers, score
 
 
 @dataclass
@@ -20,6 +22,30 @@ class Candidate:
 
 def fleet(count: int) -> list[Candidate]:
     return [Candidate(f"w{index}") for index in range(count)]
+
+
+class Serving:
+    def __init__(self, *models: ModelCard) -> None:
+        self.models = list(models)
+
+
+def test_a_name_means_the_card_that_has_it_and_any_other_the_default_policy() -> None:
+    tiny, judge = ModelCard("tiny", 99), ModelCard("judge", 99, policy="frozen")
+    both, one = Serving(judge, tiny), Serving(ModelCard("tiny", 99))
+    assert offers([both, one], "judge") == [(both, judge)]
+    assert offers([both, one], "gpt-5") == [(both, tiny), (one, one.models[0])]
+    alone = Serving(judge)
+    assert offers([alone], "gpt-5") == [(alone, judge)]
+    assert offers([Serving()], "gpt-5") == []
+
+
+def test_ids_go_to_their_own_tokenizer_only_and_an_unknown_one_is_none_that_is_known() -> None:
+    known, unknown = Serving(ModelCard("a", 99, tokenizer_digest="k")), Serving(ModelCard("a", 99))
+    offered = offers([known, unknown], "a")
+    assert of_tokenizer(offered, None) == offered
+    assert [worker for worker, _ in of_tokenizer(offered, tokenizer_key("k"))] == [known]
+    assert [worker for worker, _ in of_tokenizer(offered, b"")] == [unknown]
+    assert of_tokenizer(offered, tokenizer_key("other")) == []
 
 
 def test_no_worker_is_an_error_that_retrying_may_help() -> None:

@@ -16,7 +16,7 @@ from inference_worker.chat.reader import ONE_CALL
 from inference_worker.engines.base import TokenStep
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started
 from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
 from tests.unit.chat.families import TOOLS, chat_format, encoded, one_by_one
@@ -117,6 +117,13 @@ async def test_a_count_is_what_the_engine_would_be_given_and_it_is_not_asked() -
         assert told.prompt == []
     finally:
         await engine.stop()
+
+
+async def test_a_model_that_is_not_served_here_is_refused() -> None:
+    told = Told(step([STOP], "stop"))
+    assert (await run(told, chat(), model="told")).ids == [STOP]
+    with pytest.raises(NoWorker, match="'told', not 'other'"):
+        await run(told, chat(), model="other")
 
 
 async def test_continuation_sends_only_what_is_new() -> None:

@@ -1,0 +1,51 @@
+"""Which of a worker's models a turn goes to: said with each Generate."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.contracts.frames import Generate, ModelCard
+from proxy.contracts.records import tokenizer_key
+from proxy.routing import NoTokenizer
+from tests.integration.relay.conftest import drain, relay
+from tests.support.counting import CountingEngine, job
+
+
+class TwoModels(CountingEngine):
+    """Announces two models, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.before = lambda request: self.note(request)
+
+    def note(self, request: Generate) -> None:
+        self.asked.append(request.model)
+
+    def cards(self) -> list[ModelCard]:
+        return [
+            ModelCard("judge", 99, policy="frozen", tokenizer_digest="j"),
+            ModelCard("actor", 99, tokenizer_digest="a"),
+        ]
+
+
+async def test_a_worker_with_several_models_is_told_which() -> None:
+    engine = TwoModels()
+    async with relay() as running:
+        await running.worker(engine)
+        for number, name in enumerate(["judge", "actor", "gpt-5", ""]):
+            stream = running.hub.open(trial_id="t", turn_id=f"{number:012x}", attempt=0, job=job(1), model=name)
+            await drain(stream)
+            assert stream.card.name == engine.asked[-1]
+    assert engine.asked == ["judge", "actor", "actor", "actor"]
+
+
+async def test_recorded_ids_go_to_their_tokenizer_or_nowhere() -> None:
+    async with relay() as running:
+        await running.worker(TwoModels())
+        given = {"trial_id": "t", "turn_id": "0" * 12, "attempt": 0, "job": job(1)}
+        stream = running.hub.open(**given, model="judge", tokenizer=tokenizer_key("j"))
+        assert stream.card.name == "judge"
+        await drain(stream)
+        with pytest.raises(NoTokenizer):
+            running.hub.open(**given, model="gpt-5", tokenizer=tokenizer_key("j"))
