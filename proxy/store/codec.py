@@ -3,7 +3,7 @@
     turns      msgpack [row, refs, meta]: the IndexRow (its turn_id as 6 bytes); positions in texts; all else (Meta)
     ids        msgpack [bin new prompt ids, bin completion ids], int32 LE
     logprobs   float32 LE, one per completion id
-    texts      JSON of the settings, the tools, each new message and the reply, in the order of refs
+    texts      JSON of the settings, the tools, images (`images.py`), each new message and the reply, in the order of refs
 
 Nothing is said twice: what the row knows is not in Meta, what turns have in common (names, sampling law, options, tools) is a
 text that they share, and tool-call ids that clients see are made again from the turn's id. That keeps I5.
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from proxy.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn
+from proxy.store.images import apart, together
 from proxy.store.text import Text, text
 
 FORMAT = 1
@@ -26,7 +27,7 @@ _VOLATILE = ("max_tokens", "seed", "max_completion_tokens")
 """Sampling fields that change from turn to turn (clamped, counted up): kept in Meta by position, so that the rest is shared."""
 _NAMES = ("dialect", "model", "served_model", "worker_id", "policy")
 FIRST_MESSAGE = 2
-"""Where messages begin in `refs`: after the settings and the tools."""
+"""Where messages begin in `refs`, after the settings and the tools; first the images that they show."""
 TICK_S = 2.0**-22
 """Seconds. The spacing of float64 near today's Unix times (until 2038), so that ticks are exact and shorter than floats."""
 _ENTRY_HEAD = b"\x93"  # msgpack: an array of three
@@ -105,7 +106,7 @@ class _StoredRow(msgspec.Struct, array_like=True):
 
 
 class EncodedTurn(msgspec.Struct):
-    """A turn ready for rest, but for `refs`, which the store knows. `texts`: settings, tools, messages…, reply."""
+    """A turn ready for rest, but for `refs`, which the store knows. `texts`: settings, tools, images…, messages…, reply."""
 
     turn_id: str
     row: bytes
@@ -139,6 +140,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
     settings: dict[str, Any] = {name: getattr(turn, name) for name in _NAMES}
     settings |= {"law": law, "asked": asked, "options": turn.options}
     timings = turn.timings
+    messages, images = apart(turn.messages)
     completion_tokens = turn.completion_tokens
     meta = Meta(
         parent=pack_id(turn.parent_id),
@@ -170,8 +172,8 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         meta=_encode(meta),
         ids=_encode([turn.new_prompt_ids, turn.completion_ids]),
         logprobs=turn.sampling_logprobs,
-        texts=[text(settings), text(turn.tools), *map(text, turn.messages), text(turn.reply)],
-        shared_texts=2,
+        texts=[text(settings), text(turn.tools), *map(text, images), *map(text, messages), text(turn.reply)],
+        shared_texts=FIRST_MESSAGE + len(images),
         new_prompt_tokens=len(turn.new_prompt_ids) // 4,
         completion_tokens=completion_tokens,
         constrained_tokens=sum(end - start for start, end in turn.constrained),
@@ -222,7 +224,8 @@ def decode_turn(
         superseded_by: recorded with the commit of that turn.
     """
     row, meta = entry.row, entry.meta
-    settings, tools, *messages, reply = [text_at(position) for position in entry.refs]
+    settings, tools, *said = [text_at(position) for position in entry.refs]
+    *messages, reply = together(said)
     new_prompt_ids, completion_ids = _decode_ids(ids)
     return Turn(
         turn_id=row.turn_id,

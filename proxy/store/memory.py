@@ -28,6 +28,7 @@ from proxy.store.codec import (
 )
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import Head, doc_of, head_of, session_of
+from proxy.store.images import together
 from proxy.store.text import Text, pack, unpack
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
 
@@ -284,7 +285,7 @@ class MemoryStore:
         if not all(0 <= number < len(recording.turns) for number in numbers):
             raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
         entries = [decode_entry(recording.turns[number]) for number in numbers]
-        return [[unpack(recording.texts[ref]) for ref in entry.refs[FIRST_MESSAGE:]] for entry in entries]
+        return [together(unpack(recording.texts[ref]) for ref in entry.refs[FIRST_MESSAGE:]) for entry in entries]
 
     async def hide(self, trial_id: str, turn_id: str) -> None:
         recording = self._recordings.get(trial_id)

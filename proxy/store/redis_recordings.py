@@ -24,6 +24,7 @@ from proxy.store.codec import (
     path_ids,
 )
 from proxy.store.head import Head, head_from_hash, session_of
+from proxy.store.images import together
 from proxy.store.keys import TrialKeys, trial_keys
 from proxy.store.known import KnownTexts
 from proxy.store.redis_batch import Command
@@ -108,7 +109,7 @@ class RedisRecordings:
         if len(packed) != len(positions):
             refuse(trial_id, CLOSED)
         texts = dict(zip(positions, packed, strict=True))
-        return [[unpack(texts[ref]) for ref in entry.refs[FIRST_MESSAGE:]] for entry in entries]
+        return [together(unpack(texts[ref]) for ref in entry.refs[FIRST_MESSAGE:]) for entry in entries]
 
     async def hide(self, trial_id: str, turn_id: str) -> None:
         await self._run("hide", [trial_keys(trial_id).numbers], [pack_id(turn_id)])

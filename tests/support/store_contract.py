@@ -297,6 +297,30 @@ class StoreContract:
         with pytest.raises(NotFound):
             await store.conversation("talk", [0, 4])
 
+    async def test_an_image_is_kept_once_and_comes_back_wherever_it_was_shown(self, store: SessionStore) -> None:
+        """I5: a screenshot that is shown again costs nothing more."""
+        await store.register(session("seen"))
+        url = "data:image/png;base64," + "iVBORw0K" * 4000
+
+        def shown(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+            return [
+                {"role": "user", "content": [{"type": "text", "text": "look"}, *parts]},
+                {"role": "tool", "content": "x"},
+            ]
+
+        inline, closer = {"url": url}, {"url": url, "detail": "high"}
+        linked = {"url": "https://example.com/cat.png"}
+        kinds: list[list[dict[str, Any]]] = [[inline], [inline, closer, linked], [linked], [closer]]
+        made = []
+        for number, images in enumerate(kinds):
+            messages = shown(*({"type": "image_url", "image_url": image} for image in images))
+            made.append(turn(number, parent=made[-1] if made else None, messages=messages))
+            its_row = row(made[-1], parent=number - 1)
+            assert await store.commit("seen", made[-1], its_row, now=float(number)) == number
+        assert await store.turns("seen") == made
+        assert await store.conversation("seen", [1]) == [[*made[1].messages, made[1].reply]]
+        assert (await store.path("seen", [0, 1])).reply == made[1].reply
+
     async def test_a_hidden_answer_stays_on_record(self, store: SessionStore) -> None:
         made = await record(store, "shy", 2)
         await store.hide("shy", made[0].turn_id)
