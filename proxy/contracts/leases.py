@@ -3,15 +3,39 @@
 A group is ready when all its trials have ended, or at its deadline with those that have. It is leased to one trainer at a time,
 and acknowledged once the step that used it is durable. A lease that is neither acknowledged nor extended in time is served again,
 under a new lease_id; a trainer that finds a group in its checkpoint's ledger acknowledges it and trains nothing.
+
+Whose tokens are whose (I4): what a group leaves out when it gets ready is the proxy's to account for (`RunView.not_trained`). What
+it brings is settled with its first grant, is the same in every later one, and is the trainer's to account for (`Lease.tokens`).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from proxy.contracts.errors import NotFound
 from proxy.contracts.records import Group, Session
 
 CONSUMER = r"^[A-Za-z0-9._-]{1,128}$"
+REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
+
+
+class NotTrained(StrEnum):
+    """Why no lease brings a trial's tokens to a trainer: words of the ledger. Of several, the first that holds."""
+
+    EVALUATION = "evaluation"  # the group's purpose is eval
+    UNGROUPED = "ungrouped"  # the trial is in no group
+    LATE = "late"  # it had not ended when its group was served; or these tokens came after it had been accounted for
+    DELETED = "deleted"  # the session was deleted before its group was first leased
+    ABORTED = "aborted"  # the trial was given up
+    TEXT_ONLY = "text_only"  # an upstream gave text and no token ids, for some of its turns at least
+    SYNTHETIC = "synthetic"  # a script spoke
+    UNSCORED = "unscored"  # it ended without a reward
 
 
 class LeaseRequest(BaseModel):
@@ -19,6 +43,8 @@ class LeaseRequest(BaseModel):
 
     run_id: groups of this run only (None: of groups without one). consumer: names the trainer, for operators.
     ttl_s: how long it may take from here to acknowledge or extend.
+    request_id: the same again within five minutes is answered with the same leases, if they are still held: for a caller whose
+        answer was lost.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -27,6 +53,7 @@ class LeaseRequest(BaseModel):
     max_groups: int = Field(1, ge=1, le=256)
     wait_s: float = Field(0.0, ge=0, le=60, allow_inf_nan=False)
     ttl_s: float = Field(600.0, ge=1, le=86400, allow_inf_nan=False)
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
 
 
 class Lease(BaseModel):
@@ -34,7 +61,11 @@ class Lease(BaseModel):
 
     trials: those to be trained: completed, with a reward, with exact records. left_out: trial_id -> why it is not among them
     (`unscored`, `aborted`, `text_only`, `synthetic`, `deleted`, `late`: had not ended at the deadline), words of the ledger.
-    Samples are read with `GET /sessions/{trial_id}/samples`. grants: how often the group has been leased, this time included.
+    Samples are read with `GET /sessions/{trial_id}/samples`.
+    tokens: trial_id -> policy version -> sampled tokens, for the trainer to account for. Also of trials that were deleted since the
+        group was first leased: they are in `tokens` and not in `trials` any more, and the trainer books them as `deleted`
+        (as it does where reading samples answers 410 or 404), unless its ledger has the group already.
+    grants: how often the group has been leased, this time included.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -42,6 +73,7 @@ class Lease(BaseModel):
     group: Group
     trials: list[Session]
     left_out: dict[str, str] = Field(default_factory=dict)
+    tokens: dict[str, dict[str, int]] = Field(default_factory=dict)
     expires_at: float
     grants: int = 1
 
@@ -59,6 +91,14 @@ class LeaseExtension(BaseModel):
     ttl_s: float = Field(600.0, ge=1, le=86400, allow_inf_nan=False)
 
 
+class LeaseTerm(BaseModel):
+    """What is left of a lease. expires_at: None once it is acknowledged or released."""
+
+    model_config = ConfigDict(extra="forbid")
+    lease_id: str
+    expires_at: float | None = None
+
+
 class RunGroups(BaseModel):
     """How many of a run's training groups are where. A group is in hand from registration until it is acknowledged."""
 
@@ -74,16 +114,45 @@ class RunGroups(BaseModel):
         return self.running + self.ready + self.leased
 
 
+class EvalGroups(BaseModel):
+    """How many of a run's evaluation groups have not ended yet, and have. They are never leased."""
+
+    model_config = ConfigDict(extra="forbid")
+    running: int = 0
+    ended: int = 0
+
+
 class RunView(BaseModel):
     """`GET /runs/{run_id}`.
 
-    sampled: tokens of the run's ended trials, per policy version. not_trained: the tokens of those that no lease will bring to a
-    trainer, per reason of the ledger, per version. The rest is what trainers account for (I4).
+    sampled: tokens of the run's ended trials, per policy version. not_trained: of those, the tokens that no lease will ever bring to
+    a trainer, per reason of the ledger, per version. The rest is what trainers account for (I4): what the leases of acknowledged,
+    leased and ready groups bring, and what the ended trials of running groups hold.
     """
 
     model_config = ConfigDict(extra="forbid")
-    run_id: str
+    run_id: str | None
     groups: RunGroups = Field(default_factory=RunGroups)
-    eval_groups: RunGroups = Field(default_factory=RunGroups)
+    eval_groups: EvalGroups = Field(default_factory=EvalGroups)
     sampled: dict[str, int] = Field(default_factory=dict)
     not_trained: dict[str, dict[str, int]] = Field(default_factory=dict)
+
+
+class LeaseName(NamedTuple):
+    """What a lease_id says: where the group is kept, and the grant's fencing token. Opaque to callers."""
+
+    run_id: str | None
+    group_id: str
+    grant: str
+
+    def encode(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.msgpack.encode(tuple(self))).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, lease_id: str) -> LeaseName:
+        """Raises: NotFound: no lease_id of ours."""
+        try:
+            raw = base64.b64decode(lease_id + "=" * (-len(lease_id) % 4), altchars=b"-_", validate=True)
+            return cls(*msgspec.msgpack.decode(raw, type=tuple[str | None, str, str]))
+        except (ValueError, binascii.Error, msgspec.MsgspecError):
+            raise NotFound(f"no lease {lease_id[:128]!r}") from None
