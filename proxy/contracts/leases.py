@@ -4,8 +4,9 @@ A group is ready when all its trials have ended, or at its deadline with those t
 and acknowledged once the step that used it is durable. A lease that is neither acknowledged nor extended in time is served again,
 under a new lease_id; a trainer that finds a group in its checkpoint's ledger acknowledges it and trains nothing.
 
-Whose tokens are whose (I4): what a group leaves out when it gets ready is the proxy's to account for (`RunView.not_trained`). What
-it brings is settled with its first grant, is the same in every later one, and is the trainer's to account for (`Lease.tokens`).
+Whose tokens are whose (I4): what a group leaves out when it gets ready is the proxy's to account for (`RunView.not_trained`).
+What it brings is settled with its first grant, is the same in every later one, and is the trainer's to account for
+(`Lease.tokens`).
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Lease(BaseModel):
     trials: those to be trained: completed, with a reward, with exact records. left_out: trial_id -> why it is not among them
     (`unscored`, `aborted`, `text_only`, `synthetic`, `deleted`, `late`: had not ended at the deadline), words of the ledger.
     Samples are read with `GET /sessions/{trial_id}/samples`.
-    tokens: trial_id -> policy version -> sampled tokens, for the trainer to account for. Also of trials that were deleted since the
-        group was first leased: they are in `tokens` and not in `trials` any more, and the trainer books them as `deleted`
+    tokens: trial_id -> policy version -> sampled tokens, for the trainer to account for. Also of trials that were deleted since
+        the group was first leased: they are in `tokens` and not in `trials` any more, and the trainer books them as `deleted`
         (as it does where reading samples answers 410 or 404), unless its ledger has the group already.
     grants: how often the group has been leased, this time included.
     """
@@ -125,9 +126,9 @@ class EvalGroups(BaseModel):
 class RunView(BaseModel):
     """`GET /runs/{run_id}`.
 
-    sampled: tokens of the run's ended trials, per policy version. not_trained: of those, the tokens that no lease will ever bring to
-    a trainer, per reason of the ledger, per version. The rest is what trainers account for (I4): what the leases of acknowledged,
-    leased and ready groups bring, and what the ended trials of running groups hold.
+    sampled: tokens of the run's ended trials, per policy version. not_trained: of those, the tokens that no lease will ever bring
+    to a trainer, per reason of the ledger, per version. The rest is what trainers account for (I4): what the leases of
+    acknowledged, leased and ready groups bring, and what the ended trials of running groups hold.
     """
 
     model_config = ConfigDict(extra="forbid")
