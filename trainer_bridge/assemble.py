@@ -1,0 +1,96 @@
+"""Leased groups into one step's batch, and everything that is known of them into numbers. Pure: values in, values out.
+
+Every token of these groups is booked on the way, in the books of the step (I4): what was sampled, from the turns; what can't be
+trained, by reason. What is left is what the step trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer_bridge.advantages import Estimator, Scored
+from trainer_bridge.batch import Row, Terms, read_samples
+from trainer_bridge.feed import Leased
+from trainer_bridge.ledger import Ledger, Reason
+from trainer_bridge.orders import Batch, make_batch
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
+    step itself books. values: by names of `measures`."""
+
+    batch: Batch
+    books: Ledger
+    values: dict[str, float]
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(row.trained_tokens for row in self.batch.rows)
+
+
+def assemble(groups: Sequence[Leased], terms: Terms, estimator: Estimator) -> Assembled:
+    """Everything that these groups bring to a step by weights that `terms.history` ends in."""
+    books = Ledger()
+    for leased in groups:
+        books.add(leased.books)
+    rows = read_samples((sample for leased in groups for sample in leased.samples), terms, books)
+    scored = [
+        Scored(trial.trial_id, leased.group_id, trial.reward)
+        for leased in groups
+        for trial in leased.lease.trials
+        if trial.reward is not None
+    ]
+    batch, dropped = make_batch(rows, scored, estimator, books)
+    return Assembled(batch, books, _values(groups, scored, batch, dropped))
+
+
+def _values(
+    groups: Sequence[Leased], scored: Sequence[Scored], batch: Batch, dropped: dict[str, Reason]
+) -> dict[str, float]:
+    rows = batch.rows
+    values: dict[str, float] = {
+        "batch/groups": len(groups),
+        "batch/groups_trained": len({row.group_id for row in rows}),
+        "batch/trials": len(scored),
+        "batch/samples": len(rows),
+        "batch/tokens": sum(row.tokens for row in rows),
+        "batch/trained_tokens": sum(row.trained_tokens for row in rows),
+    }
+    if groups:
+        equal = sum(reason is Reason.ZERO_VARIANCE for reason in dropped.values())
+        values["reward/zero_variance_fraction"] = equal / len(groups)
+    if scored:
+        rewards = [trial.reward for trial in scored]
+        values |= {"reward/mean": _mean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
+        values["reward/std"] = math.sqrt(_mean([(reward - values["reward/mean"]) ** 2 for reward in rewards]))
+        turns = [trial.counts.turns for leased in groups for trial in leased.lease.trials]
+        values["length/turns_mean"] = _mean(turns)
+    if rows:
+        advantages = [batch.advantages[row.trial_id] for row in rows]
+        lengths = [row.tokens for row in rows]
+        values |= {
+            "advantage/mean": _mean(advantages),
+            "advantage/abs_mean": _mean([abs(advantage) for advantage in advantages]),
+            "length/sample_mean": _mean(lengths),
+            "length/sample_max": max(lengths),
+            "length/trained_mean": values["batch/trained_tokens"] / len(rows),
+        }
+        values |= _staleness(rows)
+    return values
+
+
+def _staleness(rows: Sequence[Row]) -> dict[str, float]:
+    steps = [row.verdict.staleness_steps or 0 for row in rows]
+    return {
+        "staleness/mean": _mean(steps),
+        "staleness/max": max(steps),
+        "staleness/in_flight": _mean([row.verdict.in_flight_steps or 0 for row in rows]),
+        "staleness/queue": _mean([row.verdict.queue_steps or 0 for row in rows]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

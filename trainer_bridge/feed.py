@@ -1,0 +1,243 @@
+"""Completed groups on their way from the proxy into steps: leased ahead, read while a step runs, given back when they must be.
+
+Owns the leases of one trainer and what is read for them; decides nothing about training. A group is held from its lease until
+it is acknowledged, which is after the step that used it is durable (`Feed.acknowledge`), or released. A group that the ledger's
+checkpoint knows already was trained by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Self
+
+from proxy.client import AsyncSteno
+from proxy.contracts.errors import Conflict, Gone, NotFound, StenoError
+from proxy.contracts.leases import Lease, LeaseExtension, LeaseRequest
+from proxy.contracts.records import Sample
+from trainer_bridge.ledger import Ledger, book_superseded, received
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 20.0
+"""How long one request waits for groups: short of what load balancers cut."""
+READERS = 8
+"""Sessions that are read at the same time."""
+AGAIN_S = 2.0
+"""How long to wait after a request that failed for good: the proxy may be restarting."""
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A group as it was served. samples: of all trials that can be trained, by session and in commit order of the leaves.
+
+    books: what these sessions sampled (from their turns) and what of it no sample holds: a ledger of its own, so that a group
+    that is given back leaves no trace.
+    """
+
+    lease: Lease
+    samples: list[Sample]
+    books: Ledger = field(default_factory=Ledger)
+
+    @property
+    def group_id(self) -> str:
+        return self.lease.group.group_id
+
+
+class Feed:
+    """Groups of one run, oldest first. Use as a context manager: leaving gives back what is held.
+
+    Args:
+        consumer: names this trainer to operators.
+        ahead: groups held and not yet taken, at most.
+        trained: whether a group's step is durable already.
+        ttl_s: of leases; extended at a third of it, so that two lost requests cost nothing.
+    """
+
+    def __init__(
+        self,
+        client: AsyncSteno,
+        *,
+        run_id: str | None,
+        consumer: str,
+        ahead: int,
+        trained: Callable[[str], bool] = lambda group_id: False,
+        ttl_s: float = 600.0,
+    ) -> None:
+        self._client = client
+        self._run_id, self._consumer, self._ttl_s = run_id, consumer, ttl_s
+        self._ahead = ahead
+        self._trained = trained
+        self._waiting: deque[Leased] = deque()
+        self._held: dict[str, Lease] = {}
+        self._changed = asyncio.Condition()
+        self._readers = asyncio.Semaphore(READERS)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._keep())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group_id in list(self._held):
+            await self._give_back(group_id)
+
+    @property
+    def waiting(self) -> int:
+        """Groups that could be taken now."""
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Groups under lease, taken ones included."""
+        return len(self._held)
+
+    async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[Leased]:
+        """The oldest `groups`, once there are so many. They stay held until they are acknowledged.
+
+        at_least: after `wait_s` without enough, so many will do (default: all of them, and no end to waiting).
+        Raises: StenoError: what ended the leasing for good (a key that opens nothing, say).
+        """
+        enough = groups
+        async with self._changed:
+            try:
+                async with asyncio.timeout(wait_s if at_least is not None else None):
+                    await self._changed.wait_for(lambda: self._failure or len(self._waiting) >= groups)
+            except TimeoutError:
+                enough = at_least or 0
+                await self._changed.wait_for(lambda: self._failure or len(self._waiting) >= enough)
+            if self._failure is not None:
+                raise self._failure
+            taken = [self._waiting.popleft() for _ in range(min(groups, len(self._waiting)))]
+            self._changed.notify_all()
+            return taken
+
+    async def acknowledge(self, group_ids: Iterable[str]) -> None:
+        """The steps that used these groups are durable. One whose lease was lost meanwhile will be served again, and
+        acknowledged at sight, since `trained` knows it by then."""
+        for group_id in group_ids:
+            lease = self._held.pop(group_id, None)
+            if lease is None:
+                logger.warning("group %s: its lease was lost before its step was durable", group_id)
+                continue
+            await self._acknowledge(lease)
+        async with self._changed:
+            self._changed.notify_all()
+
+    # -- leasing
+
+    async def _pull(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: len(self._waiting) < self._ahead)
+                room = self._ahead - len(self._waiting)
+            try:
+                request = LeaseRequest(
+                    run_id=self._run_id, consumer=self._consumer, max_groups=room, wait_s=POLL_S, ttl_s=self._ttl_s
+                )
+                leases = await self._client.lease(request)
+            except StenoError as error:
+                if not error.retryable:
+                    raise
+                logger.warning("no leases just now: %s", error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            for lease in leases:
+                await self._receive(lease)
+
+    async def _receive(self, lease: Lease) -> None:
+        group_id = lease.group.group_id
+        if self._trained(group_id):
+            logger.info("group %s was trained before: acknowledged", group_id)
+            await self._acknowledge(lease)
+            return
+        self._held[group_id] = lease
+        try:
+            leased = await self._read(lease)
+        except StenoError as error:
+            if not error.retryable:
+                raise
+            logger.warning("group %s could not be read, and is given back: %s", group_id, error)
+            await self._give_back(group_id)
+            return
+        async with self._changed:
+            if group_id in self._held:  # its lease may have been lost while it was read
+                self._waiting.append(leased)
+            self._changed.notify_all()
+
+    async def _read(self, lease: Lease) -> Leased:
+        books = Ledger()
+        read = await asyncio.gather(*(self._session(trial.trial_id, books) for trial in lease.trials))
+        return Leased(lease, [sample for samples in read for sample in samples], books)
+
+    async def _session(self, trial_id: str, books: Ledger) -> list[Sample]:
+        async with self._readers:
+            try:
+                turns = [turn async for turn in self._client.turns(trial_id)]
+                samples = await self._client.samples(trial_id)
+            except (Gone, NotFound):
+                # Deleted between its lease and now: the proxy has booked its tokens as such.
+                logger.warning("trial %s was deleted while its group was leased", trial_id)
+                return []
+        for version, tokens in received(turns).items():
+            books.sampled(version, tokens)
+        book_superseded(turns, samples, books)
+        return samples
+
+    async def _keep(self) -> None:
+        """Extend what is held, in time."""
+        while True:
+            await asyncio.sleep(self._ttl_s / 3)
+            for group_id, lease in list(self._held.items()):
+                try:
+                    self._held[group_id] = await self._client.extend_lease(
+                        lease.lease_id, LeaseExtension(ttl_s=self._ttl_s)
+                    )
+                except (Conflict, NotFound, Gone):
+                    await self._lost(group_id)
+                except StenoError as error:
+                    if not error.retryable:
+                        raise
+                    logger.warning("the lease of group %s could not be extended just now: %s", group_id, error)
+
+    async def _lost(self, group_id: str) -> None:
+        logger.warning("group %s: its lease was lost", group_id)
+        async with self._changed:
+            self._held.pop(group_id, None)
+            self._waiting = deque(leased for leased in self._waiting if leased.group_id != group_id)
+            self._changed.notify_all()
+
+    async def _acknowledge(self, lease: Lease) -> None:
+        try:
+            await self._client.acknowledge_lease(lease.lease_id)
+        except (Conflict, NotFound, Gone) as error:
+            logger.warning("group %s will be served again: %s", lease.group.group_id, error)
+
+    async def _give_back(self, group_id: str) -> None:
+        lease = self._held.pop(group_id)
+        try:
+            await self._client.release_lease(lease.lease_id)
+        except StenoError as error:
+            logger.warning("group %s comes back when its lease ends: %s", group_id, error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        self._failure = task.exception()
+        wake = asyncio.ensure_future(self._wake())
+        self._tasks.append(wake)
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

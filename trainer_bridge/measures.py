@@ -1,0 +1,94 @@
+"""What a training run measures: every number's name, once, with how to read it. Trackers and docs/metrics.md are made from this.
+
+Names are those of TensorBoard and Weights & Biases (`group/name`); Prometheus has them as `steno_train_group_name`. What was not
+measured in a step is absent from its values, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+Values = Mapping[str, float]
+
+
+class Measure(NamedTuple):
+    name: str
+    help: str
+
+    @property
+    def prometheus(self) -> str:
+        return "steno_train_" + self.name.replace("/", "_")
+
+
+MEASURES: tuple[Measure, ...] = tuple(
+    Measure(*row)
+    for row in (
+        (
+            "reward/mean",
+            "Mean reward of the trials of the step's groups, those without variance included: the curve to watch",
+        ),
+        ("reward/std", "Standard deviation of those rewards, over all trials"),
+        ("reward/min", "Smallest reward of the step"),
+        ("reward/max", "Largest reward of the step"),
+        (
+            "reward/zero_variance_fraction",
+            "Groups whose rewards are all equal, of those of the step: near 1 means too easy or too hard",
+        ),
+        ("advantage/mean", "Mean advantage over trained samples; not 0 where trials forked into unequally many"),
+        ("advantage/abs_mean", "Mean size of the advantages: how much the step has to say"),
+        ("batch/groups", "Groups that the step took"),
+        ("batch/groups_trained", "Groups that said something"),
+        ("batch/trials", "Trials with a reward"),
+        ("batch/samples", "Samples trained: leaves of conversations"),
+        ("batch/tokens", "Tokens of those samples, prompts included"),
+        ("batch/trained_tokens", "Tokens that were trained"),
+        ("length/sample_mean", "Mean tokens of a sample"),
+        ("length/sample_max", "Tokens of the longest sample"),
+        ("length/trained_mean", "Mean trained tokens of a sample"),
+        ("length/turns_mean", "Mean turns of a trial"),
+        ("loss", "The objective; its size means little, its explosion much"),
+        ("policy/ratio", "Current against proximal probabilities; 1 with one optimizer step per batch"),
+        ("policy/ratio_max", "The largest such ratio"),
+        ("policy/clip_high_fraction", "Tokens whose push up was stopped by the clip"),
+        ("policy/clip_low_fraction", "Tokens whose push down was stopped by the clip"),
+        ("policy/kl", "How far the step has moved from where it started, in nats"),
+        ("policy/entropy", "Entropy of the policy at trained tokens, in nats; a fall towards 0 is collapse"),
+        ("optimizer/grad_norm", "Norm of the gradient before clipping"),
+        ("optimizer/learning_rate", "Rate of the step"),
+        ("reference/kl", "k3 KL to the reference, in nats"),
+        ("mismatch/kl", "KL of sampler and trainer, in nats: kernels and staleness together"),
+        ("mismatch/kl_k3", "The same with less noise, never below 0"),
+        ("mismatch/ratio", "Mean importance weight against the recorded probabilities; 1 if nothing is wrong"),
+        ("mismatch/ratio_max", "The largest such weight"),
+        ("mismatch/logprob_difference", "Mean absolute difference to the recorded log-probabilities, in nats"),
+        ("mismatch/truncated_fraction", "Tokens whose importance weight was cut"),
+        ("mismatch/masked_fraction", "Tokens that were masked for their ratio"),
+        ("staleness/mean", "Steps between a sample's oldest version and the weights it trained, mean over samples"),
+        ("staleness/max", "The largest of these; never over the bound"),
+        ("staleness/in_flight", "Of the mean, what grew while the rollout ran"),
+        ("staleness/queue", "Of the mean, what grew while the finished group waited"),
+        ("time/wait_s", "Seconds for which the trainer had nothing to train: rollouts are too slow"),
+        ("time/score_s", "Seconds of the passes without gradients: proximal and reference log-probabilities"),
+        ("time/train_s", "Seconds of forward, backward and optimizer"),
+        ("time/checkpoint_s", "Seconds of the checkpoint, where one was written"),
+        ("time/gather_s", "Seconds for which training stood still to hand its weights over"),
+        (
+            "time/push_s",
+            "Seconds from there until every worker had served them or was named as failed; overlaps the next step",
+        ),
+        ("time/pause_s", "The longest time for which a worker's generations stood still for it"),
+        ("throughput/tokens_per_s", "Tokens trained and read by the step, per second of it"),
+        ("throughput/mfu", "Model FLOPs utilisation of the step, where the GPU's peak is known"),
+        ("pack/balance", "Work over the time of the slowest rank at each micro-batch; 1 if no rank ever waits"),
+        ("pack/fill", "Tokens over the budget of all micro-batches, dummies included"),
+        ("pack/micro_batches", "Micro-batches of each rank"),
+        ("memory/peak_bytes", "Largest device memory of a rank in the step; resident memory on a CPU"),
+        ("queue/waiting_groups", "Groups leased and not yet taken"),
+        ("queue/in_hand_groups", "Groups of the run registered and not yet acknowledged"),
+        ("eval/reward", "Mean reward of the evaluation, with its own sampling"),
+        ("eval/reward_std", "Standard deviation of it over trials"),
+        ("eval/trials", "Trials evaluated with a reward"),
+    )
+)
+BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -1,0 +1,136 @@
+"""Where a run's numbers go: Prometheus, TensorBoard, Weights & Biases. Any of them, none of them; each imported only when asked
+for.
+
+A tracker must not end a run: one that fails is logged, and asked again at the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.ledger import Ledger
+from trainer_bridge.measures import MEASURES, Values
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: Values) -> None:
+        """Numbers of one step, by names of `measures`. The step is that of the weights afterwards."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Prometheus:
+    """Gauges on `http://<host>:<port>/metrics`, and the run's ledger as counters."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> None:
+        """Raises: ConfigError: the port is taken."""
+        self.registry = registry or CollectorRegistry()
+        self._gauges = {m.name: Gauge(m.prometheus, m.help, registry=self.registry) for m in MEASURES}
+        self._steps = Counter("steno_train_steps", "Optimizer steps taken by this process", registry=self.registry)
+        self._step = Gauge("steno_train_step", "Step of the current weights", registry=self.registry)
+        self._tokens = Gauge(
+            "steno_train_ledger_tokens", "Tokens by what became of them: `sampled`, `trained`, or a reason of the ledger",
+            ["outcome"], registry=self.registry,
+        )  # fmt: skip
+        try:
+            self._server, self._thread = start_http_server(port, host, registry=self.registry)
+        except OSError as error:
+            raise ConfigError(f"metrics_port: {host}:{port}: {error.strerror}", field="metrics_port") from error
+        self.port: int = self._server.server_port
+
+    def log(self, step: int, values: Values) -> None:
+        self._step.set(step)
+        self._steps.inc()
+        for name, value in values.items():
+            self._gauges[name].set(value)
+
+    def book(self, ledger: Ledger) -> None:
+        """Show the ledger as it stands."""
+        total = ledger.total()
+        self._tokens.labels("sampled").set(total.sampled)
+        self._tokens.labels("trained").set(total.trained)
+        for reason, tokens in total.untrained.items():
+            self._tokens.labels(reason.value).set(tokens)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class TensorBoard:
+    """Event files in `folder`, for `tensorboard --logdir`."""
+
+    def __init__(self, folder: Path) -> None:
+        writer = _imported("tensorboardX", "tensorboard_dir").SummaryWriter
+        self._writer = writer(logdir=str(folder), flush_secs=10)
+
+    def log(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases. A resumed trainer goes on with the same one, since its id is the run's.
+
+    mode: `online`, or `offline` (files that `wandb sync` sends later).
+    """
+
+    def __init__(self, project: str, *, run_id: str, mode: str, folder: Path, config: Mapping[str, Any]) -> None:
+        wandb = _imported("wandb", "wandb_project")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=project, id=run_id, name=run_id, mode=mode, dir=str(folder), config=dict(config), resume="allow",
+            settings=wandb.Settings(console="off", silent=True),
+        )  # fmt: skip
+
+    def log(self, step: int, values: Values) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackers:
+    """All of a run's trackers as one. Owns that none of them can end it."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, step: int, values: Values) -> None:
+        self._each(lambda tracker: tracker.log(step, values))
+
+    def book(self, ledger: Ledger) -> None:
+        self._each(lambda tracker: tracker.book(ledger) if isinstance(tracker, Prometheus) else None)
+
+    def close(self) -> None:
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for tracker in self._trackers:
+            try:
+                act(tracker)
+            except Exception:  # recorded: numbers that were not shown are no reason to lose a step
+                logger.exception("%s failed", type(tracker).__name__)
+
+
+def _imported(name: str, setting: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting}: {name} is not installed; pip install 'steno[trackers]'", field=setting
+        ) from error
