@@ -92,6 +92,12 @@ class UpdateSpec(BaseModel):
     def version(self) -> str:
         return f"{self.lineage}/{self.step}"
 
+    @property
+    def update_id(self) -> str:
+        """Of everything in it: the same spec is the same update at every replica, also at one that has forgotten it."""
+        rest = self.model_dump_json(exclude={"manifest": {"tensors"}})
+        return blake2b(f"{rest}\0{self.manifest.digest}".encode(), digest_size=16).hexdigest()
+
 
 class Want(BaseModel):
     """Bytes that some worker lacks, the first of them: upload from here on (`stream`)."""
@@ -99,6 +105,15 @@ class Want(BaseModel):
     model_config = ConfigDict(extra="forbid")
     shard: str
     offset: int
+
+
+class Received(BaseModel):
+    """The answer to an upload. received: up to this byte of the shard somebody has taken what came; what came after it was not
+    wanted, or not yet: go on with what `Update.wants` says.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    received: int
 
 
 class WorkerUpdate(BaseModel):

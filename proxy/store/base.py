@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from proxy.contracts.canonical import Message
 from proxy.contracts.records import Group, IndexRow, Session, Turn
+from proxy.store.policies import PolicyStore
 
 
 class Page(NamedTuple):
@@ -38,6 +39,11 @@ class Path(NamedTuple):
 
 
 class SessionStore(Protocol):
+    """`policies`: what is remembered of policies and their updates, beside the sessions."""
+
+    @property
+    def policies(self) -> PolicyStore: ...
+
     async def open(self) -> None: ...
     async def close(self) -> None: ...
     async def ping(self) -> None:

@@ -20,9 +20,14 @@
     steno:{:index}:ended         zset    none                 publish: trial -> ended_at, for retention
     steno:{:index}:dead          zset    none                 publish: trial -> when its tombstone expires; trimmed by sweep
     steno:{:index}:group:<G>     zset    none                 publish: trial -> created_at
+    steno:{:policy}:heads        hash    none                 post, serve: per policy P posted:P (update id, since),
+                                                              served:P (update id), number:P (updates so far)
+    steno:{:policy}:versions:P   hash    none                 post: version -> digest of its weights, for good (I10)
+    steno:{:policy}:update:U     hash    none; 3600 s once    post, end: what was posted (spec), and how it went
+                                         nobody needs it
 
-T is a trial id, G a group id. All keys of a trial share one hash tag, hence one cluster slot, so that one script can write
-them. The index has a slot of its own; `:` cannot occur in a trial id, so no trial can name its tag.
+T is a trial id, G a group id, U an update id. All keys of a trial share one hash tag, hence one cluster slot, so that one script
+can write them. The index has a slot of its own, policies have one; `:` cannot occur in a trial id, so no trial can name their tags.
 """
 
 from __future__ import annotations
@@ -74,3 +79,16 @@ def group_key(group_id: str) -> str:
 
 def group_index_key(group_id: str) -> str:
     return f"{INDEX}group:{group_id}"
+
+
+POLICY = PREFIX + "{:policy}:"
+POLICY_HEADS = POLICY + "heads"
+UPDATE_PREFIX = POLICY + "update:"
+
+
+def policy_versions_key(policy: str) -> str:
+    return f"{POLICY}versions:{policy}"
+
+
+def update_key(update_id: str) -> str:
+    return UPDATE_PREFIX + update_id

@@ -29,6 +29,7 @@ from proxy.store.codec import (
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import Head, doc_of, head_of, session_of
 from proxy.store.images import together
+from proxy.store.policies import MemoryPolicies
 from proxy.store.text import Text, pack, unpack
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
 
@@ -102,6 +103,7 @@ class MemoryStore:
         self._group_places: dict[str, list[Position]] = {}
         self._tombstones: dict[str, float] = {}
         self._now = 0.0
+        self.policies = MemoryPolicies()
 
     async def open(self) -> None:
         """Nothing to open."""

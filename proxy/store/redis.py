@@ -19,6 +19,7 @@ from proxy.store.head import doc_of, head_from_hash, head_of, head_to_hash, sess
 from proxy.store.keys import group_key, trial_keys
 from proxy.store.redis_index import RedisIndex
 from proxy.store.redis_link import RedisLink
+from proxy.store.redis_policies import RedisPolicies
 from proxy.store.redis_recordings import CHUNK_TURNS, CLOSED, MISSING, NO_ROWS, OTHER, RedisRecordings, pairs, refuse
 from proxy.store.text import to_json
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
@@ -44,6 +45,7 @@ class RedisStore(RedisRecordings):
         )
         self._index = RedisIndex(self._link, clock)
         self._clock = clock
+        self.policies = RedisPolicies(self._link)
 
     async def open(self) -> None:
         await self.ping()

@@ -1,0 +1,30 @@
+"""The policies' part of the Redis store keeps the contract, on one server and on a cluster."""
+
+from __future__ import annotations
+
+from proxy.store.keys import update_key
+from proxy.store.policies import SUPERSEDED_TTL_S
+from proxy.store.redis import RedisStore
+from tests.support.policy_contract import PolicyContract, spec
+from tests.support.redis_server import RedisServer
+
+
+class TestRedisPolicies(PolicyContract):
+    async def test_what_nobody_needs_any_more_expires_and_what_is_served_does_not(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        served, between, newest = [await store.policies.post(spec(step), now=float(step)) for step in (1, 2, 3)]
+        await store.policies.serve(served.update_id)
+        with server.client() as client:
+            ttl = {row.update_id: client.ttl(update_key(row.update_id)) for row in (served, between, newest)}
+            assert 0 < ttl[between.update_id] <= SUPERSEDED_TTL_S
+            assert (ttl[served.update_id], ttl[newest.update_id]) == (-1, -1)
+            await store.policies.serve(newest.update_id)
+            assert 0 < client.ttl(update_key(served.update_id)) <= SUPERSEDED_TTL_S
+
+    async def test_all_replicas_know_the_same(self, store: RedisStore, server: RedisServer) -> None:
+        other = RedisStore(server.url)
+        row = await store.policies.post(spec(1), now=1.0)
+        await other.policies.serve(row.update_id)
+        assert await other.policies.heads() == await store.policies.heads()
+        await other.close()
