@@ -4,7 +4,11 @@
     └── TrainerError
         ├── LedgerImbalance   tokens appeared or vanished (I4)
         ├── BadPlan           a packing plan that is not one of these items, or that ranks can't run in lockstep
-        └── BadBatch          tensors, rewards or versions that contradict each other
+        ├── BadBatch          tensors, rewards or versions that contradict each other
+        ├── WeightsUnavailable  tensors of a model that can't be sent as what they are
+        ├── CopyFailed        a full copy of the weights that some rank could not write, or a version that has another copy
+        ├── NotFinite         a loss or a gradient that is no number: the run goes on from its checkpoint
+        └── BadCheckpoint     a checkpoint that is not whole, or not of this run's shape
 
 A sample that can't be trained is none of these: it is counted by reason in the ledger. A bad setting is a ConfigError.
 """
@@ -28,3 +32,19 @@ class BadPlan(TrainerError):
 
 class BadBatch(TrainerError):
     code = "bad_batch"
+
+
+class WeightsUnavailable(TrainerError):
+    code = "weights_unavailable"
+
+
+class CopyFailed(TrainerError):
+    code = "copy_failed"
+
+
+class NotFinite(TrainerError):
+    code = "not_finite"
+
+
+class BadCheckpoint(TrainerError):
+    code = "bad_checkpoint"

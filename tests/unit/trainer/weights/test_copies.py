@@ -1,0 +1,170 @@
+"""Full copies: complete or not there, the newest kept, whoever crashes or writes at the same time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.unit.trainer.weights.models import qwen
+from trainer_bridge.errors import CopyFailed
+from trainer_bridge.staleness import Version
+from trainer_bridge.weights import copies as module
+from trainer_bridge.weights.copies import Copies, Copy
+from trainer_bridge.weights.source import ModelWeights, TensorMeta
+
+
+class Fixed:
+    """A source of given tensors, one to a bucket; `before` runs before each of them."""
+
+    def __init__(self, *values: float, before=lambda: None) -> None:
+        self._tensors = {f"w{n}": torch.full((4,), value) for n, value in enumerate(values)}
+        self._before = before
+
+    def plan(self) -> list[list[TensorMeta]]:
+        return [[TensorMeta(name, t.dtype, tuple(t.shape))] for name, t in self._tensors.items()]
+
+    def buckets(self) -> Iterator[dict[str, Tensor]]:
+        for name, tensor in self._tensors.items():
+            self._before()
+            yield {name: tensor}
+
+
+def at(step: int) -> Version:
+    return Version("run", step)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_copy_is_a_checkpoint_that_transformers_loads(tmp_path: Path) -> None:
+    model = qwen()
+    model.config.save_pretrained(tmp_path / "config")
+    copies = Copies(tmp_path / "copies", extra=[tmp_path / "config" / "config.json"])
+    copy = copies.write(at(3), ModelWeights(model, bucket_bytes=20_000))
+    again = AutoModelForCausalLM.from_pretrained(copy.folder, dtype=torch.float32)
+    expected = model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+    assert copy == Copy.read(copy.folder) and copy.version == "run/3"
+    assert len(copy.manifest.shards) > 2
+
+
+def test_a_change_of_the_model_after_write_changes_nothing_of_the_copy(tmp_path: Path) -> None:
+    model = qwen()
+    copy = Copies(tmp_path).write(at(0), ModelWeights(model))
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    again = Copies(tmp_path / "again").write(at(0), ModelWeights(model))
+    assert again.manifest.digest != copy.manifest.digest == Copy.read(copy.folder).manifest.digest
+
+
+def test_the_newest_copies_are_kept(tmp_path: Path) -> None:
+    copies = Copies(tmp_path, keep=2)
+    for step in range(4):
+        copies.write(at(step), Fixed(step))
+    assert [copy.version for copy in copies.complete()] == ["run/2", "run/3"]
+    assert names(tmp_path) == ["weights-run-2", "weights-run-3"]
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        Copies(tmp_path, keep=0)
+
+
+def test_the_same_version_again_is_the_same_copy(tmp_path: Path) -> None:
+    first = Copies(tmp_path).write(at(1), Fixed(1.0))
+    assert Copies(tmp_path).write(at(1), Fixed(1.0)) == first
+    assert names(tmp_path) == ["weights-run-1"]
+
+
+def test_a_version_with_other_weights_is_refused_and_the_old_ones_stay(tmp_path: Path) -> None:
+    first = Copies(tmp_path).write(at(1), Fixed(1.0))
+    with pytest.raises(CopyFailed, match="other weights of version run/1"):
+        Copies(tmp_path).write(at(1), Fixed(2.0))
+    assert Copy.read(first.folder) == first
+    assert names(tmp_path) == ["weights-run-1"]
+
+
+def test_a_failed_write_leaves_nothing_and_takes_all_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_shard", full)
+    with pytest.raises(CopyFailed, match=r"rank 0: .*No space left"):
+        Copies(tmp_path).write(at(1), Fixed(1.0, 2.0, 3.0, before=lambda: taken.append(1)))
+    assert len(taken) == 3, "ranks that stop early leave the others in a collective"
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CopyFailed, match="file"):
+        Copies(tmp_path / "file" / "copies").write(at(1), Fixed(1.0))
+
+
+def test_two_trainers_may_write_to_one_folder_at_once(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=60)
+    done: list[Copy] = []
+
+    def trainer(lineage: str) -> None:
+        done.append(Copies(tmp_path, keep=4).write(Version(lineage, 1), Fixed(1.0, 2.0, before=both.wait)))
+
+    threads = [threading.Thread(target=trainer, args=(lineage,)) for lineage in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(copy.version for copy in done) == ["a/1", "b/1"]
+    assert names(tmp_path) == ["weights-a-1", "weights-b-1"]
+
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from tests.unit.trainer.weights.test_copies import Fixed, at
+from trainer_bridge.weights import copies
+
+def die(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[2] == "rename":
+    Path.rename = die
+else:
+    copies.write_shard = die
+copies.Copies(Path(sys.argv[1])).write(at(2), Fixed(2.0))
+"""
+
+
+@pytest.mark.parametrize("where", ["write", "rename"])
+def test_a_trainer_killed_before_the_rename_leaves_the_older_copy_and_the_next_one_cleans_up(
+    tmp_path: Path, where: str
+) -> None:
+    copies = Copies(tmp_path)
+    first = copies.write(at(1), Fixed(1.0))
+    killed = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), where], env={**os.environ}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(name.startswith(".writing-") for name in names(tmp_path))
+    assert copies.complete() == [first]
+    copies.write(at(2), Fixed(2.0))
+    assert names(tmp_path) == ["weights-run-1", "weights-run-2"]
+
+
+def test_what_is_no_copy_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "steno-weights.json").write_text(json.dumps({"version": "run/1", "manifest": {"tensors": []}}))
+    with pytest.raises(CopyFailed, match="tensors"):
+        Copy.read(tmp_path)
+    with pytest.raises(CopyFailed, match="no copy of weights"):
+        Copy.read(tmp_path / "missing")

@@ -1,0 +1,8 @@
+"""New weights on their way to the workers, seen from the trainer (I10).
+
+source      a model's weights under their checkpoint's names, gathered from ZeRO-3 bucket by bucket
+shards      a full copy of them as safetensors, written by all ranks, beside and renamed
+filesystem, stream, nccl    how workers get at them
+publisher   posts an update, follows it while training goes on, names workers that failed
+probe       what the trainer's own weights say of a few tokens
+"""
