@@ -74,6 +74,23 @@ def make_world(seed: int | str, hops: int | None = None) -> World:
     return World(path_of(names[0]), notes, code_word)
 
 
+def make_misleading_world(seed: int | str, hops: int = 2) -> World:
+    """A world whose notes also name where *not* to go: "Go on to notes/amber.txt, not to notes/tulip.txt."
+
+    The tiny model was never trained on these words. It follows the path that was named last and solves about one world in ten:
+    something to learn from rewards alone.
+    """
+    rng = random.Random(f"steno-demo-misleading:{seed}")
+    *names, code_word = rng.sample(WORDS, hops + 1)
+    elsewhere = [word for word in WORDS if word not in (*names, code_word)]
+    notes = {
+        path_of(here): f"Go on to {path_of(there)}, not to {path_of(rng.choice(elsewhere))}."
+        for here, there in itertools.pairwise(names)
+    }
+    notes[path_of(names[-1])] = f"The code word is {code_word}."
+    return World(path_of(names[0]), notes, code_word)
+
+
 def call_tool(world: World, name: str, arguments: str) -> str:
     """What the agent answers to one tool call: the note, or an error sentence that the model can read."""
     if name != TOOL["function"]["name"]:

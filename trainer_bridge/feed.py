@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
@@ -19,7 +19,7 @@ from proxy.client import AsyncSteno
 from proxy.contracts.errors import Conflict, Gone, NotFound, StenoError
 from proxy.contracts.leases import Lease, LeaseExtension, LeaseRequest
 from proxy.contracts.records import Sample
-from trainer_bridge.ledger import Ledger, book_superseded, received
+from trainer_bridge.ledger import Ledger, Reason, book_superseded
 
 logger = logging.getLogger(__name__)
 
@@ -178,22 +178,29 @@ class Feed:
 
     async def _read(self, lease: Lease) -> Leased:
         books = Ledger()
-        read = await asyncio.gather(*(self._session(trial.trial_id, books) for trial in lease.trials))
+        for tokens in lease.tokens.values():
+            for version, count in tokens.items():
+                books.sampled(version, count)
+        trained = [trial.trial_id for trial in lease.trials]
+        read = await asyncio.gather(*(self._session(trial_id, lease.tokens[trial_id], books) for trial_id in trained))
+        for trial_id in lease.tokens.keys() - set(trained):
+            _book_deleted(lease.tokens[trial_id], books)
         return Leased(lease, [sample for samples in read for sample in samples], books)
 
-    async def _session(self, trial_id: str, books: Ledger) -> list[Sample]:
+    async def _session(self, trial_id: str, tokens: Mapping[str, int], books: Ledger) -> list[Sample]:
         async with self._readers:
             try:
-                turns = [turn async for turn in self._client.turns(trial_id)]
                 samples = await self._client.samples(trial_id)
+                held = sum(part.end - part.start for s in samples for part in s.completions if not part.shared)
+                # Only what another turn took the place of may be in no sample; why is in the turns, which are read for nothing
+                # else.
+                if held != sum(tokens.values()):
+                    book_superseded([turn async for turn in self._client.turns(trial_id)], samples, books)
+                return samples
             except (Gone, NotFound):
-                # Deleted between its lease and now: the proxy has booked its tokens as such.
                 logger.warning("trial %s was deleted while its group was leased", trial_id)
+                _book_deleted(tokens, books)
                 return []
-        for version, tokens in received(turns).items():
-            books.sampled(version, tokens)
-        book_superseded(turns, samples, books)
-        return samples
 
     async def _keep(self) -> None:
         """Extend what is held, in time."""
@@ -241,3 +248,8 @@ class Feed:
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _book_deleted(tokens: Mapping[str, int], books: Ledger) -> None:
+    for version, count in tokens.items():
+        books.untrained(version, Reason.DELETED, count)

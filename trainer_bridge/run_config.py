@@ -1,0 +1,89 @@
+"""The settings of a whole training run: those of the optimisation, and of the loop around it. `STENO_TRAIN_*` in the
+environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.config import TrainerSettings
+
+
+def _admin_key() -> SecretStr | None:
+    """On the proxy's own machine the operator's shell has the admin key already."""
+    key = os.environ.get("STENO_ADMIN_KEY")
+    return SecretStr(key) if key else None
+
+
+class RunSettings(TrainerSettings):
+    """What `steno train` runs with."""
+
+    # -- where groups come from
+    proxy: str = Field("http://127.0.0.1:8000", description="base URL of the proxy, path prefix included")
+    key: SecretStr | None = Field(default_factory=_admin_key, description="admin key; unset: STENO_ADMIN_KEY")
+    run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
+    policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
+    lease_ttl_s: float = Field(
+        600.0, ge=10, description="seconds after which the groups of a trainer that died are served again"
+    )
+    take_s: float | None = Field(
+        None, gt=0,
+        description="seconds after which a step takes the groups that there are, one at least; unset: it waits for all",
+    )  # fmt: skip
+
+    # -- where weights go
+    transport: Literal["filesystem", "stream", "nccl"] = Field(
+        "filesystem",
+        description="filesystem: a folder that workers see; stream: through the proxy; nccl: between the GPUs",
+    )
+    weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights")
+    weights_dir_at_workers: str | None = Field(
+        None, description="the same folder as workers see it, where that is another path (filesystem)"
+    )
+    push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
+    push_deadline_s: float = Field(
+        600.0, gt=0, description="a worker that has not loaded them by then is named as failed"
+    )
+    kv: Literal["recompute", "keep"] = Field(
+        "recompute", description="what becomes of requests in flight: their cache is computed again, or kept"
+    )
+    probe_tokens: int = Field(
+        64, ge=0, le=4096, description="tokens whose log-probabilities workers compare before they serve; 0: no probe"
+    )
+    probe_tolerance: float = Field(
+        0.1, gt=0, description="largest difference of one of them, in nats; kernels differ by 0.01 to 0.05 in bfloat16"
+    )
+    send_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="floating-point type of the weights as they are sent; unset: as they are trained"
+    )
+
+    # -- evaluation
+    eval_every: int | None = Field(
+        None, ge=1, description="steps between two evaluations; there is one before the first step"
+    )
+    eval_config: Path | None = Field(
+        None, description="settings of the rollouts of an evaluation (as of steno rollout --config), in YAML or TOML"
+    )
+
+    # -- how it is watched
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of Prometheus metrics; 0: a free one; unset: none"
+    )
+    metrics_host: str = Field("127.0.0.1", description="address of the Prometheus metrics")
+    tensorboard_dir: Path | None = Field(None, description="folder of TensorBoard's files")
+    wandb_project: str | None = Field(None, description="project of Weights & Biases")
+    wandb_mode: Literal["online", "offline"] = Field("online", description="offline: files for `wandb sync`")
+    wandb_dir: Path = Field(Path("wandb"), description="folder of its files")
+    metrics_file: Path | None = Field(None, description="file that gets a JSON line per step")
+
+    def check(self) -> None:
+        """Raises: ConfigError: names the field of a combination that can't be."""
+        super().check()
+        if (self.eval_every is None) != (self.eval_config is None):
+            raise ConfigError("eval_every and eval_config go together", field="eval_config")
+        if self.weights_dir_at_workers is not None and self.transport != "filesystem":
+            raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
