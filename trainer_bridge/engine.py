@@ -1,0 +1,143 @@
+"""The policy under ZeRO-3: opened once, then forward, backward and update, the same calls on every rank.
+
+Owns the DeepSpeed engines (the policy's, and the frozen reference's where there is one) and everything DeepSpeed has to be told
+apart: that it divides gradients by ranks, that it clips by default, that a rate is set before a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.config import TrainerSettings
+from trainer_bridge.model import PolicyModel, cost_model, load_model
+from trainer_bridge.packing import CostModel
+from trainer_bridge.ranks import Ranks
+from trainer_bridge.sequence import Share
+from trainer_bridge.zero import deepspeed_config, reference_config, start_deepspeed
+
+log = logging.getLogger(__name__)
+
+
+class PolicyEngine:
+    """ranks, cost and context_tokens (the longest sample that the model takes) are the run's; `deepspeed` and `reference` are
+    DeepSpeed's engines, `lm` the transformers model (its parameters are partitioned)."""
+
+    def __init__(
+        self, ranks: Ranks, settings: TrainerSettings, deepspeed: Any, reference: Any | None, cost: CostModel
+    ) -> None:
+        self.ranks = ranks
+        self.settings = settings
+        self.deepspeed = deepspeed
+        self.reference = reference
+        self.cost = cost
+
+    @classmethod
+    def open(cls, settings: TrainerSettings, ranks: Ranks) -> PolicyEngine:
+        """Load the model and, if it is asked for, the reference. A collective.
+
+        Raises: ConfigError: the model is not covered, or settings do not fit it; names the field.
+        """
+        torch.manual_seed(settings.seed + ranks.pack)
+        cuda = ranks.device.type == "cuda"
+        zero = deepspeed_config(settings, cuda=cuda)
+        start_deepspeed(cuda=cuda, own_kernels=settings.offload_optimizer and cuda)
+        policy = _load(settings.model, settings, zero, training=True)
+        _check_heads(policy.lm.config, ranks.sequence_size)
+        if settings.micro_batch_tokens % ranks.sequence_size:
+            raise ConfigError("micro_batch_tokens must be a multiple of sequence_parallel", field="micro_batch_tokens")
+        cost = cost_model(policy.lm)
+        reference = None
+        if settings.reference_kl:
+            frozen = reference_config(zero)
+            reference = _initialize(
+                _load(settings.reference or settings.model, settings, frozen, training=False), frozen
+            )
+            reference.module.eval()
+        return cls(ranks, settings, _initialize(policy, zero), reference, cost)
+
+    @property
+    def lm(self) -> Any:
+        return self.deepspeed.module.lm
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids in samples must be below it."""
+        return int(self.lm.config.vocab_size)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sample that can be trained: what a micro-batch holds, and what the model takes."""
+        return min(
+            self.settings.micro_batch_tokens, int(getattr(self.lm.config, "max_position_embeddings", None) or 2**31)
+        )
+
+    def logprobs(self, share: Share, chunks: int) -> tuple[Tensor, Tensor]:
+        """With gradients. A collective, as are all below."""
+        self.deepspeed.train()
+        found: tuple[Tensor, Tensor] = self.deepspeed(share.packed, share.segments, chunks)
+        return found
+
+    @torch.no_grad()
+    def score(self, share: Share, chunks: int, *, reference: bool) -> Tensor:
+        """Log-probabilities without gradients, by the policy as it is or by the reference. [N] float32."""
+        engine: Any = self.reference if reference else self.deepspeed
+        engine.eval()
+        found: tuple[Tensor, Tensor] = engine(share.packed, share.segments, chunks)
+        return found[0]
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss`, as it is: global weights are in it already, and DeepSpeed's average over ranks is
+        undone."""
+        self.deepspeed.backward(loss * self.ranks.size, scale_wrt_gas=False)
+
+    def update(self, learning_rate: float) -> float:
+        """One optimizer step with the gradients so far. Returns: their norm before clipping."""
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.deepspeed.step()
+        norm = self.deepspeed.get_global_grad_norm()
+        return math.nan if norm is None else float(norm)
+
+
+def learning_rate(settings: TrainerSettings, step: int) -> float:
+    """Of the step after `step` finished ones: linear warm-up, then as `schedule` says, down to 0 at `total_steps`. A function
+    of the step alone, so that there is nothing to be saved."""
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant" or settings.total_steps is None:
+        return settings.learning_rate
+    span = max(1, settings.total_steps - settings.warmup_steps)
+    done = min(1.0, (step - settings.warmup_steps) / span)
+    left = 1.0 - done if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return settings.learning_rate * left
+
+
+def _load(path: str, settings: TrainerSettings, zero: Mapping[str, Any], *, training: bool) -> PolicyModel:
+    return load_model(
+        path, precision=settings.precision, zero=zero, checkpointing=training and settings.activation_checkpointing,
+        offload_activations=training and settings.activation_offload, trust_remote_code=settings.trust_remote_code,
+    )  # fmt: skip
+
+
+def _initialize(model: PolicyModel, zero: Mapping[str, Any]) -> Any:
+    import deepspeed
+
+    trained = {"model_parameters": [p for p in model.parameters() if p.requires_grad]} if "optimizer" in zero else {}
+    engine, *_ = deepspeed.initialize(model=model, config=dict(zero), **trained)
+    return engine
+
+
+def _check_heads(config: Any, ranks: int) -> None:
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or max(groups, ranks) % min(groups, ranks):
+        raise ConfigError(
+            f"{heads} heads over {groups} key heads can't be shared by {ranks} ranks", field="sequence_parallel"
+        )

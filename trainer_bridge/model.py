@@ -1,0 +1,140 @@
+"""A causal language model as the step needs it: packed samples in, log-probabilities of their trained tokens out.
+
+Owns how a model directory becomes a module that ZeRO-3 may partition: attention over packed samples, the head in its own
+module, and the refusal of models whose log-probabilities these would not be.
+
+Shapes: S packed tokens on this rank, N trained tokens among those that they predict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge import attention
+from trainer_bridge.attention import Segments
+from trainer_bridge.collate import Packed
+from trainer_bridge.logprobs import LogprobHead
+from trainer_bridge.packing import CostModel
+
+_BENT = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "attn_logit_softcapping")
+"""Names in models' configurations for what is done to logits besides the product with the head."""
+
+
+class PolicyModel(nn.Module):
+    """A transformers model whose head is a `LogprobHead`, under the names that its parameters have in the model itself."""
+
+    def __init__(self, lm: Any, *, offload_activations: bool = False) -> None:
+        super().__init__()
+        lm.lm_head = LogprobHead(lm.lm_head.weight)
+        self.lm = lm
+        self._offload = offload_activations
+
+    def forward(self, packed: Packed, segments: Segments, chunks: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, [N] each, float32. Every rank calls this equally often."""
+        with _offloaded(packed.input_ids_1S.shape[1]) if self._offload and self.training else contextlib.nullcontext():
+            states_1SD = self.lm.base_model(
+                input_ids=packed.input_ids_1S, position_ids=packed.position_ids_1S, use_cache=False, segments=segments
+            ).last_hidden_state
+        states_ND = states_1SD[0].index_select(0, packed.predictor_N)
+        found: tuple[Tensor, Tensor] = self.lm.lm_head(states_ND, packed.targets_N, packed.temperatures_N, chunks)
+        return found
+
+
+def load_model(
+    path: str,
+    *,
+    precision: str,
+    zero: Mapping[str, Any] | None,
+    checkpointing: bool = False,
+    offload_activations: bool = False,
+    trust_remote_code: bool = False,
+) -> PolicyModel:
+    """The model of a directory, in training mode.
+
+    Args: zero: the DeepSpeed configuration, by which weights are partitioned while they are read (no rank ever holds the whole
+        model); None: whole. Under it this is a collective.
+    Raises: ConfigError: names `model`: not a causal language model, or one whose head or attention is not covered.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    attention.register()
+    # transformers keeps a weak reference to this and partitions what it loads for as long as it lives.
+    watched = HfDeepSpeedConfig(dict(zero)) if zero is not None else None  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        check_covered(config)
+        lm = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=getattr(torch, precision), attn_implementation=attention.NAME,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {path}: {error}", field="model") from error
+    finally:
+        del watched
+    if getattr(lm, "lm_head", None) is None or getattr(lm.lm_head, "bias", None) is not None:
+        raise ConfigError(f"model {path}: its head is no plain matrix; this model is not covered", field="model")
+    if checkpointing:
+        # Re-entrant: the other kind compares shapes of what it saved and computed again, and ZeRO-3's weights are empty in
+        # between.
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    lm.train()
+    return PolicyModel(lm, offload_activations=offload_activations)
+
+
+def check_covered(config: Any) -> None:
+    """Raises: ConfigError: the configuration says that logits or attention are more than what is computed here."""
+    for name in _BENT:
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ConfigError(f"model: {name} is {getattr(config, name)}; such models are not covered", field="model")
+    if getattr(config, "attention_dropout", 0.0):
+        raise ConfigError("model: attention_dropout is set; such models are not covered", field="model")
+
+
+def cost_model(lm: Any) -> CostModel:
+    """What a token costs, from the model's configuration and the sizes of its parameters (whole ones, also under ZeRO-3)."""
+    config = lm.config
+    outer = {id(lm.get_input_embeddings().weight), id(lm.lm_head.weight)}
+    parameters = sum(full_numel(p) for p in lm.parameters() if id(p) not in outer)
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return CostModel.of(
+        parameters=parameters, layers=config.num_hidden_layers, attention_width=heads * size, hidden=config.hidden_size,
+        vocabulary=config.vocab_size,
+    )  # fmt: skip
+
+
+def full_numel(parameter: Any) -> int:
+    """Elements of a parameter, partitioned or not: `numel()` of a partitioned one is 0."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+@contextlib.contextmanager
+def _offloaded(tokens: int) -> Iterator[None]:
+    """Keep what is saved for the backward pass of this size, the layers' states, in the host's memory.
+
+    Only large activations go: [1, tokens, …]. Weights have other shapes, and must not be copied.
+    """
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.shape[:2] != (1, tokens) or not tensor.is_floating_point():
+            return tensor
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        kept.copy_(tensor, non_blocking=True)
+        return tensor.device, kept
+
+    def unpack(saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        device, kept = saved
+        found: Tensor = kept.to(device, non_blocking=True)
+        return found
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
