@@ -64,9 +64,8 @@ class Ranks:
         backend = "nccl" if kind == "cuda" else "gloo"
         timeout = timedelta(seconds=collective_s)
         if not launched:  # alone, so that no port is needed
-            dist.init_process_group(
-                backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
-            )
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         else:
             dist.init_process_group(backend, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=wait_s))
