@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -16,6 +17,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from steno.demo_task import SYSTEM, TOOL, World, call_tool, make_world
 
 MAX_TURNS = 8
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def main() -> int:
@@ -34,13 +39,13 @@ def main() -> int:
     return 0 if world.solved_by(answer) else 1
 
 
-def solve(client: openai.OpenAI, model: str, world: World, *, stream: bool) -> str:
+def solve(client: openai.OpenAI, model: str, world: World, *, stream: bool, say: Callable[[str], None] = _say) -> str:
     """Ask, call the tool, say what it returned, until the model answers without a call. Returns that answer."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": world.question()},
     ]
-    print(f"asked     {world.question()}", flush=True)
+    say(f"asked     {world.question()}")
     for _ in range(MAX_TURNS):
         reply = (_ask_streamed if stream else _ask)(client, model, messages)
         messages.append(reply)
@@ -49,7 +54,7 @@ def solve(client: openai.OpenAI, model: str, world: World, *, stream: bool) -> s
         for call in reply["tool_calls"]:
             function = call["function"]
             result = call_tool(world, function["name"], function["arguments"])
-            print(f"called    {function['name']}({function['arguments']}) -> {result}", flush=True)
+            say(f"called    {function['name']}({function['arguments']}) -> {result}")
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     return f"(no answer after {MAX_TURNS} turns)"
 

@@ -16,7 +16,8 @@ import pytest
 from rich.console import Console
 
 import steno.demo
-from steno.demo import DemoFailed, demo
+from steno.demo import demo
+from steno.demo_processes import DemoFailed
 from tests.support.stack import ROOT, free_port
 
 
