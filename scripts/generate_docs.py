@@ -29,12 +29,14 @@ from steno.cli import app
 from steno.commands import env as command_env
 from steno.commands.connection import ClientSettings
 from steno.commands.flags import default_text, unwrap
+from trainer_bridge.rollouts.config import RolloutSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTE = "<!-- Made by scripts/docs. Change the code it describes, then run that. -->\n"
 PROGRAMS: dict[str, type[Settings]] = {
     "steno proxy": ProxySettings,
     "steno worker": WorkerSettings,
+    "steno rollout": RolloutSettings,
     "steno sessions": ClientSettings,
 }
 

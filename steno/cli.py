@@ -9,9 +9,10 @@ import typer
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
-from steno.commands import demo, env, serve, sessions
+from steno.commands import demo, env, rollout, serve, sessions
 from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
+from trainer_bridge.rollouts.config import RolloutSettings
 
 app = typer.Typer(
     name="steno",
@@ -49,6 +50,8 @@ app.command("proxy", help=prose(serve.proxy.__doc__), rich_help_panel="Run")(_pr
 app.command("worker", help=prose(serve.worker.__doc__), rich_help_panel="Run")(_worker)
 app.command("demo", help=prose(demo.demo.__doc__), rich_help_panel="Run")(demo.demo)
 app.command("env", help=prose(env.env.__doc__), rich_help_panel="Run")(env.env)
+_rollout = settings_command(RolloutSettings, rollout.rollout, rest="command")
+app.command("rollout", help=prose(rollout.rollout.__doc__), rich_help_panel="Run")(_rollout)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 
 

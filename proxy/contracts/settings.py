@@ -35,6 +35,8 @@ PREFIXES = {
     "STENO_WORKER_": "steno worker",
     "STENO_TRAIN_": "steno train",
     "STENO_CLIENT_": "steno sessions",
+    "STENO_ROLLOUT_": "steno rollout",
+    "STENO_TASK_": "the commands that steno rollout runs",
     "STENO_TEST_": ".ci/run",
     "STENO_AGENTS_": "the tests with agents",
     "STENO_VLLM_": "the tests on vLLM",

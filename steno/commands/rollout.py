@@ -1,0 +1,76 @@
+"""`steno rollout`: run a command once per trial, and post what each was worth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from steno.commands.output import EXIT_FAILURE, console
+
+if TYPE_CHECKING:
+    from trainer_bridge.rollouts.config import RolloutSettings
+    from trainer_bridge.rollouts.outcome import TrialResult
+
+
+def rollout(settings: RolloutSettings) -> None:
+    """Roll out tasks: register their groups, run a command once per trial with the trial's environment, post its reward.
+
+    Ctrl-C ends what runs and says why on record; with --run the same again goes on where it stopped. Exit code 1: no trial
+    has got a reward.
+    """
+    run_id = settings.run or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    results = asyncio.run(_rollout(settings, run_id))
+    if not any(result.reward is not None for result in results):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+async def _rollout(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
+    from trainer_bridge.rollouts.build import Prepared
+    from trainer_bridge.rollouts.harness import epochs
+    from trainer_bridge.rollouts.progress import Progress
+    from trainer_bridge.rollouts.results import ResultsFile, ended_trials
+
+    prepared = Prepared.of(settings, run_id)
+    known = ended_trials(settings.results)
+    out = console(stderr=True)
+    groups = len(prepared.tasks) * settings.epochs
+    out.print(
+        f"run {run_id}: {groups} groups of {settings.group_size} trials, {settings.trials_at_once} at a time",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    progress = Progress(out, groups * settings.group_size, settings.progress_s)
+    with contextlib.ExitStack() as files:
+        observers = [progress]
+        if settings.results is not None:
+            observers.append(files.enter_context(ResultsFile(settings.results, known)))  # type: ignore[arg-type]
+        async with prepared.client() as client:
+            rollouts = prepared.rollouts(client, observers=observers)
+            try:
+                with _cancelled_by_signals():
+                    async with progress.shown():
+                        planned = epochs(prepared.tasks, settings.epochs, settings.shuffle_seed)
+                        return await rollouts.run(planned, done=known)
+            except asyncio.CancelledError:
+                out.print(f"cancelled; --run {run_id} goes on", markup=False, soft_wrap=True)
+                raise KeyboardInterrupt from None
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one does not wait for that."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,110 @@
+"""One proxy with keys and a scripted worker; `steno rollout` as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.client import Steno
+from proxy.contracts.records import Session
+from tests.support.stack import ROOT, Stack, running
+
+ADMIN = "admin-key-of-the-tests"
+SCRIPT = Path(__file__).with_name("script.py")
+TOY = [sys.executable, "-m", "steno.toy_agent", "--seed", "{seed}"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clean_environment() -> Iterator[None]:
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("STENO_")}
+    yield
+    os.environ.update(kept)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    worker = ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--key", "worker-key"]
+    proxy = ["--admin-key", ADMIN, "--worker-key", "worker-key"]
+    with running(tmp_path_factory.mktemp("stack"), None, proxy=proxy) as found:
+        found.start_worker(*worker)
+        until_served(found)
+        yield found
+
+
+def until_served(stack: Stack) -> None:
+    until = time.monotonic() + 120
+    while httpx.get(f"{stack.url}/healthz").json().get("status") != "ok":
+        assert time.monotonic() < until, stack.logs()
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[Steno]:
+    with Steno(stack.url, ADMIN) as found:
+        yield found
+
+
+@dataclass
+class Rollout:
+    """`steno rollout` against the stack; `folder` is the test's own."""
+
+    stack: Stack
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def tasks(self, *tasks: dict[str, Any]) -> Path:
+        path = self.folder / "tasks.jsonl"
+        path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        return path
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results.jsonl"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.results.read_text().splitlines()]
+
+    def words(self, tasks: Path, *options: str, command: list[str]) -> list[str]:
+        return [
+            sys.executable, "-m", "steno", "rollout", "--tasks", str(tasks), "--proxy", self.stack.url, "--key", ADMIN,
+            "--results", str(self.results), "--work-dir", str(self.folder / "work"), *options, "--", *command,
+        ]  # fmt: skip
+
+    def start(self, tasks: Path, *options: str, command: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.words(tasks, *options, command=command),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **self.environment},
+        )  # fmt: skip
+
+    def __call__(self, tasks: Path, *options: str, command: list[str], code: int = 0) -> str:
+        """Run it to its end; what it said on stderr."""
+        with self.start(tasks, *options, command=command) as process:
+            try:
+                _, said = process.communicate(timeout=240)
+            finally:
+                process.kill()
+        assert process.returncode == code, said
+        return said
+
+
+@pytest.fixture
+def rollout(stack: Stack, tmp_path: Path) -> Rollout:
+    return Rollout(stack, tmp_path)
+
+
+@pytest.fixture
+def sessions(client: Steno) -> Callable[[str], list[Session]]:
+    """Of the groups of a run, by trial."""
+    return lambda run: sorted(
+        (session for session in client.sessions() if session.run_id == run), key=lambda session: session.trial_id
+    )

@@ -1,0 +1,76 @@
+"""Rollouts as the settings say: the parts of `harness`, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.client import AsyncSteno
+from proxy.contracts.records import Limits, SamplingPolicy
+from trainer_bridge.rollouts.admission import Admission, InHand
+from trainer_bridge.rollouts.command import check_command
+from trainer_bridge.rollouts.config import RolloutSettings
+from trainer_bridge.rollouts.executor import Executor
+from trainer_bridge.rollouts.harness import GroupOptions, Observer, Rollouts
+from trainer_bridge.rollouts.local import LocalExecutor
+from trainer_bridge.rollouts.reward import RewardFunction
+from trainer_bridge.rollouts.runner import RunnerOptions, TrialRunner
+from trainer_bridge.rollouts.tasks import Task, load_tasks
+
+CLIENT_RETRIES = 8
+"""Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What could be checked before anything runs. `rollouts` makes of it, with a client, what runs."""
+
+    settings: RolloutSettings
+    run_id: str
+    tasks: list[Task]
+    reward: RewardFunction | None
+
+    @classmethod
+    def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
+        """Raises: ConfigError: tasks, command or reward function are not what they should be."""
+        tasks = load_tasks(settings.tasks, hide=settings.hide)
+        if needs_command or settings.command:
+            check_command(settings.command, tasks)
+        reward = RewardFunction(settings.reward, settings.reward_timeout_s) if settings.reward else None
+        return cls(settings, run_id, tasks, reward)
+
+    def client(self) -> AsyncSteno:
+        return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
+
+    def rollouts(
+        self,
+        client: AsyncSteno,
+        *,
+        executor: Executor | None = None,
+        in_hand: InHand | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Rollouts:
+        """Args: executor: default: processes of this machine. in_hand: as in `Rollouts`."""
+        settings = self.settings
+        options = RunnerOptions(
+            command=tuple(settings.command),
+            proxy_url=settings.proxy,
+            work_dir=settings.work_dir,
+            timeout_s=settings.timeout_s,
+            retries=settings.retries,
+            keep=settings.keep,
+        )
+        runner = TrialRunner(client, executor or LocalExecutor(settings.grace_s), options, self.reward)
+        groups = GroupOptions(
+            run_id=self.run_id,
+            size=settings.group_size,
+            purpose=settings.purpose,
+            in_flight=settings.in_flight,
+            sequential=settings.sequential,
+            sampling=SamplingPolicy(force=settings.sampling),
+            limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
+            deadline_s=settings.deadline_s,
+            resumable=settings.run is not None,
+        )
+        admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
+        return Rollouts(client, runner, groups, admission=admission, in_hand=in_hand, observers=observers)

@@ -1,0 +1,215 @@
+"""Groups on their way: which are registered when, which of their trials run, and what has become of them.
+
+    rollouts = Rollouts(client, runner, GroupOptions("my-run", size=8), admission=Admission(groups_per_step=8))
+    results = await rollouts.run(epochs(tasks, 3))
+
+A group is registered when there is a free place for its first trial and the staleness bound admits it. Its id follows from
+run, task and round, so rollouts that were killed find their groups again: trials that have ended are not run again, those
+that were running are aborted as `interrupted`, those that had not begun are run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from proxy.client import AsyncSteno
+from proxy.contracts.records import Limits, SamplingPolicy
+from proxy.contracts.rest import GroupSpec, GroupTrials
+from trainer_bridge.rollouts.admission import Admission, InHand
+from trainer_bridge.rollouts.outcome import EndReason, TrialResult, recorded_result
+from trainer_bridge.rollouts.runner import Assignment, TrialRunner
+from trainer_bridge.rollouts.tasks import Task, group_id
+
+ASK_AGAIN_S = 0.5
+"""Between two looks at what is in hand, while the bound admits nothing. A step takes seconds at least."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A task in one round of a run."""
+
+    task: Task
+    round: str
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What groups are registered with. resumable: trials that had not begun stay open when the rollouts are cancelled."""
+
+    run_id: str
+    size: int
+    purpose: Literal["train", "eval"] = "train"
+    in_flight: int = 8
+    sequential: bool = False
+    sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
+    limits: Limits = field(default_factory=Limits)
+    deadline_s: float | None = None
+    resumable: bool = True
+
+
+class Observer(Protocol):
+    """Who is told. Called on the event loop; must not wait."""
+
+    def group_started(self, group: GroupTrials) -> None: ...
+    def trial_started(self, trial_id: str) -> None: ...
+    def trial_ended(self, result: TrialResult) -> None: ...
+    def held_back(self, held: bool) -> None:
+        """The staleness bound admits no group now, or does again."""
+
+
+def epochs(tasks: Sequence[Task], count: int, shuffle_seed: int | None = None) -> Iterator[Planned]:
+    """Each task once per epoch. Shuffled: the same seed gives the same order, so that a resumed run goes on in it."""
+    for epoch in range(count):
+        order = list(tasks)
+        if shuffle_seed is not None:
+            random.Random(f"{shuffle_seed}:{epoch}").shuffle(order)
+        yield from (Planned(task, f"epoch-{epoch}") for task in order)
+
+
+class Rollouts:
+    """Groups of one run. `run` may be called again, also while it runs: an evaluation, or another round of the same tasks."""
+
+    def __init__(
+        self,
+        client: AsyncSteno,
+        runner: TrialRunner,
+        options: GroupOptions,
+        *,
+        admission: Admission | None = None,
+        in_hand: InHand | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """
+        Args:
+            in_hand: groups of the run that are not acknowledged yet, for `admission`. Without it: those that were started
+                here and have trials that have not ended.
+        """
+        self._client = client
+        self._runner = runner
+        self.options = options
+        self._admission = admission or Admission()
+        self._in_hand = in_hand or self._own_in_hand
+        self._observers = list(observers)
+        self._slots = asyncio.Semaphore(1 if options.sequential else options.in_flight)
+        self._waiting: dict[str, Assignment] = {}
+        self._unfinished: dict[str, set[str]] = {}
+
+    async def run(self, planned: Iterable[Planned], *, done: Container[str] = frozenset()) -> list[TrialResult]:
+        """Run every group of `planned` to its end.
+
+        Args: done: trials known to have ended (`results.ended_trials`); a group of nothing else is not looked up again.
+        Returns: results of all trials, in the order in which they ended; of groups that are in `done`, nothing.
+        Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
+        Raises: StenoError: the proxy refuses, or can't be reached. OSError: no folder could be made. All that ran has been ended.
+        """
+        results: list[TrialResult] = []
+        try:
+            async with asyncio.TaskGroup() as running:
+                for plan in planned:
+                    identity = group_id(self.options.run_id, plan.task.task_id, plan.round)
+                    if not all(f"{identity}.{i}" in done for i in range(self.options.size)):
+                        await self._start(plan, identity, running, results)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            if self._waiting and not self.options.resumable:
+                await asyncio.shield(self._give_up(results))
+        return results
+
+    async def _start(
+        self, plan: Planned, identity: str, running: asyncio.TaskGroup, results: list[TrialResult]
+    ) -> None:
+        """Register a group and start its trials, each as soon as there is a place for it."""
+        async with self._slots:  # a group is not made before its first trial can run: until then it would only grow old
+            await self._admitted()
+            group = await self._register(plan, identity)
+            found = await self._open(group, plan, results)
+        trials = []
+        for assignment in found:
+            await self._slots.acquire()
+            trial = running.create_task(self._one(assignment, results))
+            trial.add_done_callback(lambda _: self._slots.release())
+            trials.append(trial)
+        if self.options.sequential and trials:
+            await asyncio.wait(trials)
+
+    async def _one(self, assignment: Assignment, results: list[TrialResult]) -> None:
+        trial_id = assignment.trial.session.trial_id
+        del self._waiting[trial_id]
+        for observer in self._observers:
+            observer.trial_started(trial_id)
+        await self._runner.run(assignment, lambda result: self._ended(result, results))
+
+    async def _register(self, plan: Planned, identity: str) -> GroupTrials:
+        options = self.options
+        spec = GroupSpec(
+            group_id=identity,
+            run_id=options.run_id,
+            task=dict(plan.task.fields),
+            size=options.size,
+            deadline_s=options.deadline_s,
+            purpose=options.purpose,
+            sampling=options.sampling,
+            limits=options.limits,
+        )
+        group = await self._client.create_group(spec)
+        for observer in self._observers:
+            observer.group_started(group)
+        return group
+
+    async def _open(self, group: GroupTrials, plan: Planned, results: list[TrialResult]) -> list[Assignment]:
+        """The trials that have not begun. Those that had when earlier rollouts were killed are ended here."""
+        found = []
+        for trial in group.trials:
+            assignment = Assignment(trial, plan.task, plan.round, group.harness_key)
+            session = trial.session
+            if session.status != "open":
+                earlier = recorded_result(session, task_id=plan.task.task_id, round_name=plan.round, earlier=True)
+                self._ended(earlier, results)
+            elif session.counts.turns:
+                self._ended(await self._runner.abandon(assignment, EndReason.INTERRUPTED), results)
+            else:
+                found.append(assignment)
+                self._waiting[session.trial_id] = assignment
+        if found:
+            self._unfinished[group.group.group_id] = {each.trial.session.trial_id for each in found}
+        return found
+
+    async def _give_up(self, results: list[TrialResult]) -> None:
+        for trial_id, assignment in list(self._waiting.items()):
+            del self._waiting[trial_id]
+            self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)
+
+    def _ended(self, result: TrialResult, results: list[TrialResult]) -> None:
+        left = self._unfinished.get(result.group_id, set())
+        left.discard(result.trial_id)
+        if not left:
+            self._unfinished.pop(result.group_id, None)
+        results.append(result)
+        for observer in self._observers:
+            observer.trial_ended(result)
+
+    async def _admitted(self) -> None:
+        if await self._admission.admits(self._in_hand):
+            return
+        for observer in self._observers:
+            observer.held_back(True)
+        while not await self._admission.admits(self._in_hand):  # noqa: ASYNC110  # the proxy is asked: nobody tells
+            await asyncio.sleep(ASK_AGAIN_S)
+        for observer in self._observers:
+            observer.held_back(False)
+
+    async def _own_in_hand(self) -> int:
+        return len(self._unfinished)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first: the rest was cancelled because of it."""
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

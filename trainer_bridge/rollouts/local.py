@@ -1,0 +1,138 @@
+"""Trials as processes of this machine: each in a session and process group of its own, ended as a whole.
+
+A job ends when its first process does, or at its time limit: SIGTERM to the group, some seconds, SIGKILL to what is left of it.
+A process that leaves the group (a daemon) escapes. Nothing is isolated: whoever runs code that a model wrote wants a sandbox
+inside the command.
+
+While a job runs, `pid` in its folder names its group, so that rollouts that were killed can be cleaned up after (`clear`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer_bridge.rollouts.executor import Exit, Job
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL: agents get to write their trajectories."""
+
+
+class LocalExecutor:
+    """An `Executor`. Needs Linux (pidfd)."""
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
+
+    async def run(self, job: Job) -> Exit:
+        with job.stdout.open("ab") as stdout, job.stderr.open("ab") as stderr:
+            try:
+                process = subprocess.Popen(  # noqa: ASYNC220  # returns once exec has happened; asyncio's reaps too early, see _end
+                    list(job.command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    cwd=job.workdir,
+                    env=dict(job.environment),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Exit(None, error=f"{job.command[0]}: {error.strerror or error}")
+        note = job.folder / "pid"
+        exited = asyncio.get_running_loop().create_future()
+        timed_out = False
+        with _watching(process.pid, exited):
+            try:
+                note.write_text(f"{process.pid} {_started_at(process.pid)}")
+                async with asyncio.timeout(job.timeout_s):
+                    await asyncio.shield(exited)
+            except TimeoutError:
+                timed_out = True
+            finally:
+                await self._end(process, exited)
+        note.unlink(missing_ok=True)
+        return Exit(process.returncode, timed_out)
+
+    async def _end(self, process: subprocess.Popen[bytes], exited: asyncio.Future[None]) -> None:
+        """Nothing of the group is left after this. The first process is reaped last: until then its number, which is the group's,
+        can't be given to anybody else."""
+        try:
+            if not exited.done():
+                _signal(process.pid, signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._grace_s):
+                        await asyncio.shield(exited)
+        finally:  # also when whoever waits is cancelled a second time
+            _signal(process.pid, signal.SIGKILL)
+            process.wait()
+
+    async def clear(self, folder: Path) -> None:
+        note = folder / "pid"
+        try:
+            pid, started_at = note.read_text().split()
+        except (OSError, ValueError):
+            return
+        while _is_left(int(pid), started_at):
+            log.warning("%s: ending process group %s, left by rollouts that were killed", folder.name, pid)
+            _signal(int(pid), signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        note.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _watching(pid: int, exited: asyncio.Future[None]) -> Iterator[None]:
+    """Resolves `exited` when the process ends, without reaping it."""
+    loop = asyncio.get_running_loop()
+    watched = os.pidfd_open(pid)
+
+    def done() -> None:
+        loop.remove_reader(watched)
+        if not exited.done():
+            exited.set_result(None)
+
+    loop.add_reader(watched, done)
+    try:
+        yield
+    finally:
+        loop.remove_reader(watched)
+        os.close(watched)
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(
+        ProcessLookupError, PermissionError
+    ):  # all gone; or one that changed its user, out of our reach
+        os.killpg(group, number)
+
+
+def _is_left(pid: int, started_at: str) -> bool:
+    """Whether something of the session that this process led still runs. Its number is not given away while that is so."""
+    leader = _stat(Path(f"/proc/{pid}/stat"))
+    if leader:
+        return leader[19] == started_at and leader[0] != "Z"
+    return any(
+        fields[3] == str(pid) and fields[0] != "Z"
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if (fields := _stat(path))
+    )
+
+
+def _started_at(pid: int) -> str:
+    """When a process started, in clock ticks since boot: with its number, its identity."""
+    return _stat(Path(f"/proc/{pid}/stat"))[19]
+
+
+def _stat(path: Path) -> list[str]:
+    """Fields from the state on (proc(5) counts it as the third); empty where there is no such process."""
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,63 @@
+"""The results file: one JSON line per trial that has ended, and what a later start of the same run reads from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from proxy.contracts.errors import ConfigError
+from proxy.contracts.rest import GroupTrials
+from trainer_bridge.rollouts.outcome import TrialResult
+
+
+def ended_trials(path: Path | None) -> frozenset[str]:
+    """Trials that a results file has. A last line that was cut off by a kill counts for nothing.
+
+    Raises: ConfigError: the file is something else.
+    """
+    if path is None or not path.exists():
+        return frozenset()
+    found = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(str(json.loads(line)["trial_id"]))
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                raise ConfigError(f"results: {path}, line {number}: no result of a trial", field="results") from None
+    return frozenset(found)
+
+
+class ResultsFile:
+    """An `Observer` that appends, line by line. A trial that the file has already is not written again."""
+
+    def __init__(self, path: Path, known: frozenset[str]) -> None:
+        """Raises: ConfigError: it can't be written."""
+        self._known = set(known)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(f"results: {path}: {error.strerror}", field="results") from None
+        if cut_off:
+            self._file.write("\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def group_started(self, group: GroupTrials) -> None: ...
+
+    def trial_started(self, trial_id: str) -> None: ...
+
+    def held_back(self, held: bool) -> None: ...
+
+    def trial_ended(self, result: TrialResult) -> None:
+        if result.trial_id not in self._known:
+            self._known.add(result.trial_id)
+            self._file.write(json.dumps(result.row(), ensure_ascii=False) + "\n")

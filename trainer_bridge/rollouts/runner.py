@@ -1,0 +1,186 @@
+"""One trial, from its folder to its record: run the command, find the reward, post what became of it.
+
+A trial of a group is fixed at the proxy, and one recording must not hold two attempts. So an attempt is repeated only while
+the trial has no turn on record: a command that could not start, or failed before its first model call. After that, what
+happened is what is recorded, and the trial ends with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from proxy.client import AsyncSteno
+from proxy.contracts.errors import Conflict, Gone, StenoError
+from proxy.contracts.records import Session
+from proxy.contracts.rest import Completion, Trial
+from trainer_bridge.rollouts import workdir
+from trainer_bridge.rollouts.command import environment, fill
+from trainer_bridge.rollouts.executor import Executor, Exit, Job
+from trainer_bridge.rollouts.outcome import EndReason, TrialResult, Verdict, recorded_result
+from trainer_bridge.rollouts.reward import RewardError, RewardFunction, Scored, Transcript, read_reward
+from trainer_bridge.rollouts.tasks import Task
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_S = 3600.0
+SETTLE_S = 1.0
+"""Before another attempt: by then the proxy has noticed that the last one's connections are gone, and recorded its turns."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial to be run. harness_key: completes and reads the trials of its group; None where the proxy asks for no key."""
+
+    trial: Trial
+    task: Task
+    round: str
+    harness_key: str | None = None
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """As in `RolloutSettings`."""
+
+    command: tuple[str, ...]
+    proxy_url: str
+    work_dir: Path
+    timeout_s: float | None = None
+    retries: int = 1
+    keep: Literal["failed", "all", "none"] = "failed"
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+class TrialRunner:
+    """Runs assignments, any number at a time."""
+
+    def __init__(
+        self,
+        client: AsyncSteno,
+        executor: Executor,
+        options: RunnerOptions,
+        reward: RewardFunction | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._executor = executor
+        self._options = options
+        self._reward = reward
+        self._clock = clock
+
+    async def run(self, assignment: Assignment, report: Callable[[TrialResult], None]) -> None:
+        """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled`.
+
+        Raises: StenoError: the proxy could not be reached, or refuses; OSError: no folder could be made.
+        """
+        began = self._clock()
+        folder = self._folder(assignment)
+        attempts, ended = 0, Exit(None)
+        try:
+            while True:
+                attempts += 1
+                ended, verdict = await self._attempt(assignment, folder)
+                early = verdict.reason in (EndReason.EXIT_CODE, EndReason.START_FAILED)
+                if not early or attempts > self._options.retries:
+                    break
+                await asyncio.sleep(SETTLE_S)
+                if (await self._client.session(assignment.trial.session.trial_id)).counts.turns:
+                    break
+                log.info("%s: attempt %d failed before its first turn: %s", folder.name, attempts, verdict.detail)
+        except asyncio.CancelledError:
+            verdict = Verdict(EndReason.CANCELLED)
+            posting = asyncio.ensure_future(self._close(assignment, verdict, began, attempts, ended, folder))
+            report(await asyncio.shield(posting))
+            raise
+        report(await self._close(assignment, verdict, began, attempts, ended, folder))
+
+    async def abandon(self, assignment: Assignment, reason: EndReason) -> TrialResult:
+        """End a trial that is not run: one whose rollouts were killed in the middle, or that is not wanted any more."""
+        folder = self._folder(assignment)
+        await self._executor.clear(folder)
+        return await self._close(assignment, Verdict(reason), self._clock(), 0, Exit(None), folder)
+
+    def _folder(self, assignment: Assignment) -> Path:
+        return self._options.work_dir / assignment.trial.session.trial_id
+
+    async def _attempt(self, assignment: Assignment, folder: Path) -> tuple[Exit, Verdict]:
+        trial, task = assignment.trial, assignment.task
+        await self._executor.clear(folder)
+        work, task_file = await asyncio.to_thread(workdir.prepare, folder, task)
+        variables = environment(self._options.inherited, trial, task, work, task_file)
+        command = fill(self._options.command, task, variables)
+        timeout_s = self._options.timeout_s or task.timeout_s or DEFAULT_TIMEOUT_S
+        job = Job(trial.session.trial_id, command, variables, folder, work, timeout_s)
+        ended = await self._executor.run(job)
+        if ended.timed_out:
+            return ended, Verdict(EndReason.TIMEOUT, detail=f"ended after {timeout_s:g} s")
+        if ended.code is None:
+            return ended, Verdict(EndReason.START_FAILED, detail=ended.error)
+        return ended, await self._score(assignment, job, ended)
+
+    async def _score(self, assignment: Assignment, job: Job, ended: Exit) -> Verdict:
+        """A reward decides, whatever the exit code: agents exit with 1 for a task that they missed. Only a command that failed
+        before its first turn is not scored."""
+        failed = Verdict(EndReason.EXIT_CODE, detail=f"exit code {ended.code}")
+        try:
+            if self._reward is None:
+                verdict = await asyncio.to_thread(read_reward, job.workdir)
+            elif ended.code and not (await self._client.session(job.trial_id)).counts.turns:
+                verdict = None
+            else:
+                key = assignment.harness_key
+                transcript = Transcript(self._options.proxy_url, key, job.trial_id)
+                scored = Scored(
+                    assignment.task, job.workdir, ended.code, job.stdout, job.stderr, job.trial_id, transcript
+                )
+                verdict = await self._reward(scored)
+        except RewardError as error:
+            return Verdict(EndReason.REWARD_ERROR, detail=error.message)
+        if verdict is None:
+            return failed if ended.code else Verdict(EndReason.NO_REWARD, detail="no reward.json and no reward.txt")
+        return verdict
+
+    async def _close(
+        self, assignment: Assignment, verdict: Verdict, began: float, attempts: int, ended: Exit, folder: Path
+    ) -> TrialResult:
+        wall_s = self._clock() - began
+        session = await self._post(assignment.trial.session.trial_id, verdict, wall_s)
+        result = replace(
+            recorded_result(session, task_id=assignment.task.task_id, round_name=assignment.round, earlier=False),
+            detail=verdict.detail,
+            attempts=attempts,
+            exit_code=ended.code,
+            wall_s=round(wall_s, 3),
+        )
+        keep = self._options.keep == "all" or (self._options.keep == "failed" and result.failed)
+        if await asyncio.to_thread(workdir.dispose, folder, keep):
+            result = replace(result, folder=str(folder))
+        if result.failed:
+            log.info("trial %s ended: %s %s", result.trial_id, result.end_reason, verdict.detail)
+        return result
+
+    async def _post(self, trial_id: str, verdict: Verdict, wall_s: float) -> Session:
+        """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with."""
+        outcome = Completion(
+            reward=verdict.reward,
+            status=verdict.reason.status,
+            end_reason=verdict.reason.value,
+            metrics={**verdict.metrics, "rollout/wall_s": wall_s},
+        )
+        try:
+            return await self._client.complete(trial_id, outcome)
+        except (Conflict, Gone) as error:
+            log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
+            return await self._recorded(trial_id, error)
+
+    async def _recorded(self, trial_id: str, error: StenoError) -> Session:
+        try:
+            return await self._client.session(trial_id)
+        except StenoError:
+            raise error from None
