@@ -68,6 +68,9 @@ class ProxySettings(Settings):
     api_key: SecretStr | None = Field(
         None, description="key of the upstream; unset: from its provider's environment variable"
     )
+    upstream_images: Literal["auto", "on", "off"] = Field(
+        "auto", description="images to the upstream, where it gives text only; auto: as LiteLLM knows the model"
+    )
     upstream_tokens: Literal["auto", "require", "off"] = Field(
         "auto", description="token ids from a vLLM server (hosted_vllm/NAME); auto: text only, where it can't"
     )

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from inference_worker.engines.base import Engine
 from inference_worker.engines.options import engine_options
+from inference_worker.weights.fixed import FixedWeights
 from proxy.contracts.canonical import Job
 from proxy.contracts.errors import ConfigError, EngineFailed
 from proxy.contracts.frames import Generate, ModelCard, StreamEvent
@@ -24,8 +25,10 @@ VLLM = "hosted_vllm/"
 OPTIONS = {
     "timeout_s": (600.0, "seconds of silence after which a request to the upstream fails"),
     "tokens": ("auto", "from a vLLM server: require, auto (text, where the server can't), off (text)"),
+    "images": ("auto", "whether agents may send images, as text goes: on, off, auto (as LiteLLM knows the model)"),
 }
 """Engine arguments: name -> (default, meaning)."""
+IMAGES = {"auto": None, "on": True, "off": False}
 
 
 class Settings(Protocol):
@@ -48,17 +51,22 @@ def build(settings: Settings) -> Engine:
     tokens, timeout_s = options["tokens"], options["timeout_s"]
     if tokens not in ("require", "auto", "off"):
         raise ConfigError(f"engine_args: tokens: {tokens!r} is none of require, auto, off", field="engine_args")
+    if options["images"] not in IMAGES:
+        raise ConfigError(
+            f"engine_args: images: {options['images']!r} is none of {', '.join(IMAGES)}", field="engine_args"
+        )
+    images = IMAGES[options["images"]]
     if settings.model.startswith(VLLM) and tokens != "off":
         return VllmUpstream(
             lambda: exact_engine(settings, timeout_s),
-            (lambda: text_engine(settings, timeout_s)) if tokens == "auto" else None,
+            (lambda: text_engine(settings, timeout_s, images)) if tokens == "auto" else None,
         )
     if tokens == "require":
         raise ConfigError(f"engine_args: tokens: only a vLLM server gives them (model {VLLM}NAME)", field="engine_args")
-    return text_engine(settings, timeout_s)
+    return text_engine(settings, timeout_s, images)
 
 
-def text_engine(settings: Settings, timeout_s: float) -> Engine:
+def text_engine(settings: Settings, timeout_s: float, images: bool | None = None) -> Engine:
     """Raises: ConfigError: litellm is not installed, or knows no such provider."""
     try:
         from inference_worker.engines.litellm_text import TextEngine
@@ -72,6 +80,7 @@ def text_engine(settings: Settings, timeout_s: float) -> Engine:
         context_tokens=settings.context_tokens,
         timeout_s=timeout_s,
         max_streams=settings.max_streams,
+        images=images,
     )
 
 
@@ -94,7 +103,7 @@ def exact_engine(settings: Settings, timeout_s: float) -> Engine:
     )
 
 
-class VllmUpstream:
+class VllmUpstream(FixedWeights):
     """An `Engine` that is exact where the server can be, and else text, or nothing (`text` None). Decided once, at start."""
 
     def __init__(self, exact: Callable[[], Engine], text: Callable[[], Engine] | None) -> None:

@@ -7,13 +7,13 @@ effect. What changes the meaning of the answer (tools, a response format) is nev
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from proxy.contracts.canonical import Job, Message, Sampling
+from proxy.contracts.canonical import Job, Message, Sampling, has_images
 from proxy.contracts.errors import BadRequest
 
 BEYOND_OPENAI: dict[str, frozenset[str]] = {
@@ -29,6 +29,9 @@ BEYOND_OPENAI: dict[str, frozenset[str]] = {
 }
 """Fields outside OpenAI's API -> providers that take them by this name. LiteLLM passes such fields on to every provider, and most
 answer 400."""
+SHOWN_IN_RESULTS = frozenset({"anthropic"})
+"""Providers whose tool results may hold images, by way of LiteLLM. OpenAI refuses them there, others lose them on the way."""
+MOVED = "The image is in the message after the results."
 _PLAIN = Sampling()
 _LAW = tuple(field for field in Sampling.__struct_fields__)
 
@@ -65,7 +68,8 @@ def asked_of(job: Job, provider: str, supported: Collection[str]) -> Asked:
     if job.prompt_text is not None:
         arguments["prompt"] = job.prompt_text
     else:
-        arguments["messages"] = [_message(message) for message in job.messages]
+        messages = job.messages if provider in SHOWN_IN_RESULTS else images_after_results(job.messages)
+        arguments["messages"] = [_message(message) for message in messages]
     back = {name: getattr(_PLAIN, name) for name in dropped if name in _LAW}
     law = msgspec.structs.replace(job.sampling, **back) if back else job.sampling
     return Asked(arguments, law, dropped)
@@ -114,6 +118,29 @@ def _substance(job: Job) -> dict[str, Any]:
     elif wanted.type != "text":
         fields["response_format"] = {"type": wanted.type}
     return fields
+
+
+def images_after_results(messages: Sequence[Message]) -> Sequence[Message]:
+    """Images of tool results in a user message of their own after the last result of their turn, each result saying so.
+
+    The same object where there are none.
+    """
+    if not any(message["role"] == "tool" and has_images([message]) for message in messages):
+        return messages
+    moved: list[Message] = []
+    waiting: list[Message] = []
+    for message in messages:
+        if message["role"] != "tool" and waiting:
+            moved.append({"role": "user", "content": waiting})
+            waiting = []
+        if message["role"] == "tool" and has_images([message]):
+            waiting += [part for part in message["content"] if part["type"] == "image_url"]
+            texts = [part for part in message["content"] if part["type"] != "image_url"]
+            message = {**message, "content": [*texts, {"type": "text", "text": MOVED}]}
+        moved.append(message)
+    if waiting:
+        moved.append({"role": "user", "content": waiting})
+    return moved
 
 
 def _message(message: Message) -> Message:

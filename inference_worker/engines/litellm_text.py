@@ -10,12 +10,14 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from inference_worker.engines.litellm_errors import translate
 from inference_worker.engines.litellm_reader import ChunkReader
 from inference_worker.engines.litellm_request import Asked, asked_of
-from proxy.contracts.canonical import Job
+from inference_worker.weights.fixed import FixedWeights
+from proxy.contracts.canonical import IMAGES, Job
 from proxy.contracts.errors import ConfigError, StenoError
 from proxy.contracts.frames import Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import ForkReason
@@ -29,17 +31,18 @@ UNKNOWN_CONTEXT_TOKENS = 131_072
 """Where LiteLLM's table does not know the model; the upstream refuses what is really too long."""
 
 
-class TextEngine:
+class TextEngine(FixedWeights):
     """An `Engine`.
 
     Args: model: as LiteLLM names it, `provider/name`. key: None: LiteLLM looks in the provider's environment variable.
         timeout_s: silence of the upstream after which a request fails. max_streams: requests at once; more wait here.
+        images: whether the model takes images; None: as LiteLLM's table says.
     Raises: ConfigError: LiteLLM knows no such provider.
     """
 
     def __init__(
         self, model: str, *, api_base: str | None = None, key: str | None = None, policy: str = "default",
-        context_tokens: int | None = None, timeout_s: float = 600.0, max_streams: int = 64,
+        context_tokens: int | None = None, timeout_s: float = 600.0, max_streams: int = 64, images: bool | None = None,
     ) -> None:  # fmt: skip
         _quieten()
         try:
@@ -58,6 +61,8 @@ class TextEngine:
         self._running = self._waiting = 0
         context = context_tokens or _context_tokens(self._name, self._provider) or UNKNOWN_CONTEXT_TOKENS
         words = ["cancel", *(["tools"] if "tools" in self._supported else [])]
+        if litellm.supports_vision(self._name, self._provider) if images is None else images:
+            words.append(IMAGES)
         self._card = ModelCard(model, context, policy, text_only=True, capabilities=words)
 
     def cards(self) -> list[ModelCard]:
@@ -80,7 +85,9 @@ class TextEngine:
             if "prompt" in arguments
             else {"messages": arguments["messages"], "tools": arguments.get("tools")}
         )
-        return int(await asyncio.to_thread(litellm.token_counter, model=self._name, **given))
+        # With its default, LiteLLM would fetch images to measure them.
+        counter = partial(litellm.token_counter, use_default_image_token_count=True)
+        return int(await asyncio.to_thread(counter, model=self._name, **given))
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """Started comes once the upstream has accepted the request: until then, a failure is an answer with a status."""

@@ -36,7 +36,7 @@ def upstream_worker(settings: ProxySettings) -> Beside:
         worker_id=f"upstream-{secrets.token_hex(3)}",
         max_streams=MAX_STREAMS,
         max_packet_bytes=settings.max_packet_bytes,
-        engine_args=[f"tokens={settings.upstream_tokens}"],
+        engine_args=[f"tokens={settings.upstream_tokens}", f"images={settings.upstream_images}"],
     )
     engine = build_engine(given)
 

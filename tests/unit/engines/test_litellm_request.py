@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from inference_worker.engines.litellm_request import asked_of
+from inference_worker.engines.litellm_request import MOVED, asked_of
 from proxy.contracts.canonical import Job, ResponseFormat, Sampling
 from proxy.contracts.errors import BadRequest
 from proxy.contracts.records import ids_to_bytes
@@ -75,3 +77,37 @@ def test_content_beside_calls_is_null_where_there_is_none() -> None:
         "role": "assistant", "content": None, "tool_calls": [call],
     }  # fmt: skip
     assert job.messages[1]["content"] == ""
+
+
+def picture(url: str = "data:image/png;base64,Q0FU") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def said(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_images_of_users_are_sent_as_they_are() -> None:
+    messages = [{"role": "user", "content": [*said("look"), picture()]}]
+    assert asked_of(Job(messages=messages), "openai", ALL).arguments["messages"] == messages
+
+
+def test_images_of_results_stand_after_the_last_result_where_a_provider_takes_none_there() -> None:
+    one, two = picture(), picture("https://example.com/dog.png")
+    results = [
+        {"role": "tool", "tool_call_id": "a", "content": [*said("red"), one]},
+        {"role": "tool", "tool_call_id": "b", "content": "blue"},
+        {"role": "tool", "tool_call_id": "c", "content": [two]},
+    ]
+    messages = [*HI, *results, {"role": "user", "content": "well?"}, {**results[2]}]
+    assert asked_of(Job(messages=messages), "openai", ALL).arguments["messages"] == [
+        *HI,
+        {"role": "tool", "tool_call_id": "a", "content": said("red", MOVED)},
+        results[1],
+        {"role": "tool", "tool_call_id": "c", "content": said(MOVED)},
+        {"role": "user", "content": [one, two]},
+        {"role": "user", "content": "well?"},
+        {"role": "tool", "tool_call_id": "c", "content": said(MOVED)},
+        {"role": "user", "content": [two]},
+    ]
+    assert asked_of(Job(messages=messages), "anthropic", ALL).arguments["messages"] == messages
