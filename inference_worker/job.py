@@ -23,10 +23,11 @@ from inference_worker.chat.base import ChatFormat, Parser
 from inference_worker.chat.check import FormatReport, check_format
 from inference_worker.chat.prompt import Prompt, Prompter
 from inference_worker.chat.reader import PlainText, Read, Reader
-from inference_worker.engines.base import TokenEngine, TokenStep
+from inference_worker.chat.replay import Unshown, law_of_the_rest, replay
+from inference_worker.engines.base import StagedUpdate, TokenEngine, TokenStep
 from proxy.contracts.canonical import Job, Sampling, TokenLogprob
 from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
-from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Shown, Started, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 
 logger = logging.getLogger(__name__)
@@ -61,14 +62,20 @@ class ChatEngine:
         self._renderer.shutdown(wait=False, cancel_futures=True)
 
     def cards(self) -> list[ModelCard]:
-        """The engine's card, with capability `continuation` if the format can be extended (I2)."""
+        """The engine's card, with capability `takeover`, and `continuation` if the format can be extended (I2)."""
         card = self._engine.card()
-        if self._report and self._report.extends and "continuation" not in card.capabilities:
-            card = msgspec.structs.replace(card, capabilities=[*card.capabilities, "continuation"])
-        return [card]
+        words = [TAKEOVER, "continuation"] if self._report and self._report.extends else [TAKEOVER]
+        more = [word for word in words if word not in card.capabilities]
+        return [msgspec.structs.replace(card, capabilities=[*card.capabilities, *more])]
 
     def load(self) -> tuple[int, int, float]:
         return self._engine.load()
+
+    async def load_weights(self, update: StagedUpdate) -> float:
+        return await self._engine.load_weights(update)
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        return await self._engine.score(token_ids)
 
     async def count(self, job: Job) -> int:
         """Raises: BadRequest: the template refuses."""
@@ -100,25 +107,36 @@ class ChatEngine:
             refused=prompt.refused,
             thinking_kept=prompt.thinking_kept,
         )
-        parser = PlainText() if job.prompt_text is not None or job.prompt_ids is not None else self._parser(job, prompt)
+        parser = PlainText() if is_plain(job) else self._parser(job, prompt)
         one_call = not job.parallel_tool_calls and bool(job.tools) and job.tool_choice != "none" and not grammar
         reader = Reader(self._format, parser, law, one_call)
-        last = None
-        steps = self._engine.sample(f"{request.turn_id}-{request.attempt}", prompt.ids, law, job)
-        async with _closing(steps):
-            async for step in steps:
-                _check(step, card.synthetic)
-                last = reader.read(step)
-                if last.ids or not last.is_empty():
-                    yield self._delta(request.stream, job, law, step, last)
-                if last.reason:
-                    break
+        ids, rest, before, unshown, last = prompt.ids, law, 0, None, None
+        if request.sampled_ids:
+            sampled = bytes_to_ids(request.sampled_ids)
+            before, unshown = len(sampled), Unshown(request.shown or Shown())
+            last = replay(reader, sampled, law, self._stops(law))
+            last.parsed = unshown.of(last.parsed)
+            if not last.is_empty():
+                yield self._delta(request.stream, job, law, TokenStep([], None, card.policy_version), last)
+            ids, rest = [*ids, *sampled], law_of_the_rest(law, before, request.attempt)
+        if last is None or last.reason is None:
+            steps = self._engine.sample(f"{request.turn_id}-{request.attempt}", ids, rest, job)
+            async with _closing(steps):
+                async for step in steps:
+                    _check(step, card.synthetic)
+                    last = reader.read(step)
+                    if unshown is not None:
+                        last.parsed = unshown.of(last.parsed)
+                    if last.ids or not last.is_empty():
+                        yield self._delta(request.stream, job, law, step, last)
+                    if last.reason:
+                        break
         if last is None or last.reason is None:
             raise EngineFailed("the engine ended a completion without saying how")
         yield Finish(
             stream=request.stream,
             reason=last.reason,
-            completion_tokens=reader.sampled,
+            completion_tokens=reader.sampled - before,
             stop=last.stop,
             cached_tokens=reader.cached_tokens,
             timings=reader.timings,
@@ -126,6 +144,10 @@ class ChatEngine:
 
     def _prompt(self, request: Generate) -> Prompt:
         job, prefix = request.job, bytes_to_ids(request.prefix_ids)
+        if request.sampled_ids and is_plain(job):
+            return Prompt(prefix.tolist(), kept_tokens=len(prefix))
+        if request.sampled_ids and self._prompter is not None:
+            return self._prompter.again(job, prefix.tolist())
         if job.prompt_text is not None:
             return given_prompt(self._format.encode(job.prompt_text), prefix)
         if job.prompt_ids is not None:
@@ -133,6 +155,9 @@ class ChatEngine:
         if self._prompter is None:
             raise EngineFailed("the engine is not started")
         return self._prompter.chat(job, prefix, request.prefix_messages)
+
+    def _stops(self, law: Sampling) -> frozenset[int]:
+        return frozenset(law.stop_token_ids) | (frozenset() if law.ignore_eos else self._format.stop_ids)
 
     def _parser(self, job: Job, prompt: Prompt) -> Parser:
         # With tool_choice "none" a call is plain content: to the parser there are no tools.
@@ -182,9 +207,14 @@ def law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, fiel
     return msgspec.structs.replace(asked, max_tokens=min(asked.max_tokens or room, room))
 
 
+def is_plain(job: Job) -> bool:
+    """Whether the input is a prompt and no conversation."""
+    return job.prompt_text is not None or job.prompt_ids is not None
+
+
 def field_of(job: Job) -> str:
     """Which field of the request the prompt comes from."""
-    return "prompt" if job.prompt_text is not None or job.prompt_ids is not None else "messages"
+    return "prompt" if is_plain(job) else "messages"
 
 
 def given_prompt(ids: list[int], prefix: array[int]) -> Prompt:

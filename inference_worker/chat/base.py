@@ -55,10 +55,13 @@ class Renderer(Protocol):
 
 class ChatFormat(Renderer, Protocol):
     name: str
-    digest: str
-    """For `ModelCard.tokenizer_digest`: equal where the same ids mean the same text, in the same template."""
     vocab_size: int
     """Ids are below this; a prompt given as ids is checked against it."""
+
+    @property
+    def digest(self) -> str:
+        """For `ModelCard.tokenizer_digest`: equal where the same ids mean the same text, in the same template."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Plain text -> ids, for `completions`; adds what the tokenizer adds (BOS)."""

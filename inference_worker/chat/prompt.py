@@ -67,6 +67,10 @@ class Prompter:
             return self._prompt(job, whole, kept=len(prefix))
         return self._prompt(job, whole, refused=refusal.reason if refusal else ForkReason.RENDER_REFUSED)
 
+    def again(self, job: Job, ids: list[int]) -> Prompt:
+        """A prompt that was made before, of this job, perhaps by another worker."""
+        return Prompt(ids, kept_tokens=len(ids), generation_prompt=self._generation_prompt(job, ids))
+
     def _prompt(self, job: Job, ids: list[int], *, kept: int = 0, refused: str = "") -> Prompt:
         thought = any(message.get("reasoning_content") for message in job.messages)
         return Prompt(

@@ -81,13 +81,13 @@ class Reader:
                 if final and stop is None:
                     text += self._matcher.flush()
             ends = final or stop is not None
-            _add(whole, self._parser.feed(text, [token_id], final=ends))
+            merge(whole, self._parser.feed(text, [token_id], final=ends))
             if stop is not None:
                 return Read(step.ids[: index + 1], whole, "stop", stop)
             if final:
                 return Read(step.ids, whole, step.finish, str(token_id) if hidden else "")
             if self._one_call and self._parser.closed_calls:  # type: ignore[attr-defined]
-                _add(whole, self._parser.feed(self._matcher.flush() if self._matcher else "", [], final=True))
+                merge(whole, self._parser.feed(self._matcher.flush() if self._matcher else "", [], final=True))
                 return Read(step.ids[: index + 1], whole, "stop", ONE_CALL)
         if step.finish is not None:  # an engine may say that it has ended in a step of its own
             text = self._decoder.feed([], final=True)
@@ -95,7 +95,7 @@ class Reader:
                 text, stop = self._matcher.feed(text)
                 if stop is None:
                     text += self._matcher.flush()
-            _add(whole, self._parser.feed(text, [], final=True))
+            merge(whole, self._parser.feed(text, [], final=True))
         return Read(step.ids, whole, step.finish)
 
 
@@ -106,7 +106,8 @@ class PlainText:
         return Parsed(content=text)
 
 
-def _add(whole: Parsed, part: Parsed) -> None:
+def merge(whole: Parsed, part: Parsed) -> None:
+    """Add what came later; pieces of one call become one."""
     whole.content += part.content
     whole.reasoning += part.reasoning
     for piece in part.tool_calls:

@@ -19,13 +19,14 @@ import msgspec
 
 from inference_worker.chat.base import ChatFormat
 from inference_worker.chat.hf import HfChatFormat
-from inference_worker.engines.base import TokenStep
+from inference_worker.engines.base import StagedUpdate, TokenStep
 from inference_worker.engines.options import engine_options, model_directory
 from inference_worker.engines.script import Reply, Script, request_of
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Message, Sampling
-from proxy.contracts.errors import ConfigError, EngineFailed
+from proxy.contracts.errors import ConfigError, EngineFailed, WeightsRefused
 from proxy.contracts.frames import Generate, ModelCard, StreamEvent
+from proxy.contracts.records import bytes_to_ids
 
 OPTIONS = {
     "pace_s": (0.0, "seconds between tokens, where the script does not say; 0: as fast as they can be sent"),
@@ -117,6 +118,15 @@ class ScriptedTokens:
     def load(self) -> tuple[int, int, float]:
         return self._running, 0, 0.0
 
+    async def load_weights(self, update: StagedUpdate) -> float:
+        """The version without the weights: what is said from here on bears its name."""
+        self._card = msgspec.structs.replace(self._card, policy_version=update.version)
+        return 0.0
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Raises: WeightsRefused: nothing here has probabilities."""
+        raise WeightsRefused("probe: the scripted engine has no log-probabilities", field="probe")
+
     def constrains(self, job: Job) -> bool:
         return False
 
@@ -129,10 +139,14 @@ class ScriptedTokens:
             reply = await self._script(
                 request_of(job, trial_id=request.trial_id if request is not None else "", turn=turn)
             )
-            ids, finish = self._said(reply, law, job)
+            before = bytes_to_ids(request.sampled_ids).tolist() if request is not None else []
+            ids, finish = self._said(reply, law, job, len(before))
+            if ids[: len(before)] != before:
+                raise EngineFailed(f"script {self._script.where}: says something else than before its worker was lost")
+            ids = ids[len(before) :]
             pace_s = self._pace_s if reply.pace_s is None else reply.pace_s
             sent = 0
-            async for due in self._ticker.paced(len(ids), began + reply.delay_s, pace_s):
+            async for due in self._ticker.paced(len(ids), began + (0.0 if before else reply.delay_s), pace_s):
                 last = due == len(ids)
                 yield TokenStep(ids[sent:due], None, self._card.policy_version, finish=finish if last else None)
                 sent = due
@@ -141,8 +155,8 @@ class ScriptedTokens:
         finally:
             self._running -= 1
 
-    def _said(self, reply: Reply, law: Sampling, job: Job) -> tuple[list[int], Any]:
-        """(ids, "stop" | "length" | None: the engine fails after them)."""
+    def _said(self, reply: Reply, law: Sampling, job: Job, before: int) -> tuple[list[int], Any]:
+        """(ids, "stop" | "length" | None: the engine fails after them). The law is that of what follows the first `before`."""
         if reply.token_ids is not None:
             ids = list(reply.token_ids)
             if not ids or ids[-1] not in self._stop_ids:
@@ -151,7 +165,8 @@ class ScriptedTokens:
             ids = self._renderer.render(reply.message, job)
         if reply.fail_after_tokens is not None and reply.fail_after_tokens < len(ids):
             return ids[: reply.fail_after_tokens], None
-        limits = [limit for limit in (law.max_tokens, reply.length_after_tokens) if limit is not None]
+        most = None if law.max_tokens is None else law.max_tokens + before
+        limits = [limit for limit in (most, reply.length_after_tokens) if limit is not None]
         if limits and min(limits) < len(ids):
             return ids[: max(1, min(limits))], "length"
         return ids, "stop"

@@ -13,10 +13,13 @@ import msgspec
 from proxy.contracts.canonical import FinishReason, Job, Sampling, TokenLogprob, ToolCallPiece
 
 PROTOCOL_VERSION = 1
+TAKEOVER = "takeover"
+"""Capability of a card: the worker can go on with a completion that another one began (`Generate.sampled_ids`)."""
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True):
-    """What a worker serves. `capabilities`: words such as `tools`, `reasoning`, `logprobs`, `grammar`, `images`, `cancel`.
+    """What a worker serves. `capabilities`: words such as `tools`, `reasoning`, `logprobs`, `grammar`, `images`, `cancel`,
+    `continuation`, `takeover`.
 
     context_tokens: prompt + completion at most. synthetic: what is said is scripted (never trained, no log-probabilities).
     text_only: no token ids (an upstream that gives text). policy_version: of the weights now loaded, `<lineage>/<step>`.
@@ -86,6 +89,14 @@ class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
 # -- proxy to worker ------------------------------------------------------------------------------------------------------
 
 
+class Shown(msgspec.Struct, array_like=True):
+    """How much of a completion a client may have, in characters: of its reasoning, of its content, and of each call's arguments."""
+
+    reasoning: int = 0
+    content: int = 0
+    calls: list[int] = []
+
+
 class Generate(msgspec.Struct, tag="gen", array_like=True):
     """Start one completion. `stream` numbers it on this channel; (turn_id, attempt) fences it everywhere (I9).
 
@@ -93,6 +104,8 @@ class Generate(msgspec.Struct, tag="gen", array_like=True):
     prefix_messages: how many of `job.messages` the prefix stands for; the last of them is the recorded assistant message.
     prefix_finish: how the recorded completion ended; a completion cut off by `length` has no stop id of its own.
     model: name of the worker's card that is meant; "": its first.
+    sampled_ids: what earlier attempts sampled (I9), of which `shown` is known already. prefix_ids is the whole prompt then,
+        job.sampling the law in effect of the first attempt, and what is asked for is the rest.
     window_tokens: how many tokens may be sent before the first `Credit`.
     """
 
@@ -106,6 +119,8 @@ class Generate(msgspec.Struct, tag="gen", array_like=True):
     prefix_finish: str = ""
     window_tokens: int = 4096
     model: str = ""
+    sampled_ids: bytes = b""
+    shown: Shown | None = None
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):

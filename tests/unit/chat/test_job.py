@@ -82,11 +82,12 @@ class Outcome:
         assert self.finish.completion_tokens == len(self.ids)
 
 
-async def run(told: Told, job: Job, **request: Any) -> Outcome:
+async def run(told: Told, job: Job, attempt: int = 0, **request: Any) -> Outcome:
     engine = ChatEngine(told, FORMAT)
     await engine.start()
     try:
-        return Outcome([event async for event in engine.generate(Generate(7, "0123456789ab", 0, "t", job, **request))])
+        asked = Generate(7, "0123456789ab", attempt, "t", job, **request)
+        return Outcome([event async for event in engine.generate(asked)])
     finally:
         await engine.stop()
 
@@ -286,9 +287,9 @@ async def test_what_cannot_be_honoured_names_its_field(job: Job, field: str) -> 
 
 async def test_the_card_says_whether_turns_can_be_continued() -> None:
     engine = ChatEngine(Told(), FORMAT)
-    assert engine.cards()[0].capabilities == ["tools"] and engine.load() == (1, 2, 0.5)
+    assert engine.cards()[0].capabilities == ["tools", "takeover"] and engine.load() == (1, 2, 0.5)
     await engine.start()
-    assert engine.cards()[0].capabilities == ["tools", "continuation"]
+    assert engine.cards()[0].capabilities == ["tools", "takeover", "continuation"]
     await engine.stop()
 
 
