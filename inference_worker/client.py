@@ -21,18 +21,23 @@ from inference_worker.config import WorkerSettings, dial_url
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
 from inference_worker.streams import Streams
+from inference_worker.weights.updates import Updates
 from proxy.contracts.ends import WorkerPeer
 from proxy.contracts.errors import ProtocolError, StenoError
 from proxy.contracts.frames import (
     PROTOCOL_VERSION,
+    Abandon,
     Announce,
+    Apply,
     Cancel,
+    Chunk,
     Count,
     Credit,
     Frame,
     Generate,
     Heartbeat,
     Hello,
+    Prepare,
 )
 from proxy.contracts.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS
 from proxy.contracts.peer import HANDSHAKE_S, Drop, Event, Lost, State, Up
@@ -46,10 +51,11 @@ SETTLE_S = 2.0
 
 
 class Client:
-    """Args: boot_id: of this process.  on_engine_death: called with the reason, once an engine shows that it is dead."""
+    """Args: boot_id: of this process.  updates: of the engine, for all its clients.
+    on_engine_death: called with the reason, once an engine shows that it is dead."""
 
     def __init__(
-        self, url: str, settings: WorkerSettings, *, boot_id: str, engine: Engine, metrics: WorkerMetrics,
+        self, url: str, settings: WorkerSettings, *, boot_id: str, engine: Engine, updates: Updates, metrics: WorkerMetrics,
         on_engine_death: Callable[[str], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.url = url
@@ -57,6 +63,7 @@ class Client:
         self._settings = settings
         self._boot_id = boot_id
         self._engine = engine
+        self._updates = updates
         self._metrics = metrics
         self._on_engine_death = on_engine_death
         self._clock = clock
@@ -112,7 +119,7 @@ class Client:
 
     def announce(self, *, healthy: bool, draining: bool, reason: str) -> None:
         """Tell the proxy what has changed, now and on every new channel."""
-        self._announced = Announce(self._engine.cards(), healthy, draining, reason)
+        self._announced = Announce(self._updates.cards(), healthy, draining, reason)
         self.send(self._announced)
 
     def send(self, frame: Frame) -> None:
@@ -190,6 +197,8 @@ class Client:
                 for event in self._peer.receive(data, self._clock()):
                     if isinstance(event, Generate | Cancel | Credit | Count):
                         self.streams.handle(event)
+                    elif isinstance(event, Prepare | Chunk | Apply | Abandon):
+                        self._updates.handle(event, self.send)
                     elif not isinstance(event, Heartbeat):
                         self._handle(event)
                 if self._leaving and self._peer.channel.settled:
@@ -227,6 +236,7 @@ class Client:
             if not self._leaving:
                 logger.warning("the channel with %s is lost: %s (%s)", self.url, event.code, event.reason)
             self._metrics.channels_lost.labels(event.code).inc()
+            self._updates.forget(self.send)
             self._abandon()
         elif isinstance(event, Drop) and self._closing is not None and not self._closing.done():
             self._closing.set_result((event.close_code, event.reason))
@@ -241,7 +251,7 @@ class Client:
         """After a channel's end: a new one, to be offered on the next socket."""
         self._peer = self._new_peer()
         if self._announced is not None:
-            self._announced = Announce(self._engine.cards(), self._announced.healthy, self._announced.draining)
+            self._announced = Announce(self._updates.cards(), self._announced.healthy, self._announced.draining)
 
     def _tick(self) -> None:
         self._disarm()
@@ -281,7 +291,7 @@ class Client:
             self._touch()
 
     def _new_streams(self) -> Streams:
-        return Streams(self._engine, self.send, self._metrics, self._on_trouble)
+        return Streams(self._engine, self.send, self._metrics, self._on_trouble, self._updates.gate)
 
     def _on_trouble(self) -> None:
         """A generation failed in a way that may be the engine's end; its load tells."""
@@ -301,7 +311,7 @@ class Client:
             PROTOCOL_VERSION,
             settings.worker_id,
             self._boot_id,
-            self._engine.cards(),
+            self._updates.cards(),
             settings.max_streams,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -53,6 +54,12 @@ class WorkerSettings(Settings):
     )
     engine_args: list[str] = Field(
         default_factory=list, description="the engine's own arguments, as words: what follows -- on the command line"
+    )
+
+    staging_dir: Path | None = Field(
+        None,
+        description="folder for weights received through the proxy until they are loaded, room for one full copy; this worker's "
+        "alone, kept over restarts to go on from; default: a temporary one",
     )
 
     # -- how it behaves

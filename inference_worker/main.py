@@ -18,6 +18,7 @@ from inference_worker.client import Client
 from inference_worker.config import WorkerSettings
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
+from inference_worker.weights.updates import Updates
 from proxy.contracts.errors import ConfigError, EngineFailed, WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -48,10 +49,14 @@ class Worker:
         self._hurry = asyncio.Event()
         self._death: str | None = None
         boot_id = uuid.uuid4().hex
+        self._updates = Updates(engine, metrics, announce=self._announce, staging_dir=settings.staging_dir)
         self._clients = [
-            Client(url, settings, boot_id=boot_id, engine=engine, metrics=metrics, on_engine_death=self._engine_died)
+            Client(
+                url, settings, boot_id=boot_id, engine=engine, updates=self._updates, metrics=metrics,
+                on_engine_death=self._engine_died,
+            )
             for url in settings.proxy
-        ]
+        ]  # fmt: skip
 
     def stop(self) -> None:
         if self._stopping.is_set():
@@ -74,6 +79,7 @@ class Worker:
             for task in runs:
                 task.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
+            await self._updates.close()
         if self._death is not None:
             return ENGINE_DIED
         refusals = [client.refused for client in self._clients if client.refused is not None]
@@ -92,7 +98,7 @@ class Worker:
         else:
             error = WorkerLost("the worker was told to stop")
             for client in self._clients:
-                client.announce(healthy=True, draining=True, reason="told to stop")
+                client.announce(healthy=self._updates.healthy, draining=True, reason="told to stop")
             await self._streams_end(within_s=self._settings.drain_s)
             for client in self._clients:
                 client.streams.fail_all(error)
@@ -111,6 +117,14 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*waits, hurry, return_exceptions=True)
             done.cancel()
+
+    def _announce(self) -> None:
+        """Cards or health have changed by an update."""
+        if self._death is None:
+            for client in self._clients:
+                client.announce(
+                    healthy=self._updates.healthy, draining=self._stopping.is_set(), reason=self._updates.reason
+                )
 
     def _engine_died(self, reason: str) -> None:
         if self._death is None:

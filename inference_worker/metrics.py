@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+"""From a toy model's pause to a large one's load."""
 
 
 class WorkerMetrics:
@@ -58,6 +61,28 @@ class WorkerMetrics:
         self.engine_up = Gauge(
             "steno_worker_engine_up", "1 while the engine can generate, 0 once it is dead", registry=registry
         )
+        self.updates = Counter(
+            "steno_worker_updates_total", "Policy updates by how they ended here: served, or an error's code",
+            ["end"], registry=registry,
+        )  # fmt: skip
+        self.update_pause = Histogram(
+            "steno_worker_update_pause_seconds", "How long nothing was sampled while an update was loaded",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.update_load = Histogram(
+            "steno_worker_update_load_seconds", "From being told to apply an update to serving it, its probe included",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.staged_bytes = Counter(
+            "steno_worker_staged_bytes_total", "Bytes of weights read or received, and checked", ["transport"],
+            registry=registry,
+        )  # fmt: skip
+        self.weights_proved = Gauge(
+            "steno_worker_weights_proved",
+            "1 while the loaded weights are those of the version that is announced; 0: a probe or a load failed",
+            registry=registry,
+        )
+        self.weights_proved.set(1)
         self._tokens = self._deltas = 0
         self._relay_s = 0.0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
+from inference_worker.weights.gate import Gate
 from proxy.contracts.errors import DEFAULT_RETRY_AFTER_S, ContextOverflow, EngineFailed, ProtocolError, StenoError
 from proxy.contracts.frames import (
     Cancel,
@@ -33,11 +34,14 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class Streams:
-    """Args: send: queues a frame on the channel.  on_trouble: called when the engine raised what may mean that it is dead."""
+    """Args: send: queues a frame on the channel.  on_trouble: called when the engine raised what may mean that it is dead.
+    gate: what events pass; shut while new weights are being proved."""
 
     def __init__(
-        self, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics, on_trouble: Callable[[], None]
-    ) -> None:
+        self, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics, on_trouble: Callable[[], None],
+        gate: Gate | None = None,
+    ) -> None:  # fmt: skip
+        self._gate = gate or Gate()
         self._engine = engine
         self._send = send
         self._metrics = metrics
@@ -112,7 +116,7 @@ class Streams:
             )
 
     def _start(self, request: Generate) -> None:
-        stream = _Stream(request, self._engine, self._send, self._metrics, self._on_trouble)
+        stream = _Stream(request, self._engine, self._send, self._metrics, self._on_trouble, self._gate)
         self._running[request.stream] = stream
         self._metrics.streams.inc()
         stream.task.add_done_callback(lambda task: self._ended(request.stream, stream))
@@ -134,7 +138,7 @@ class _Stream:
 
     def __init__(
         self, request: Generate, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics,
-        on_trouble: Callable[[], None],
+        on_trouble: Callable[[], None], gate: Gate,
     ) -> None:  # fmt: skip
         self.mute = False
         self.end = "cancelled"
@@ -145,6 +149,7 @@ class _Stream:
         self._send_frame = send
         self._metrics = metrics
         self._on_trouble = on_trouble
+        self._gate = gate
         self._sent_tokens = 0
         self._stopped_by: StenoError | None = None
         self._begun = False
@@ -193,6 +198,8 @@ class _Stream:
         """Engine to channel, up to the Finish. Without credit nothing is pulled: the engine's own buffer holds this stream."""
         async for event in events:
             event.stream = self._number
+            if self._gate.shut:
+                await self._gate.passed()
             if type(event) is Delta:
                 tokens = len(event.ids) >> 2
                 self._sent_tokens += tokens

@@ -101,8 +101,9 @@ class Batch:
         return [(sequence, self._take(sequence, token)) for sequence, token in zip(sampled, drawn, strict=True)]
 
     @torch.inference_mode()
-    def swap_weights(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace parameters between two steps, all or none. What is in flight prefills again, with the new weights.
+    def swap_weights(self, version: str, tensors: Mapping[str, torch.Tensor], *, keep: bool = False) -> None:
+        """Replace parameters between two steps, all or none. What is in flight prefills again, with the new weights, or
+        goes on with the keys and values that the old ones made (`keep`).
 
         Raises: ValueError naming the tensor that is unknown or of another shape; nothing has changed then.
         """
@@ -115,12 +116,31 @@ class Batch:
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
         self.version = version
+        if keep:
+            return
         for sequence in reversed([*self._running, *self._waiting]):
             sequence.computed, sequence.own = 0, None
             if sequence in self._running:
                 self._waiting.appendleft(sequence)
         self._running.clear()
         self._cache.clear()
+
+    @torch.inference_mode()
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probabilities of token_ids[1:], each given those before it, at temperature 1."""
+        cache = SlotCache(1)
+        cache.open_slot()
+        positions_1Q, mask_11QT = cache.begin(len(token_ids))
+        out = self.model(
+            input_ids=torch.tensor([token_ids]),
+            position_ids=positions_1Q,
+            attention_mask=mask_11QT,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logprobs_QV = out.logits[0, :-1].float().log_softmax(-1)
+        scores: list[float] = logprobs_QV.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
+        return scores
 
     def _prefill(self) -> tuple[list[Sequence], list[torch.Tensor]]:
         """Spend the step's budget of prompt tokens. Returns the sequences that are complete, and their last logits."""

@@ -22,6 +22,7 @@ from inference_worker.engines.litellm_vllm_http import VllmServer
 from inference_worker.engines.litellm_vllm_probe import Facts, probe
 from inference_worker.engines.litellm_vllm_wire import CHAT, PROMPT, AnswerReader, body_of, constrains
 from inference_worker.job import field_of, given_prompt, law_in_effect
+from inference_worker.weights.fixed import FixedWeights
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Generate, ModelCard, Started, StreamEvent
@@ -32,7 +33,7 @@ VERSION = "base/0"
 """Of the weights that the server has: nobody tells when they change there."""
 
 
-class VllmServerEngine:
+class VllmServerEngine(FixedWeights):
     """An `Engine`.
 
     Args: model: as the server names it. max_streams: requests at once; more wait here.

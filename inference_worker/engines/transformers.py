@@ -11,23 +11,26 @@ import asyncio
 import functools
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference_worker.engines import grammar
-from inference_worker.engines.base import Engine, TokenStep
+from inference_worker.engines.base import Engine, StagedUpdate, TokenStep
 from inference_worker.engines.batch import Batch, Sequence
 from inference_worker.engines.options import engine_options, model_directory
 from inference_worker.engines.sampler import Row
+from inference_worker.weights.tensors import Place, check_fits, places_of, read_tensors
 from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError
+from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, WeightsRefused
 from proxy.contracts.frames import ModelCard
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MIN_TEMPERATURE = 0.01
 """vLLM's bound, kept here too: logits divided by much less overflow float32."""
@@ -104,6 +107,8 @@ class TransformersEngine:
         self._prefill_tokens = prefill_tokens
         self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
+        self._asked: set[asyncio.Future[Any]] = set()
+        self._places: dict[str, Place] = {}
         self._failure: str | None = None
         self._load = (0, 0, 0.0)
         self._commands: list[Callable[[Batch], None]] = []
@@ -154,26 +159,35 @@ class TransformersEngine:
             await asyncio.to_thread(self._thread.join)
         self._fail_requests("the engine was stopped")
 
-    async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Swap weights between two steps; tokens after that carry `version`, and what is in flight prefills again (I10).
-
-        Raises: ValueError naming the tensor that does not fit (nothing has changed); EngineFailed.
-        """
+    async def load_weights(self, update: StagedUpdate) -> float:
+        """Read beside the running streams, swapped between two steps. Raises: WeightsRefused: nothing changed; EngineFailed."""
         self._check_alive()
-        assert self._loop is not None
-        loop, done = self._loop, self._loop.create_future()
+        if update.spec.transport == "nccl":
+            raise WeightsRefused("transport: the embedded engine takes filesystem and stream", field="transport")
+        check_fits(update.spec.manifest.tensors, self._places)
+        tensors = await asyncio.to_thread(read_tensors, update.folder, update.spec.manifest)
+        return await self.load_state_dict(update.version, tensors, keep=update.spec.kv == "keep")
 
-        def swap(batch: Batch) -> None:
-            try:
-                batch.swap_weights(version, tensors)
-            except ValueError as error:
-                loop.call_soon_threadsafe(_settle, done, error)
-            else:
-                loop.call_soon_threadsafe(_settle, done, None)
+    async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor], *, keep: bool = False) -> float:
+        """Swap weights between two steps; tokens after that carry `version`. What is in flight prefills again, unless `keep`.
 
-        self._command(swap)
-        await done
+        Returns: seconds that the swap took. Raises: ValueError naming the tensor that does not fit (nothing has changed);
+        EngineFailed.
+        """
+
+        def swap(batch: Batch) -> float:
+            started = time.monotonic()
+            batch.swap_weights(version, tensors, keep=keep)
+            return time.monotonic() - started
+
+        seconds = await self._in_thread(swap)
         self._version = version
+        return seconds
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Between two steps. Raises: BadRequest, ContextOverflow: ids that the model can't take; EngineFailed."""
+        self._check_request(token_ids, Sampling(), beside=0)
+        return await self._in_thread(lambda batch: batch.score(token_ids))
 
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         return self._sample(request_id, prompt_ids, law, job)
@@ -215,11 +229,12 @@ class TransformersEngine:
         if self._thread is None or self._stopping:
             raise EngineFailed("the engine is not running")
 
-    def _check_request(self, prompt_ids: list[int], law: Sampling) -> None:
+    def _check_request(self, prompt_ids: list[int], law: Sampling, beside: int = 1) -> None:
+        """beside: tokens that must have room in the context beside these."""
         vocabulary = self._config.vocab_size
         if not prompt_ids:
             raise BadRequest("the prompt is empty", field="prompt")
-        if len(prompt_ids) >= self._context_tokens:
+        if len(prompt_ids) + beside > self._context_tokens:
             raise ContextOverflow(
                 f"the prompt has {len(prompt_ids)} tokens, the context {self._context_tokens}",
                 prompt_tokens=len(prompt_ids),
@@ -240,6 +255,26 @@ class TransformersEngine:
 
     # -- the model's thread ---------------------------------------------------------------------------------------------------
 
+    async def _in_thread(self, work: Callable[[Batch], T]) -> T:
+        """What `work` makes of the batch between two steps. Raises: ValueError of its; EngineFailed."""
+        self._check_alive()
+        assert self._loop is not None
+        loop, done = self._loop, self._loop.create_future()
+
+        def command(batch: Batch) -> None:
+            try:
+                result = work(batch)
+            except ValueError as error:
+                loop.call_soon_threadsafe(_settle, done, error)
+            else:
+                loop.call_soon_threadsafe(_settle, done, None, result)
+
+        self._asked.add(done)
+        done.add_done_callback(self._asked.discard)
+        self._command(command)
+        result: T = await done
+        return result
+
     def _command(self, command: Callable[[Batch], None]) -> None:
         with self._wake:
             self._commands.append(command)
@@ -256,6 +291,7 @@ class TransformersEngine:
             refused.__cause__ = error
             loop.call_soon_threadsafe(_settle, loaded, refused)
             return
+        self._places = places_of(model.state_dict())
         batch = Batch(model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens)
         loop.call_soon_threadsafe(_settle, loaded, None)
         try:
@@ -303,13 +339,15 @@ class TransformersEngine:
         for inbox in self._inboxes.values():
             inbox.put_nowait(EngineFailed(message))
         self._inboxes.clear()
+        for asked in list(self._asked):
+            _settle(asked, EngineFailed(message))
 
 
-def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+def _settle(future: asyncio.Future[Any], error: Exception | None, result: Any = None) -> None:
     if future.done():
         return
     if error is None:
-        future.set_result(None)
+        future.set_result(result)
     else:
         future.set_exception(error)
 

@@ -1,0 +1,338 @@
+"""A worker's side of policy updates: what each asks for, how far it is, and whom that is told to.
+
+    prep --stage--> receiving --all checked--> ready --apply--> loading --probe passed--> served
+                       \\-------------\\----------------------------\\------> failed, until it is prepared again
+
+One update is staged at a time, while generation goes on; a newer one takes its place. Several proxies may speak of the same one:
+it is staged once, and each of them hears of it. The cards name a version only after its probe has passed, and what was sampled
+meanwhile waits behind the gate (I10). Staging itself is `staging.py`, and loading is the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+
+from inference_worker.engines.base import Engine, StagedUpdate
+from inference_worker.metrics import WorkerMetrics
+from inference_worker.weights.gate import Gate
+from inference_worker.weights.shards import check_manifest
+from inference_worker.weights.staging import Abandoned, StreamStaging, check_folder
+from inference_worker.weights.update import Send, Step, Update
+from proxy.contracts.errors import BadRequest, EngineFailed, NotFound, StenoError, WeightsRefused
+from proxy.contracts.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
+from proxy.contracts.policy import Probe, UpdateSpec
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+REPORT_EVERY_S = 1.0
+"""How often a long reading of shards is reported."""
+
+
+class Updates:
+    """Of one engine, for all proxies. Lives in one event loop.
+
+    Args:
+        announce: tells every proxy that cards or health have changed.
+        staging_dir: None: a temporary folder, removed by `close`.
+
+    Attributes:
+        healthy: False from weights that are not what was said until others have been proved; `reason` says why.
+        gate: what generations pass before anything of them leaves.
+    """
+
+    def __init__(
+        self, engine: Engine, metrics: WorkerMetrics, *, announce: Callable[[], None],
+        staging_dir: Path | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.healthy = True
+        self.reason = ""
+        self.gate = Gate()
+        self._engine = engine
+        self._metrics = metrics
+        self._announce = announce
+        self._staging_dir = staging_dir
+        self._temporary: Path | None = None
+        self._clock = clock
+        self._updates: dict[str, Update] = {}
+        self._proved: str | None = None  # the version that cards name; None: as the engine says
+        self._loading = asyncio.Lock()
+        # One thread: what is asked of a folder happens in the order in which it was asked.
+        self._disk = ThreadPoolExecutor(1, "staging")
+
+    def cards(self) -> list[ModelCard]:
+        cards = self._engine.cards()
+        if self._proved is None:
+            return cards
+        return [msgspec.structs.replace(card, policy_version=self._proved) for card in cards]
+
+    def handle(self, frame: Frame, send: Send) -> None:
+        """Prepare, Chunk, Apply or Abandon, from the proxy that `send` leads to."""
+        if isinstance(frame, Prepare):
+            self._prepare(frame, send)
+        elif isinstance(frame, Chunk):
+            if (update := self._updates.get(frame.update_id)) is not None:
+                update.listeners.add(send)
+                update.arrived(frame, send)
+        elif isinstance(frame, Apply):
+            self._apply(frame, send)
+        elif isinstance(frame, Abandon):
+            update = self._updates.get(frame.update_id)
+            if update is not None and update.step in (Step.RECEIVING, Step.READY):
+                logger.info("update %s was abandoned", update.version)
+                self._drop(update)
+
+    def forget(self, send: Send) -> None:
+        """This proxy's channel is over. What it asked for goes on: it, or another, will ask again."""
+        for update in self._updates.values():
+            update.listeners.discard(send)
+
+    async def close(self) -> None:
+        """Stop staging, wait for a load under way, remove what is temporary."""
+        for update in list(self._updates.values()):
+            update.abandoned.set()
+            if update.task is not None and update.step is not Step.LOADING:
+                update.task.cancel()
+        tasks = [update.task for update in self._updates.values() if update.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._temporary is not None:
+            await self._on_disk(shutil.rmtree, self._temporary, True)
+        await asyncio.to_thread(self._disk.shutdown)
+
+    # -- what proxies ask
+
+    def _prepare(self, frame: Prepare, send: Send) -> None:
+        update = self._updates.get(frame.update_id)
+        if update is not None and update.step is not Step.FAILED:
+            update.listeners.add(send)
+            update.report_to(send)
+            return
+        try:
+            spec = UpdateSpec.model_validate_json(frame.spec)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            send(Update.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
+            return
+        listeners = update.listeners if update is not None else set()
+        update = self._updates[frame.update_id] = Update(frame.update_id, spec, {*listeners, send})
+        try:
+            self._make_way(update)
+        except StenoError as error:
+            self._failed(update, error)
+            return
+        if update.version == self._proved and self.healthy:
+            update.move(Step.SERVED)  # under another id: a proxy that had forgotten it
+        else:
+            update.task = asyncio.create_task(self._stage(update), name=f"stage {update.version}")
+
+    def _make_way(self, update: Update) -> None:
+        """One update at a time: what is staged and not yet applied gives way to a newer one.
+
+        Raises: WeightsRefused: a newer one is here already; weights that are not for this worker.
+        """
+        spec = update.spec
+        check_manifest(spec.manifest)
+        policies = sorted({card.policy for card in self._engine.cards()})
+        if spec.policy not in policies:
+            raise WeightsRefused(
+                f"policy: {spec.policy!r} is not served here, but {', '.join(policies)}", field="policy"
+            )
+        if spec.probe is not None and len(spec.probe.logprobs) != len(spec.probe.token_ids) - 1:
+            raise WeightsRefused("probe.logprobs: one less than probe.token_ids is wanted", field="probe.logprobs")
+        for other in list(self._updates.values()):
+            if other is update:
+                continue
+            if other.step is Step.FAILED:
+                continue
+            if other.spec.lineage == spec.lineage and other.spec.step > spec.step:
+                raise WeightsRefused(f"step: superseded by {other.version}", field="step")
+            if other.version == spec.version and other.digest != update.digest:
+                raise WeightsRefused(f"manifest: {spec.version} is known with other digests", field="manifest")
+        for other in list(self._updates.values()):
+            if other is update or other.step is Step.LOADING:
+                continue
+            if other.step in (Step.RECEIVING, Step.READY):
+                self._failed(other, WeightsRefused(f"step: superseded by {spec.version}", field="step"))
+            if other.step is not Step.SERVED or other.version != self._proved:
+                self._drop(other)
+
+    def _apply(self, frame: Apply, send: Send) -> None:
+        update = self._updates.get(frame.update_id)
+        if update is None:
+            send(Update.refusal(frame.update_id, NotFound("apply: this update has not been prepared here")))
+            return
+        update.listeners.add(send)
+        if update.step is Step.READY:
+            update.move(Step.LOADING)
+            update.task = asyncio.create_task(self._load(update), name=f"load {update.version}")
+        else:
+            update.report_to(send)
+
+    # -- staging
+
+    async def _stage(self, update: Update) -> None:
+        spec = update.spec
+        try:
+            if spec.transport == "stream":
+                folder = await self._receive(update)
+            elif spec.transport == "filesystem":
+                folder = await self._check(update)
+            else:
+                folder = Path()
+            update.staged = StagedUpdate(update.id, spec, folder)
+            logger.info("update %s is staged: %d bytes", update.version, update.received)
+            update.move(Step.READY)
+        except Abandoned:
+            return
+        except StenoError as error:
+            self._failed(update, error)
+        except Exception as error:  # recorded: the update has failed, and the log has its traceback
+            logger.exception("update %s could not be staged", update.version)
+            self._failed(update, WeightsRefused(f"staging failed: {type(error).__name__}: {error}"))
+
+    async def _check(self, update: Update) -> Path:
+        loop = asyncio.get_running_loop()
+
+        def read(count: int) -> None:
+            loop.call_soon_threadsafe(update.progressed, count)
+
+        update.report()
+        checking = asyncio.ensure_future(
+            self._on_disk(check_folder, update.spec.location, update.spec.manifest, update.abandoned, read)
+        )
+        try:
+            while not (await asyncio.wait({checking}, timeout=REPORT_EVERY_S))[0]:
+                update.report()
+            path = await checking
+        finally:
+            checking.cancel()
+        self._metrics.staged_bytes.labels("filesystem").inc(update.spec.manifest.size)
+        update.received = update.spec.manifest.size
+        return path
+
+    async def _receive(self, update: Update) -> Path:
+        staging = update.staging = StreamStaging(self._root(), update.id, update.spec.manifest)
+        await self._on_disk(staging.open, update.abandoned)
+        update.received = staging.received
+        while (position := staging.position) is not None:
+            update.want(*position)
+            chunk = await update.chunks.get()
+            await self._on_disk(staging.write, chunk.shard, chunk.offset, chunk.data, chunk.crc32)
+            self._metrics.staged_bytes.labels("stream").inc(len(chunk.data))
+            update.received = staging.received
+        update.want_nothing()
+        return staging.folder
+
+    # -- loading
+
+    async def _load(self, update: Update) -> None:
+        assert update.staged is not None
+        started = self._clock()
+        async with self._loading:
+            self._proved = self._proved or self._engine.cards()[0].policy_version
+            self.gate.close()
+            loaded = False
+            try:
+                update.pause_s = await self._engine.load_weights(update.staged)
+                loaded = True
+                await self._prove(update.spec.probe)
+            except WeightsRefused as error:
+                self._failed(update, error)
+                if loaded or not self.healthy:
+                    self._condemn(error.message)
+                else:
+                    self.gate.open()
+            except StenoError as error:
+                self._failed(update, error)
+                self._condemn(error.message)
+            except Exception as error:  # recorded: the update has failed, and the log has its traceback
+                logger.exception("update %s could not be loaded", update.version)
+                failure = EngineFailed(f"loading failed: {type(error).__name__}: {error}")
+                self._failed(update, failure)
+                self._condemn(failure.message)
+            else:
+                update.load_s = self._clock() - started
+                self.gate.open()
+                self._serve(update)
+
+    async def _prove(self, probe: Probe | None) -> None:
+        """The log-probabilities that the trainer saw, by the weights now loaded. Raises: WeightsRefused."""
+        if probe is None or all(card.synthetic for card in self._engine.cards()):
+            return
+        got = await self._engine.score(probe.token_ids)
+        if len(got) != len(probe.logprobs):
+            raise EngineFailed(f"probe: the engine scored {len(got)} tokens of {len(probe.logprobs)}")
+        off = [abs(ours - theirs) for ours, theirs in zip(got, probe.logprobs, strict=True)]
+        if not all(difference <= probe.tolerance for difference in off):  # as NaN is not
+            message = f"probe: log-probabilities differ by up to {max(off):.4g}, {probe.tolerance:g} is let pass"
+            raise WeightsRefused(message, field="probe")
+
+    def _serve(self, update: Update) -> None:
+        self._proved = update.version
+        self.healthy, self.reason = True, ""
+        self._metrics.weights_proved.set(1)
+        self._metrics.updates.labels("served").inc()
+        self._metrics.update_pause.observe(update.pause_s)
+        self._metrics.update_load.observe(update.load_s)
+        logger.info("serves %s: paused for %.3f s, %.3f s in all", update.version, update.pause_s, update.load_s)
+        self._announce()
+        update.move(Step.SERVED)
+        self._clear(update)
+
+    def _condemn(self, reason: str) -> None:
+        """The weights now loaded are not those of any version: nobody may be given tokens of theirs."""
+        self.healthy, self.reason = False, reason
+        self._metrics.weights_proved.set(0)
+        logger.error("the weights now loaded are not to be used: %s", reason)
+        for update in list(self._updates.values()):
+            if update.step is Step.SERVED:
+                self._drop(update)
+        self.gate.condemn(reason)
+        self._announce()
+
+    # -- ends
+
+    def _failed(self, update: Update, error: StenoError) -> None:
+        if update.step is Step.FAILED:
+            return
+        logger.warning("update %s failed: %s", update.version, error.message)
+        self._metrics.updates.labels(error.code).inc()
+        update.abandoned.set()
+        update.error = error
+        update.move(Step.FAILED)
+        self._clear(update)
+
+    def _drop(self, update: Update) -> None:
+        """Forget it, and what was staged of it."""
+        del self._updates[update.id]
+        update.abandoned.set()
+        if update.task is not None:
+            update.task.cancel()
+        self._clear(update)
+
+    def _clear(self, update: Update) -> None:
+        """What is staged is no longer needed: its tensors are in the engine, or never will be."""
+        if update.staging is not None:
+            self._disk.submit(update.staging.remove)
+        update.forget_bytes()
+
+    def _root(self) -> Path:
+        if self._staging_dir is not None:
+            return self._staging_dir
+        if self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="steno-staging-"))
+        return self._temporary
+
+    async def _on_disk(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *args)

@@ -1,0 +1,395 @@
+"""A worker's update from its first frame to its last: who is told what, when, and what serves meanwhile (I10)."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from inference_worker.engines.base import StagedUpdate
+from inference_worker.metrics import WorkerMetrics
+from inference_worker.weights import update as one_update
+from inference_worker.weights.updates import Updates
+from proxy.contracts.errors import EngineFailed, ProtocolError, WeightsRefused
+from proxy.contracts.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare, Progress
+from proxy.contracts.policy import UpdateSpec
+from tests.support.shards import digest, manifest_of, shard_bytes, spec, two_shards, write
+
+SHARDS = two_shards()
+DATA = {name: shard_bytes(tensors) for name, tensors in SHARDS.items()}
+PROBE = {"token_ids": [1, 2, 3], "logprobs": [-1.0, -2.0]}
+
+
+class Engine:
+    """Loads what it is told to, and scores as it is told to."""
+
+    def __init__(self) -> None:
+        self.version = "base/0"
+        self.loaded: list[StagedUpdate] = []
+        self.error: Exception | None = None
+        self.scores = [-1.0, -2.01]
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.during: Callable[[], None] = lambda: None
+
+    def cards(self) -> list[ModelCard]:
+        return [ModelCard("m", 100, policy_version=self.version)]
+
+    async def load_weights(self, update: StagedUpdate) -> float:
+        await self.may_load.wait()
+        self.during()
+        if self.error is not None:
+            raise self.error
+        assert update.spec.transport == "nccl" or {path.name for path in update.folder.iterdir()} == set(DATA)
+        self.loaded.append(update)
+        self.version = update.version
+        return 0.25
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        self.during()
+        return self.scores
+
+
+class Proxy:
+    """One end that asks, and what it was told."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.frames: list[Progress] = []
+        self._bench = bench
+        self._told = asyncio.Event()
+
+    def send(self, frame: Frame) -> None:
+        assert isinstance(frame, Progress)
+        self._bench.log.append(frame)
+        self.frames.append(frame)
+        self._told.set()
+
+    def tell(self, frame: Frame) -> None:
+        self._bench.updates.handle(frame, self.send)
+
+    def prepare(self, spec: UpdateSpec, update_id: str = "u1") -> None:
+        self.tell(Prepare(update_id, spec.model_dump_json().encode()))
+
+    async def until(self, state: str) -> Progress:
+        async with asyncio.timeout(60):
+            while not self.frames or self.frames[-1].state != state:
+                self._told.clear()
+                await self._told.wait()
+        return self.frames[-1]
+
+    async def upload(self, step: int = 1000, update_id: str = "u1", until: int = 10**9) -> None:
+        """As far as credit goes, again and again, like a proxy that has the shards."""
+        async with asyncio.timeout(60):
+            while self.frames[-1].state == "receiving":
+                last = self.frames[-1]
+                if last.shard:
+                    end = min(last.offset + last.credit, until)
+                    for offset in range(last.offset, end, step):
+                        data = DATA[last.shard][offset : min(offset + step, end)]
+                        self.tell(Chunk(update_id, last.shard, offset, data, zlib.crc32(data)))
+                    if end == until:
+                        return
+                self._told.clear()
+                if self.frames[-1] is last:
+                    await self._told.wait()
+
+
+class Bench:
+    def __init__(self, root: Path) -> None:
+        self.engine = Engine()
+        self.log: list[object] = []
+        self.metrics = WorkerMetrics(CollectorRegistry())
+        self.root = root
+        self.updates = Updates(
+            self.engine,
+            self.metrics,
+            announce=self._announced,
+            staging_dir=root,
+            clock=lambda: 0.0,  # type: ignore[arg-type]
+        )
+
+    def _announced(self) -> None:
+        self.log.append((self.updates.cards()[0].policy_version, self.updates.healthy))
+
+    def proxy(self) -> Proxy:
+        return Proxy(self)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    one = Bench(tmp_path / "staging")
+    yield one
+    await one.updates.close()
+
+
+def folder_spec(tmp_path: Path, step: int = 1, **fields: object) -> UpdateSpec:
+    manifest = write(tmp_path / f"weights-{step}", SHARDS)
+    return spec(manifest, step, transport="filesystem", location=str(tmp_path / f"weights-{step}"), **fields)
+
+
+def stream_spec(step: int = 1, **fields: object) -> UpdateSpec:
+    return spec(manifest_of(SHARDS), step, **fields)
+
+
+async def test_a_folder_is_staged_applied_proved_and_only_then_announced(bench: Bench, tmp_path: Path) -> None:
+    proxy = bench.proxy()
+    update = folder_spec(tmp_path, probe=PROBE)
+    proxy.prepare(update)
+    ready = await proxy.until("ready")
+    assert ready.received == update.manifest.size
+    bench.engine.during = lambda: bench.log.append((bench.updates.cards()[0].policy_version, bench.updates.gate.shut))
+    proxy.tell(Apply("u1"))
+    served = await proxy.until("served")
+    assert (served.pause_s, served.load_s) == (0.25, 0.0)
+    # While it loads and while it is proved the cards name the old version, and nothing passes.
+    assert [entry for entry in bench.log if isinstance(entry, tuple)] == [
+        ("base/0", True),
+        ("base/0", True),
+        ("run/1", True),
+    ]
+    assert bench.log.index(("run/1", True)) < bench.log.index(served)
+    assert not bench.updates.gate.shut
+    assert bench.metric("steno_worker_updates_total", end="served") == 1
+
+
+async def test_a_stream_is_received_as_far_as_credit_goes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_update, "CREDIT_BYTES", 1000)
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec())
+    first = await proxy.until("receiving")
+    while not proxy.frames[-1].shard:
+        await asyncio.sleep(0)
+    first = proxy.frames[-1]
+    assert (first.shard, first.offset, first.credit, first.received) == ("a.safetensors", 0, 1000, 0)
+    await proxy.upload(step=100)
+    assert (await proxy.until("ready")).received == sum(map(len, DATA.values()))
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    await bench.updates.close()
+    assert list(bench.root.iterdir()) == []  # what is loaded need not lie on the disk
+
+
+async def test_more_than_was_asked_for_is_the_proxys_fault(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_update, "CREDIT_BYTES", 1000)
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec())
+    await proxy.until("receiving")
+    while not proxy.frames[-1].shard:
+        await asyncio.sleep(0)
+    with pytest.raises(ProtocolError, match="credit"):
+        proxy.tell(Chunk("u1", "a.safetensors", 0, DATA["a.safetensors"][:1001], 0))
+
+
+async def test_two_proxies_stage_one_update_and_both_hear_of_it(bench: Bench) -> None:
+    one, two = bench.proxy(), bench.proxy()
+    one.prepare(stream_spec())
+    two.prepare(stream_spec())
+    while not two.frames[-1].shard:
+        await asyncio.sleep(0)
+    data = DATA["a.safetensors"][:500]
+    for proxy in (one, two):  # both were asked for the same bytes; the second is told where the worker is
+        proxy.tell(Chunk("u1", "a.safetensors", 0, data, zlib.crc32(data)))
+    assert two.frames[-1].offset == 500
+    await two.upload()
+    await one.until("ready")
+    await two.until("ready")
+    bench.updates.forget(one.send)
+    heard = len(one.frames)
+    two.tell(Apply("u1"))
+    one.tell(Apply("u1"))  # it is back
+    await one.until("served")
+    await two.until("served")
+    assert len(bench.engine.loaded) == 1
+    assert len(one.frames) > heard
+
+
+async def test_a_cut_upload_goes_on_with_another_proxy(bench: Bench) -> None:
+    one, two = bench.proxy(), bench.proxy()
+    one.prepare(stream_spec())
+    await one.until("receiving")
+    while not one.frames[-1].shard:
+        await asyncio.sleep(0)
+    await one.upload(until=1234)
+    bench.updates.forget(one.send)
+    two.prepare(stream_spec())
+    assert (two.frames[-1].shard, two.frames[-1].offset) == ("a.safetensors", 1234)
+    await two.upload()
+    await two.until("ready")
+
+
+async def test_a_damaged_chunk_fails_the_update_and_preparing_again_starts_over(bench: Bench) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec())
+    while not (proxy.frames and proxy.frames[-1].shard):
+        await asyncio.sleep(0)
+    proxy.tell(Chunk("u1", "a.safetensors", 0, DATA["a.safetensors"][:10], 1))
+    failed = await proxy.until("failed")
+    assert (failed.code, "crc32" in failed.message) == ("weights_refused", True)
+    proxy.prepare(stream_spec())
+    while not proxy.frames[-1].shard:
+        await asyncio.sleep(0)
+    await proxy.upload()
+    await proxy.until("ready")
+
+
+async def test_a_corrupt_shard_is_refused_and_the_old_weights_go_on(bench: Bench, tmp_path: Path) -> None:
+    update = folder_spec(tmp_path)
+    path = tmp_path / "weights-1" / "b.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    proxy = bench.proxy()
+    proxy.prepare(update)
+    failed = await proxy.until("failed")
+    assert failed.code == "weights_refused"
+    assert "b.safetensors" in failed.message and "digest" in failed.message
+    assert (bench.updates.healthy, bench.updates.cards()[0].policy_version) == (True, "base/0")
+    proxy.tell(Apply("u1"))
+    assert proxy.frames[-1].state == "failed"
+    assert bench.engine.loaded == []
+
+
+async def test_weights_that_the_engine_refuses_leave_the_old_ones_serving(bench: Bench, tmp_path: Path) -> None:
+    bench.engine.error = WeightsRefused("tensor 'x' is not of this model")
+    proxy = bench.proxy()
+    proxy.prepare(folder_spec(tmp_path, probe=PROBE))
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    assert (await proxy.until("failed")).message == "tensor 'x' is not of this model"
+    assert bench.updates.healthy and not bench.updates.gate.shut
+    assert not [entry for entry in bench.log if isinstance(entry, tuple)]
+
+
+@pytest.mark.parametrize("scores", [[-1.0, -2.2], [-1.0, float("nan")], [-1.0]])
+async def test_a_failed_probe_makes_the_worker_unhealthy_until_it_has_caught_up(
+    bench: Bench, tmp_path: Path, scores: list[float]
+) -> None:
+    proxy = bench.proxy()
+    update = folder_spec(tmp_path, probe=PROBE)
+    proxy.prepare(update)
+    await proxy.until("ready")
+    bench.engine.scores = scores
+    proxy.tell(Apply("u1"))
+    await proxy.until("failed")
+    assert bench.log[-1] == ("base/0", False) and bench.updates.reason.startswith("probe: ")
+    assert not bench.updates.healthy
+    assert bench.metric("steno_worker_weights_proved") == 0
+    with pytest.raises(EngineFailed, match="not to be used"):  # what was sampled by them does not leave
+        await bench.updates.gate.passed()
+    bench.engine.scores = [-1.0, -2.0]
+    proxy.prepare(update)
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    assert bench.updates.healthy and not bench.updates.gate.shut
+    assert bench.metric("steno_worker_weights_proved") == 1
+
+
+async def test_a_load_that_breaks_half_way_condemns_the_weights(bench: Bench, tmp_path: Path) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(folder_spec(tmp_path, 1))
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    bench.engine.error = EngineFailed("a worker process is gone")
+    proxy.prepare(folder_spec(tmp_path, 2), "u2")
+    await proxy.until("ready")
+    proxy.tell(Apply("u2"))
+    assert (await proxy.until("failed")).code == "engine_failed"
+    assert not bench.updates.healthy
+    # Nor does it serve any more what it served before: asked to, it loads it again.
+    bench.engine.error = None
+    proxy.prepare(folder_spec(tmp_path, 1))
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    assert len(bench.engine.loaded) == 2 and bench.updates.healthy
+
+
+async def test_a_newer_update_takes_the_place_of_one_that_is_not_applied(bench: Bench, tmp_path: Path) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec(1))
+    while not (proxy.frames and proxy.frames[-1].shard):
+        await asyncio.sleep(0)
+    proxy.prepare(folder_spec(tmp_path, 2), "u2")
+    ready = await proxy.until("ready")
+    assert ready.update_id == "u2"
+    (failed,) = [frame for frame in proxy.frames if frame.state == "failed"]
+    assert (failed.update_id, "superseded by run/2" in failed.message) == ("u1", True)
+    proxy.prepare(stream_spec(1))  # a proxy that has not heard of it
+    assert proxy.frames[-1].state == "failed" and "superseded by run/2" in proxy.frames[-1].message
+    proxy.tell(Apply("u2"))
+    await proxy.until("served")
+
+
+async def test_an_update_is_prepared_while_another_is_loaded(bench: Bench, tmp_path: Path) -> None:
+    proxy = bench.proxy()
+    bench.engine.may_load.clear()
+    proxy.prepare(folder_spec(tmp_path, 1))
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    proxy.prepare(folder_spec(tmp_path, 2), "u2")
+    await proxy.until("ready")
+    proxy.tell(Apply("u2"))
+    bench.engine.may_load.set()
+    while proxy.frames[-1].update_id != "u2" or proxy.frames[-1].state != "served":
+        await asyncio.sleep(0)
+    assert [update.version for update in bench.engine.loaded] == ["run/1", "run/2"]
+    assert bench.updates.cards()[0].policy_version == "run/2"
+
+
+async def test_what_is_served_already_is_said_at_once(bench: Bench, tmp_path: Path) -> None:
+    proxy, other = bench.proxy(), bench.proxy()
+    update = folder_spec(tmp_path)
+    proxy.prepare(update)
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    for update_id in ("u1", "another-id"):
+        other.prepare(update, update_id)
+        assert (other.frames[-1].update_id, other.frames[-1].state) == (update_id, "served")
+    changed = update.model_copy(deep=True)
+    changed.manifest.tensors[0].digest = digest(b"else")
+    other.prepare(changed, "third-id")
+    assert other.frames[-1].state == "failed" and "known with other digests" in other.frames[-1].message
+    assert len(bench.engine.loaded) == 1
+
+
+async def test_an_abandoned_update_leaves_nothing(bench: Bench) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec())
+    while not (proxy.frames and proxy.frames[-1].shard):
+        await asyncio.sleep(0)
+    proxy.tell(Abandon("u1"))
+    proxy.tell(Abandon("u1"))
+    proxy.tell(Chunk("u1", "a.safetensors", 0, b"late", 0))
+    proxy.tell(Apply("u1"))
+    assert (proxy.frames[-1].state, proxy.frames[-1].code) == ("failed", "not_found")
+    await bench.updates.close()
+    assert list(bench.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"policy": "other"}, "policy: 'other' is not served here"),
+        ({"probe": {"token_ids": [1, 2, 3], "logprobs": [-1.0]}}, "probe.logprobs"),
+    ],
+)
+async def test_an_update_that_is_not_for_this_worker_names_the_field(
+    bench: Bench, fields: dict[str, object], named: str
+) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec(**fields))
+    assert proxy.frames[-1].state == "failed" and named in proxy.frames[-1].message
+
+
+async def test_a_spec_that_is_none_names_the_field(bench: Bench) -> None:
+    proxy = bench.proxy()
+    proxy.tell(Prepare("u1", b'{"lineage": "r", "step": -1}'))
+    assert proxy.frames[-1].code == "invalid_request" and "spec." in proxy.frames[-1].message
