@@ -22,7 +22,7 @@ from proxy.contracts.canonical import IMAGES, NO_IMAGES, Job, has_images
 from proxy.contracts.ends import ProxyPeer
 from proxy.contracts.errors import BadRequest, NoWorker, ProtocolError, WorkerLost
 from proxy.contracts.fleet import WorkerView
-from proxy.contracts.frames import Generate, Hello, ModelCard
+from proxy.contracts.frames import Hello, ModelCard
 from proxy.contracts.packets import (
     CLOSE_GOING_AWAY,
     CLOSE_PROTOCOL_ERROR,
@@ -37,8 +37,9 @@ from proxy.contracts.packets import (
     read_hello,
 )
 from proxy.contracts.peer import HANDSHAKE_S
-from proxy.links import CLOSE_WITHIN_S, Link, RelayCounts, Worker, leave, read, receive, write
-from proxy.routing import NoTokenizer, choose, of_images, of_tokenizer, offers
+from proxy.links import CLOSE_WITHIN_S, Link, Nobody, RelayCounts, Watcher, Worker, leave, read, receive, write
+from proxy.placing import Order, place
+from proxy.routing import choose
 from proxy.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -79,46 +80,20 @@ class Hub:
         self.proxy_id = proxy_id
         self.boot_id = uuid.uuid4().hex
         self.counts = RelayCounts()
+        self.watcher: Watcher = Nobody()
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._closed = False
 
     # -- for those who want something generated
 
-    def open(
-        self, *, trial_id: str, turn_id: str, attempt: int, job: Job, model: str = "",
-        prefix_ids: bytes = b"", prefix_messages: int = 0, prefix_finish: str = "", tokenizer: bytes | None = None,
-    ) -> Stream:  # fmt: skip
+    def open(self, order: Order) -> Stream:
         """Send one Generate to the worker that routing chooses. Nothing is awaited.
 
-        Args: model: the name that was asked for. tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: any.
-        Raises: NoTokenizer: prefix_ids can be given to no worker; NoWorker, TooManyRequests; BodyTooLarge when the job fits in
-            no packet; BadRequest: there are images, and what is served takes none.
+        Raises: as `placing.place`; BodyTooLarge when the job fits in no packet.
         """
-        worker, card = self._choose(trial_id, model, tokenizer, has_images(job.messages))
-        window = self.settings.window_tokens
-        return worker.open(
-            Generate(0, turn_id, attempt, trial_id, job, prefix_ids, prefix_messages, prefix_finish, window, card.name),
-            card,
-        )
-
-    def _choose(self, trial_id: str, model: str, tokenizer: bytes | None, images: bool) -> tuple[Worker, ModelCard]:
-        """What may come back within its grace still has its say in what a name and a prefix mean: else a short absence would
-        send a trial to another model for good."""
-        offered = offers(self._workers.values(), model)
-        if images:
-            every, offered = offered, of_images(offered)
-            if every and not offered:
-                raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
-        same = of_tokenizer(offered, tokenizer)
-        if all(worker.draining for worker, _ in same) and not all(worker.draining for worker, _ in offered):
-            raise NoTokenizer("no worker has the tokenizer that this conversation was recorded with")
-        able: dict[Worker, ModelCard] = {}
-        for worker, card in same:
-            if worker.eligible:
-                able.setdefault(worker, card)
-        worker = choose(trial_id, list(able), self.settings.max_waiting)
-        return worker, able[worker]
+        worker, card = place(order, self._workers.values(), self.settings.max_waiting)
+        return worker.open(order.generate(card, self.settings.window_tokens), card)
 
     async def count(self, trial_id: str, job: Job) -> int:
         """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.
@@ -139,7 +114,7 @@ class Hub:
         cards: dict[str, ModelCard] = {}
         for worker in self._workers.values():
             if worker.eligible:
-                for card in worker.models:
+                for card in filter(worker.serves, worker.models):
                     cards.setdefault(card.name, card)
         return list(cards.values())
 
@@ -237,6 +212,7 @@ class Hub:
         self.counts.resumes += up.resumed
         self.counts.resent_packets += worker.peer.channel.resent_packets - resent
         logger.info("worker %s is connected, %s", worker.id, "resumed" if up.resumed else "new")
+        self.watcher.admitted(worker)
         worker.tick()
         return worker
 
@@ -248,12 +224,14 @@ class Hub:
         )  # fmt: skip
         worker = Worker(hello, peer, self._clock, self.counts)
         worker.on_lost = self._drop
+        worker.watcher = self.watcher
         self._workers[hello.worker_id] = worker
         return worker
 
     def _drop(self, worker: Worker) -> None:
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
+            self.watcher.lost(worker)
 
     async def _carry(self, worker: Worker, link: Link) -> None:
         """Read and write until the socket ends, from whichever side."""

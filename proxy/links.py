@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -27,6 +28,7 @@ from proxy.contracts.frames import (
     Generate,
     Hello,
     ModelCard,
+    Progress,
     Started,
 )
 from proxy.contracts.peer import Drop, Event, Lost, State
@@ -67,6 +69,33 @@ class Link:
             self.closing.set_result((code, reason, last or []))
 
 
+class Watcher(Protocol):
+    """Who is told what becomes of workers (`proxy/policies`), at once and in order; what it decides is in `Worker.behind`."""
+
+    def admitted(self, worker: Worker) -> None:
+        """A socket of a channel is up: a new one, or again."""
+        ...
+
+    def announced(self, worker: Worker) -> None:
+        """What it serves has changed."""
+        ...
+
+    def progressed(self, worker: Worker, said: Progress) -> None:
+        """Raises ProtocolError."""
+        ...
+
+    def lost(self, worker: Worker) -> None: ...
+
+
+class Nobody:
+    """A watcher where no policy is ever updated."""
+
+    def admitted(self, worker: Worker) -> None: ...
+    def announced(self, worker: Worker) -> None: ...
+    def progressed(self, worker: Worker, said: Progress) -> None: ...
+    def lost(self, worker: Worker) -> None: ...
+
+
 class Worker:
     """One channel: a boot of a worker, its streams, and the socket it has just now. Told apart from its successor by identity."""
 
@@ -80,6 +109,8 @@ class Worker:
         self.link: Link | None = None
         self.streams: dict[int, Stream] = {}
         self.since = time.time()
+        self.behind: frozenset[str] = frozenset()  # policies of which it serves no version that may generate now (I10)
+        self.watcher: Watcher = Nobody()
         self.on_lost: Callable[[Worker], None] = lambda worker: None
         self._clock = clock
         self._counts = counts
@@ -90,12 +121,21 @@ class Worker:
         self._timer_at = float("inf")
 
     @property
+    def channel(self) -> str:
+        """Names this boot of the worker."""
+        return f"{self.id}/{self.peer.remote_boot}"
+
+    @property
     def load(self) -> int:
         return len(self.streams) + self._elsewhere
 
     @property
     def eligible(self) -> bool:
         return self.peer.state is State.OPEN and self.healthy and not self.draining and bool(self.models)
+
+    def serves(self, card: ModelCard) -> bool:
+        """Whether new turns may go to this one of its models."""
+        return card.policy not in self.behind
 
     def open(self, generate: Generate, card: ModelCard) -> Stream:
         generate.stream = self._next_stream = self._next_stream + 1
@@ -104,6 +144,7 @@ class Worker:
             generate.stream, self.id, card, generate.window_tokens, len(generate.prefix_ids) >> 2,
             self.send, self._forget,
         )  # fmt: skip
+        stream.attempt, stream.channel = generate.attempt, self.channel
         self.streams[generate.stream] = stream
         self._touch()
         return stream
@@ -153,6 +194,9 @@ class Worker:
                 self.models, self.healthy, self.draining = event.models, event.healthy, event.draining
                 state = "draining" if event.draining else "healthy" if event.healthy else "not healthy"
                 logger.info("worker %s announces: %s %s", self.id, state, event.reason)
+                self.watcher.announced(self)
+            elif isinstance(event, Progress):
+                self.watcher.progressed(self, event)
             else:
                 self._handle(event)
         self._touch()
@@ -183,7 +227,7 @@ class Worker:
         return WorkerView(
             self.id, self.models, Load.of(self.peer.remote_load), len(self.streams), self.max_streams,
             self.peer.state is State.OPEN, self.healthy, self.draining, self.since,
-            round(self._clock() - self.peer.heard_at, 3),
+            round(self._clock() - self.peer.heard_at, 3), sorted(self.behind),
         )  # fmt: skip
 
     def _counted(self, answer: Counted | Failed) -> None:

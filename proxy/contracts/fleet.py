@@ -24,6 +24,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     load: its last heartbeat (all proxies' streams). in_flight: streams of this proxy on it.
     connected: its socket is up; a worker that is not may come back within the resume grace.
+    behind: policies for which it gets no new turns: what it serves of them is not the version in force.
     since: Unix time of the worker's arrival, in seconds. idle_s: seconds since it was last heard.
     """
 
@@ -37,6 +38,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     draining: bool
     since: float
     idle_s: float
+    behind: list[str] = []
 
 
 class WorkerPage(msgspec.Struct, frozen=True):
