@@ -1,6 +1,6 @@
 """One rank of a test's training run: `python -m tests.integration.trainer.rank FOLDER`, under torchrun or alone.
 
-FOLDER/job.json: settings (of `TrainerSettings`), batches (seeds of `random_batch`, one step each). The first rank writes
+FOLDER/job.json: settings (of `TrainerSettings`), batches (arguments of `random_batch`, one step each). The first rank writes
 result.pt: a report per step, and the weights after the last.
 """
 
@@ -28,8 +28,8 @@ def main(folder: Path) -> None:
     ranks = Ranks.open("cpu", sequence_size=settings.sequence_parallel, collective_s=200.0, wait_s=200.0)
     stepper = Stepper(PolicyEngine.open(settings, ranks))
     reports = []
-    for seed in job["batches"]:
-        report = stepper.step(random_batch(seed) if ranks.first else None)
+    for drawn in job["batches"]:
+        report = stepper.step(random_batch(**drawn) if ranks.first else None)
         reports.append({"step": report.step, "metrics": report.metrics, "ledger": report.ledger.to_bytes()})
     weights = whole_weights(stepper.engine)
     if ranks.first:

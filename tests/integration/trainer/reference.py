@@ -1,0 +1,73 @@
+"""The step from its definitions: one process, plain torch, one sample at a time, whole logits, transformers' own attention."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from trainer_bridge.batch import Row
+from trainer_bridge.orders import Batch
+
+
+class Reference:
+    """dtype float64: rounding is what we compare with. Optimizer: AdamW as in the settings of the test."""
+
+    def __init__(self, model: Path, *, learning_rate: float, epsilon: float, max_grad_norm: float = 0.0) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+        self.frozen = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+        self.max_grad_norm = max_grad_norm
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=learning_rate, betas=(0.9, 0.95), eps=epsilon, weight_decay=0.0
+        )
+
+    def step(self, batch: Batch, passes: Sequence[Sequence[int]], *, reference_kl: float = 0.0) -> dict[str, float]:
+        """passes: rows of each optimizer step. Returns: the loss, and the gradient's norm, averaged over passes."""
+        with torch.no_grad():
+            proximal = [self._logprobs(self.model, row)[0] for row in batch.rows]
+            frozen = [self._logprobs(self.frozen, row)[0] for row in batch.rows]
+        losses, norms = [], []
+        for part in passes:
+            by_trial = Counter()
+            for i in part:
+                by_trial[batch.rows[i].trial_id] += int(batch.rows[i].loss_mask_T.sum())
+            total = torch.zeros((), dtype=torch.float64)
+            for i in part:
+                row = batch.rows[i]
+                logprobs, entropies = self._logprobs(self.model, row)
+                start = proximal[i] if len(passes) > 1 else logprobs.detach()
+                advantage = batch.advantages[row.trial_id]
+                sampling = row.sampling_logprobs_T[row.loss_mask_T].double()
+                for at in range(len(logprobs)):
+                    rho = math.exp(start[at] - sampling[at])
+                    m = rho if 0.5 <= rho <= 2.0 else 0.0
+                    ratio = (logprobs[at] - start[at]).exp()
+                    gain = m * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+                    away = frozen[i][at] - logprobs[at]
+                    kl = away.exp() - away - 1
+                    total = total + (-gain + reference_kl * kl - 0.01 * entropies[at]) / by_trial.total()
+            self.optimizer.zero_grad()
+            total.backward()
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm or math.inf)
+            self.optimizer.step()
+            losses.append(total.item())
+            norms.append(norm.item())
+        return {"loss": sum(losses) / len(losses), "optimizer/grad_norm": sum(norms) / len(norms)}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().float() for name, parameter in self.model.named_parameters()}
+
+    @staticmethod
+    def _logprobs(model: Any, row: Row) -> tuple[Tensor, Tensor]:
+        """Of the row's trained tokens."""
+        logits = model(input_ids=row.token_ids_T[None]).logits[0, :-1]
+        logprobs = torch.log_softmax(logits / row.temperatures_T[1:, None].double(), -1)
+        trained = row.loss_mask_T[1:]
+        picked = logprobs.gather(-1, row.token_ids_T[1:, None])[:, 0]
+        return picked[trained], -(logprobs.exp() * logprobs).sum(-1)[trained]

@@ -1,0 +1,92 @@
+"""A step on real ZeRO-3 ranks gives the weights that a plain single process gives, however it is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.trainer.materials import random_batch, random_model, run_ranks
+from tests.integration.trainer.reference import Reference
+from trainer_bridge.ledger import Ledger
+from trainer_bridge.orders import _mini_batches
+
+RATE, EPSILON = 1e-3, 1e-3
+BATCHES: list[dict[str, Any]] = [{"seed": 1}, {"seed": 2, "trials": 1}, {"seed": 3}]
+"""The second has fewer samples than ranks: the others run dummies."""
+
+
+def settings(model: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": str(model), "precision": "float32", "micro_batch_tokens": 64, "chunk_tokens": 7, "mismatch": "masked",
+        "learning_rate": RATE, "adam_epsilon": EPSILON, "max_grad_norm": 0.0, "entropy_bonus": 0.01, **more,
+    }  # fmt: skip
+
+
+CASES = {
+    "one rank": (1, {}, {}),
+    "two ranks, tied head": (2, {}, {"tied": True}),
+    "three ranks, large micro-batches": (3, {"micro_batch_tokens": 200, "chunk_tokens": 1000}, {}),
+    "two ranks, clipped, nothing computed again": (2, {"max_grad_norm": 0.5, "activation_checkpointing": False}, {}),
+    "two ranks, activations and optimizer in the host's memory": (
+        2, {"activation_offload": True, "offload_optimizer": True}, {},
+    ),
+    "two ranks that share samples": (2, {"sequence_parallel": 2}, {}),
+    "four ranks that share samples over two key heads": (
+        4, {"sequence_parallel": 4, "micro_batch_tokens": 80}, {"heads": 4, "groups": 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_the_same_number_and_the_same_weights_on_any_ranks(case: str, tmp_path: Path) -> None:
+    count, more, shape = CASES[case]
+    model = random_model(tmp_path / "model", **shape)
+    found = run_ranks(count, {"settings": settings(model, **more), "batches": BATCHES}, tmp_path / "job")
+    plain = Reference(model, learning_rate=RATE, epsilon=EPSILON, max_grad_norm=more.get("max_grad_norm", 0.0))
+    for report, drawn in zip(found["reports"], BATCHES, strict=True):
+        batch = random_batch(**drawn)
+        expected = plain.step(batch, [range(len(batch.rows))])
+        measured = {name: report["metrics"][name] for name in expected}
+        assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        ledger = Ledger.from_bytes(report["ledger"]).total()
+        assert ledger.trained + sum(ledger.untrained.values()) == sum(row.trained_tokens for row in batch.rows)
+        assert ledger.trained > 0 and ledger.untrained
+    compare(found["weights"], plain.weights())
+
+
+def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    more = {"epochs": 2, "mini_batches": 2, "reference_kl": 0.3, "learning_rate": 1e-2, "seed": 5}
+    found = run_ranks(2, {"settings": settings(model, **more), "batches": [{"seed": 1}]}, tmp_path / "job")
+    plain = Reference(model, learning_rate=1e-2, epsilon=EPSILON)
+    batch = random_batch(1)
+    passes = [part for epoch in range(2) for part in _mini_batches(batch.rows, 2, f"5:0:{epoch}")]
+    expected = plain.step(batch, passes, reference_kl=0.3)
+    [report] = found["reports"]
+    assert report["metrics"]["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    assert report["metrics"]["reference/kl"] > 0 and report["metrics"]["policy/kl"] > 0
+    assert report["metrics"]["policy/clip_high_fraction"] + report["metrics"]["policy/clip_low_fraction"] > 0
+    compare(found["weights"], plain.weights(), atol=2e-5)
+
+
+def test_bfloat16_trains_about_the_same(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    found = run_ranks(
+        2, {"settings": settings(model, precision="bfloat16"), "batches": BATCHES[:1]}, tmp_path / "job"
+    )
+    plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
+    batch = random_batch(**BATCHES[0])
+    expected = plain.step(batch, [range(len(batch.rows))])
+    assert found["reports"][0]["metrics"]["optimizer/grad_norm"] == pytest.approx(
+        expected["optimizer/grad_norm"], rel=0.1
+    )
+    assert all(weight.dtype == torch.bfloat16 for weight in found["weights"].values())
+
+
+def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], atol: float = 2e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
