@@ -123,17 +123,20 @@ class Feed:
             self._changed.notify_all()
             return taken
 
-    async def acknowledge(self, group_ids: Iterable[str]) -> None:
-        """The steps that used these groups are durable. One whose lease was lost meanwhile will be served again, and
-        acknowledged at sight, since `trained` knows it by then."""
+    async def acknowledge(self, group_ids: Iterable[str]) -> list[str]:
+        """The steps that used these groups are durable.
+
+        Returns: those that the proxy has confirmed. One whose lease was lost meanwhile will be served again, and acknowledged
+        at sight, for as long as `trained` knows it.
+        """
+        confirmed = []
         for group_id in group_ids:
             lease = self._held.pop(group_id, None)
             if lease is None:
                 logger.warning("group %s: its lease was lost before its step was durable", group_id)
-                continue
-            await self._acknowledge(lease)
-        async with self._changed:
-            self._changed.notify_all()
+            elif await self._acknowledge(lease):
+                confirmed.append(group_id)
+        return confirmed
 
     # -- leasing
 
@@ -225,11 +228,20 @@ class Feed:
             self._waiting = deque(leased for leased in self._waiting if leased.group_id != group_id)
             self._changed.notify_all()
 
-    async def _acknowledge(self, lease: Lease) -> None:
+    async def _acknowledge(self, lease: Lease) -> bool:
         try:
             await self._client.acknowledge_lease(lease.lease_id)
         except (Conflict, NotFound, Gone) as error:
             logger.warning("group %s will be served again: %s", lease.group.group_id, error)
+            return False
+        except StenoError as error:
+            if not error.retryable:
+                raise
+            logger.warning(
+                "group %s could not be acknowledged, and will be served again: %s", lease.group.group_id, error
+            )
+            return False
+        return True
 
     async def _give_back(self, group_id: str) -> None:
         lease = self._held.pop(group_id)

@@ -88,7 +88,9 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("queue/in_hand_groups", "Groups of the run registered and not yet acknowledged"),
         ("eval/reward", "Mean reward of the evaluation, with its own sampling"),
         ("eval/reward_std", "Standard deviation of it over trials"),
-        ("eval/trials", "Trials evaluated with a reward"),
+        ("eval/trials", "Trials evaluated"),
+        ("eval/unscored", "Of those, trials that ended without a reward; they are in no mean"),
+        ("eval/completion_tokens", "Tokens sampled for the evaluation"),
     )
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -1,0 +1,121 @@
+"""Where numbers go: each tracker is read back with its own reader."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.ledger import Ledger, Reason
+from trainer_bridge.loss import MAXIMA, MEANS
+from trainer_bridge.measures import BY_NAME, MEASURES
+from trainer_bridge.rollouts.evaluation import Evaluation
+from trainer_bridge.step import SCALARS
+from trainer_bridge.trackers import Prometheus, TensorBoard, Trackers, WeightsAndBiases
+
+VALUES = {"reward/mean": 0.25, "loss": -0.5}
+
+
+def test_every_number_of_a_step_is_described() -> None:
+    assert {*MEANS, *MAXIMA, *SCALARS} <= BY_NAME.keys()
+    assert Evaluation.of(3, [], []).scalars().keys() <= BY_NAME.keys()
+    assert len(BY_NAME) == len(MEASURES)
+    assert all(re.fullmatch(r"[a-z0-9_]+(/[a-z0-9_]+)?", name) for name in BY_NAME)
+
+
+def test_prometheus_serves_the_last_step_and_the_ledger() -> None:
+    tracker = Prometheus(0)
+    try:
+        ledger = Ledger()
+        ledger.sampled("a/1", 30)
+        ledger.trained("a/1", 20)
+        ledger.untrained("a/1", Reason.STALE, 10)
+        tracker.log(7, VALUES)
+        tracker.book(ledger)
+        text = httpx.get(f"http://127.0.0.1:{tracker.port}/metrics").text
+    finally:
+        tracker.close()
+    lines = set(text.splitlines())
+    assert "steno_train_reward_mean 0.25" in lines
+    assert "steno_train_step 7.0" in lines
+    assert 'steno_train_ledger_tokens{outcome="sampled"} 30.0' in lines
+    assert 'steno_train_ledger_tokens{outcome="stale"} 10.0' in lines
+
+
+def test_a_taken_port_is_a_configuration_error() -> None:
+    first = Prometheus(0)
+    try:
+        with pytest.raises(ConfigError, match="metrics_port") as refused:
+            Prometheus(first.port)
+    finally:
+        first.close()
+    assert refused.value.field == "metrics_port"
+
+
+def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path)
+    tracker.log(3, VALUES)
+    tracker.close()
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for file in tmp_path.glob("events.*"):
+        for raw in _records(file.read_bytes()):
+            event = Event.FromString(raw)
+            found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
+    assert found == {"reward/mean": (3, 0.25), "loss": (3, -0.5)}
+
+
+def test_wandb_offline_leaves_a_run_to_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    tracker = WeightsAndBiases("steno", run_id="a-run", mode="offline", folder=tmp_path, config={"learning_rate": 1e-6})
+    tracker.log(1, VALUES)
+    tracker.close()
+    files = list(tmp_path.rglob("*.wandb"))
+    assert len(files) == 1
+    assert b"reward/mean" in files[0].read_bytes()
+
+
+def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def log(self, step: int, values: object) -> None:
+            raise OSError("disk full")
+
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    class Counting:
+        steps = 0
+
+        def log(self, step: int, values: object) -> None:
+            self.steps += 1
+
+        def close(self) -> None:
+            self.steps += 100
+
+    counting = Counting()
+    trackers = Trackers([Broken(), counting])
+    trackers.log(1, VALUES)
+    trackers.close()
+    assert counting.steps == 101
+    assert caplog.text.count("Broken failed") == 2
+
+
+def test_what_is_not_installed_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match=r"tensorboardX is not installed") as refused:
+        TensorBoard(tmp_path)
+    assert refused.value.field == "tensorboard_dir"
+
+
+def _records(data: bytes) -> list[bytes]:
+    """TFRecord: length (8), its checksum (4), data, its checksum (4)."""
+    records = []
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        records.append(data[12 : 12 + length])
+        data = data[16 + length :]
+    return records

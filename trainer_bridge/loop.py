@@ -1,0 +1,278 @@
+"""The training loop, on the first rank: groups in, steps, checkpoints, weights out, again. Every order of things that matters
+is here.
+
+    take groups -> assemble -> step -> (checkpoint -> acknowledge) -> publish -> take groups …
+
+A group is acknowledged after the checkpoint that holds its step, and never before: a trainer that dies in between finds the group
+in its checkpoint, and neither repeats nor skips it. Weights are pushed while the next groups are waited for; agents go on all
+the time. Where a step is lost with its process, its lineage is lost with it, and what it sampled is booked as `orphaned`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from proxy.contracts.leases import RunView
+from trainer_bridge.assemble import Assembled, assemble
+from trainer_bridge.batch import Terms
+from trainer_bridge.crew import Crew
+from trainer_bridge.errors import PushFailed
+from trainer_bridge.feed import Feed, Leased
+from trainer_bridge.ledger import Ledger
+from trainer_bridge.run_config import RunSettings
+from trainer_bridge.staleness import History, Version
+from trainer_bridge.step import StepReport
+from trainer_bridge.trackers import Trackers
+from trainer_bridge.view import View
+from trainer_bridge.weights.publication import Publication
+
+logger = logging.getLogger(__name__)
+
+Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
+"""(step, version) -> numbers by names of `measures`; nothing, where none is due."""
+
+
+@dataclass
+class State:
+    """Of a run: what its checkpoint has beside weights and optimizer.
+
+    history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is in this state
+    and whose acknowledgement is not confirmed yet.
+    """
+
+    history: History
+    ledger: Ledger = field(default_factory=Ledger)
+    trained: set[str] = field(default_factory=set)
+
+    @property
+    def step(self) -> int:
+        return self.history.current.step
+
+    @property
+    def version(self) -> Version:
+        return self.history.current
+
+
+class RunStatus(Protocol):
+    async def run(self, run_id: str) -> RunView: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of what the model and the ranks take: vocabulary in ids, the longest sample in tokens."""
+
+    vocabulary: int
+    max_tokens: int
+
+
+class Loop:
+    """One run of a trainer. Args: state: changed in place; evaluate: before the first step and after each."""
+
+    def __init__(
+        self, settings: RunSettings, crew: Crew, feed: Feed, state: State, limits: Limits, *,
+        trackers: Trackers, view: View, status: RunStatus | None = None, evaluate: Evaluate | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._crew, self._feed, self.state = crew, feed, state
+        self._limits = limits
+        self._trackers, self._view = trackers, view
+        self._status, self._evaluate = status, evaluate
+        self._pushing: asyncio.Task[None] | None = None
+        self._pushed: dict[str, float] = {}
+        self._unsaved: list[str] = []
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """End after the step that runs, with a checkpoint."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Until `total_steps`, or `stop`. Raises: PushFailed: no worker takes the first weights; StenoError: the proxy
+        refuses."""
+        await self._publish_first()
+        await self._evaluated()
+        while not self._finished:
+            started = time.monotonic()
+            self._view.phase(f"waiting for {self._settings.groups_per_step} groups")
+            groups = await self._unless_stopped(self._take())
+            if groups is None:
+                break
+            waited_s = time.monotonic() - started
+            await self._step(groups, waited_s)
+        await self._save()
+        await self._pushed_or_named()
+
+    @property
+    def _finished(self) -> bool:
+        total = self._settings.total_steps
+        return self._stop.is_set() or (total is not None and self.state.step >= total)
+
+    # -- a step ------------------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> list[Leased]:
+        settings = self._settings
+        at_least = 1 if settings.take_s is not None else None
+        return await self._feed.take(settings.groups_per_step, at_least=at_least, wait_s=settings.take_s)
+
+    async def _step(self, groups: Sequence[Leased], waited_s: float) -> None:
+        settings, state = self._settings, self.state
+        terms = Terms(
+            history=state.history,
+            max_staleness_steps=settings.max_staleness_steps,
+            max_tokens=self._limits.max_tokens,
+            vocabulary=self._limits.vocabulary,
+            policy=settings.policy,
+        )
+        ready = await asyncio.to_thread(assemble, groups, terms, settings.estimator)
+        report: StepReport | None = None
+        if ready.batch.rows:
+            self._view.phase(f"training on {ready.trained_tokens:,} tokens")
+            report = await self._crew.do("step", ready.batch)
+            ready.books.add(report.ledger)
+            state.history = state.history.stepped()
+        # Groups that say nothing are no step: the weights stay what they are, and so does their version.
+        ready.books.check()
+        state.ledger.add(ready.books)
+        used = [leased.group_id for leased in groups]
+        state.trained.update(used)
+        self._unsaved += used
+        values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
+        if report is not None:
+            values |= await self._after_step()
+        await self._log(values | await self._queue(), stepped=report is not None)
+
+    async def _after_step(self) -> dict[str, float]:
+        """Checkpoint, acknowledge, publish, evaluate: as far as each is due."""
+        settings, step = self._settings, self.state.step
+        values: dict[str, float] = {}
+        last = settings.total_steps is not None and step >= settings.total_steps
+        if step % settings.checkpoint_every == 0 or last:
+            values["time/checkpoint_s"] = await self._save()
+        if step % settings.push_every == 0 or last:
+            values["time/gather_s"] = await self._publish()
+            values |= self._pushed
+            self._pushed = {}
+        return values | await self._evaluated()
+
+    async def _save(self) -> float:
+        """Make what was trained durable, then acknowledge its groups. Returns: seconds for which training stood still."""
+        started = time.monotonic()
+        self._view.phase("writing a checkpoint")
+        await self._crew.do("save", self.state)
+        seconds = time.monotonic() - started
+        unsaved, self._unsaved = self._unsaved, []
+        for group_id in await self._feed.acknowledge(unsaved):
+            self.state.trained.discard(group_id)
+        return seconds
+
+    # -- weights ------------------------------------------------------------------------------------------------------------
+
+    async def _publish_first(self) -> None:
+        """Before any data is waited for: a broken path to the workers fails here, and not after the first hour."""
+        self._view.phase("pushing the first weights")
+        await self._publish()
+        await self._pushed_or_named()
+        if not self._pushed:
+            raise PushFailed(f"no worker serves {self.state.version}")
+        self._pushed = {}
+
+    async def _publish(self) -> float:
+        """Hand the weights over; they travel in the background. Returns: seconds for which training stood still."""
+        await self._pushed_or_named()
+        started = time.monotonic()
+        self._view.phase("handing the weights over")
+        publication: Publication = await self._crew.do("publish", self.state.history)
+        self._pushing = asyncio.create_task(self._follow(publication))
+        return time.monotonic() - started
+
+    async def _follow(self, publication: Publication) -> None:
+        self._view.push(f"pushing {publication.version}")
+        try:
+            update = await asyncio.to_thread(publication.wait, self._settings.push_deadline_s + 60.0)
+        except (PushFailed, TimeoutError) as error:
+            logger.warning("weights: %s", error)
+            self._view.push(f"{publication.version} was not taken: {error}")
+            return
+        pauses = [worker.pause_s for worker in update.workers if worker.pause_s is not None]
+        if update.state == "done":
+            self._pushed = {"time/push_s": publication.push_s or 0.0, "time/pause_s": max(pauses, default=0.0)}
+        for worker_id, why in publication.failed.items():
+            logger.warning("worker %s does not serve %s: %s", worker_id, publication.version, why)
+        served = sum(worker.state == "served" for worker in update.workers)
+        self._view.push(f"{publication.version} is served by {served} of {len(update.workers)} workers")
+
+    async def _pushed_or_named(self) -> None:
+        if self._pushing is not None:
+            await self._pushing
+            self._pushing = None
+
+    # -- numbers ------------------------------------------------------------------------------------------------------------
+
+    async def _evaluated(self) -> dict[str, float]:
+        if self._evaluate is None:
+            return {}
+        self._view.phase("evaluating, where it is due")
+        await self._pushed_or_named()
+        values = await self._evaluate(self.state.step, str(self.state.version))
+        if "eval/reward" in values:
+            self._view.evaluated(self.state.step, values["eval/reward"])
+        return values
+
+    async def _queue(self) -> dict[str, float]:
+        values = {"queue/waiting_groups": float(self._feed.waiting)}
+        if self._status is not None:
+            groups = (await self._status.run(self._settings.run)).groups
+            values["queue/in_hand_groups"] = float(groups.in_hand)
+            self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased)
+        return values
+
+    async def _log(self, values: dict[str, float], *, stepped: bool) -> None:
+        state = self.state
+        self._trackers.log(state.step, values)
+        self._trackers.book(state.ledger)
+        self._view.stepped(str(state.version), values, state.ledger.total())
+        if self._settings.metrics_file is not None:
+            line = metrics_line(state, values, stepped)
+            await asyncio.to_thread(_append, self._settings.metrics_file, line)
+
+    async def _unless_stopped(self, wait: Awaitable[Any]) -> Any:
+        """What is awaited, or None once `stop` was called."""
+        waiting = asyncio.ensure_future(wait)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+
+
+def metrics_line(state: State, values: dict[str, float], stepped: bool) -> str:
+    """One line of the metrics file: what the step measured, and the books so far. stepped: False: there was nothing to train."""
+    total = state.ledger.total()
+    untrained = {reason.value: tokens for reason, tokens in total.untrained.items()}
+    body = {
+        "step": state.step,
+        "version": str(state.version),
+        "time": time.time(),
+        "stepped": stepped,
+        "values": values,
+        "ledger": {"sampled": total.sampled, "trained": total.trained, "untrained": untrained},
+    }
+    return json.dumps(body) + "\n"
+
+
+def _append(file: Path, line: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as out:
+        out.write(line)
+
+
+__all__ = ["Assembled", "Evaluate", "Limits", "Loop", "State", "metrics_line"]
