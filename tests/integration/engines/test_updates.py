@@ -1,0 +1,204 @@
+"""New weights in the embedded engine, from a folder to the tokens that a stream sends (I1, I10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from inference_worker.engines.transformers import build
+from inference_worker.metrics import WorkerMetrics
+from inference_worker.streams import Streams
+from inference_worker.weights.updates import Updates
+from proxy.contracts.canonical import Job, Sampling
+from proxy.contracts.frames import Apply, Delta, Failed, Finish, Frame, Generate, Prepare, Progress, Started
+from proxy.contracts.policy import UpdateSpec
+from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.models import TINY
+from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of
+
+
+class Worker:
+    """The embedded engine, its updates and the streams of one proxy, without the socket."""
+
+    def __init__(self, staging: Path) -> None:
+        fields = {"model": str(TINY), "policy": "default", "max_streams": 8, "context_tokens": None, "engine_args": []}
+        self.engine = build(SimpleNamespace(**fields))  # type: ignore[arg-type]
+        metrics = WorkerMetrics(CollectorRegistry())
+        self.updates = Updates(self.engine, metrics, announce=lambda: None, staging_dir=staging)
+        self.streams = Streams(self.engine, self.send, metrics, lambda: None, self.updates.gate)
+        self.frames: list[Frame] = []
+        self._told = asyncio.Event()
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        self._told.set()
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                self._told.clear()
+                await self._told.wait()
+
+    async def update(self, spec: UpdateSpec) -> Progress:
+        """Prepared and applied; the last word on it."""
+        name = f"update-{spec.step}-{len(self.frames)}"
+        self.updates.handle(Prepare(name, spec.model_dump_json().encode()), self.send)
+
+        def told(*states: str) -> Progress | None:
+            own = [frame for frame in self.frames if isinstance(frame, Progress) and frame.update_id == name]
+            return own[-1] if own and own[-1].state in states else None
+
+        await self.until(lambda: told("ready", "failed"))
+        if told("ready"):
+            self.updates.handle(Apply(name), self.send)
+            await self.until(lambda: told("served", "failed"))
+        last = told("served", "failed")
+        assert last is not None
+        return last
+
+    def generate(self, stream: int, prompt: list[int], tokens: int) -> None:
+        law = Sampling(max_tokens=tokens, ignore_eos=True, seed=stream)
+        job = Job(prompt_ids=ids_to_bytes(prompt), sampling=law)
+        self.streams.handle(Generate(stream, f"{stream:012x}", 1, "trial", job, window_tokens=10**6))
+
+    def tokens(self, stream: int) -> int:
+        return sum(len(frame.ids) // 4 for frame in self.deltas(stream))
+
+    def deltas(self, stream: int) -> list[Delta]:
+        return [frame for frame in self.frames if isinstance(frame, Delta) and frame.stream == stream]
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
+    one = Worker(tmp_path / "staging")
+    await one.engine.start()
+    yield one
+    await one.streams.abandon()
+    await one.updates.close()
+    await one.engine.stop()
+
+
+async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_its_own(
+    worker: Worker, tmp_path: Path
+) -> None:
+    models = [perturbed(TINY, 0, scale=0.0), perturbed(TINY, 1), perturbed(TINY, 2)]
+    prompts = [[5, 6, 7, 8 + stream] for stream in range(3)]
+    for stream, prompt in enumerate(prompts, 1):
+        worker.generate(stream, prompt, 1500)
+    for step in (1, 2):
+        before = worker.tokens(1)
+        await worker.until(lambda before=before: worker.tokens(1) > before + 20)
+        assert (await worker.update(update_of(models[step], tmp_path / f"w{step}", step))).state == "served"
+    await worker.until(lambda: sum(isinstance(frame, Finish) for frame in worker.frames) == 3)
+    for stream, prompt in enumerate(prompts, 1):
+        deltas = worker.deltas(stream)
+        ids = [token for delta in deltas for token in bytes_to_ids(delta.ids)]
+        logprobs = [value for delta in deltas for value in bytes_to_floats(delta.logprobs)]
+        versions = [delta.version for delta in deltas for _ in bytes_to_ids(delta.ids)]
+        assert sorted(set(versions)) == ["base/0", "run/1", "run/2"] and versions == sorted(versions)
+        wanted = [logprobs_of(model, prompt + ids)[len(prompt) - 1 :] for model in models]
+        by_version = dict(zip(("base/0", "run/1", "run/2"), wanted, strict=True))
+        assert logprobs == pytest.approx([by_version[version][i] for i, version in enumerate(versions)], abs=1e-3)
+    assert worker.updates.cards()[0].policy_version == "run/2"
+
+
+async def test_keep_goes_on_with_the_cache_that_the_old_weights_made(worker: Worker, tmp_path: Path) -> None:
+    worker.generate(1, [5, 6, 7], 800)
+    await worker.until(lambda: worker.tokens(1) > 20)
+    new = perturbed(TINY, 1)
+    assert (await worker.update(update_of(new, tmp_path / "w", 1, kv="keep"))).state == "served"
+    await worker.until(lambda: isinstance(worker.frames[-1], Finish))
+    worker.generate(2, [5, 6, 7], 20)
+    await worker.until(lambda: isinstance(worker.frames[-1], Finish) and worker.frames[-1].stream == 2)
+
+    def off(stream: int) -> float:
+        deltas = worker.deltas(stream)
+        ids = [token for delta in deltas for token in bytes_to_ids(delta.ids)]
+        logprobs = [value for delta in deltas for value in bytes_to_floats(delta.logprobs)]
+        first = sum(len(delta.ids) // 4 for delta in deltas if delta.version == "base/0")
+        wanted = logprobs_of(new, [5, 6, 7, *ids])[2:]
+        return max(abs(a - b) for a, b in zip(logprobs[first:], wanted[first:], strict=True))
+
+    assert off(1) > 1e-2  # of a mixed cache
+    assert off(2) < 1e-3  # a new request has nothing of the old
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "model-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def respecified(spec: UpdateSpec, tensors: dict[str, torch.Tensor], folder: Path) -> UpdateSpec:
+    return spec.model_copy(update={"manifest": export(tensors, folder)})
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "missing", "unknown", "shape", "dtype", "wrong"])
+async def test_weights_that_are_not_what_they_should_be_are_refused_and_the_old_ones_go_on(
+    worker: Worker, tmp_path: Path, fault: str
+) -> None:
+    model = perturbed(TINY, 1)
+    tensors, folder = checkpoint(model), tmp_path / "w"
+    spec = update_of(model, folder, 1)
+    norm = "model.norm.weight"
+    if fault == "corrupt":
+        damaged(folder)
+        named = "shard model-00001.safetensors"
+    elif fault == "missing":
+        del tensors[norm]
+        named = f"tensor '{norm}' is missing"
+    elif fault == "unknown":
+        tensors["model.extra"] = torch.zeros(2)
+        named = "tensor 'model.extra' is not of this model"
+    elif fault == "shape":
+        tensors[norm] = torch.zeros(3)
+        named = f"tensor '{norm}' has shape [3]"
+    elif fault == "dtype":
+        tensors[norm] = tensors[norm].long()
+        named = f"tensor '{norm}' has dtype int64"
+    else:  # other weights than the probe is of
+        tensors[norm] = tensors[norm] * 2
+        named = "probe: log-probabilities differ"
+    if fault != "corrupt":
+        spec = respecified(spec, tensors, folder)
+    worker.generate(1, [5, 6, 7], 3000)
+    await worker.until(lambda: worker.tokens(1) > 5)
+    last = await worker.update(spec)
+    assert (last.state, last.code) == ("failed", "weights_refused")
+    assert named in last.message
+    assert worker.updates.cards()[0].policy_version == "base/0"
+    if fault == "wrong":  # loaded, and not what was said: nothing sampled by them may leave
+        await worker.until(lambda: isinstance(worker.frames[-1], Failed))
+        assert {delta.version for delta in worker.deltas(1)} == {"base/0"}
+        assert not worker.updates.healthy
+        worker.generate(2, [5, 6, 7], 5)
+        await worker.until(lambda: isinstance(worker.frames[-1], Failed) and worker.frames[-1].stream == 2)
+        assert worker.deltas(2) == []
+    else:
+        before = worker.tokens(1)
+        await worker.until(lambda: worker.tokens(1) > before + 5)
+        assert {delta.version for delta in worker.deltas(1)} == {"base/0"}
+        assert worker.updates.healthy
+    good = update_of(model, tmp_path / "good", 2)
+    assert (await worker.update(good)).state == "served"
+    assert worker.updates.healthy
+    worker.generate(9, [5, 6, 7], 5)
+    await worker.until(lambda: isinstance(worker.frames[-1], Finish) and worker.frames[-1].stream == 9)
+    assert {delta.version for delta in worker.deltas(9)} == {"run/2"}
+    assert isinstance(worker.frames[-1], Finish) and any(isinstance(frame, Started) for frame in worker.frames)
+
+
+async def test_bfloat16_weights_are_loaded_as_the_model_computes(worker: Worker, tmp_path: Path) -> None:
+    model = perturbed(TINY, 1)
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in checkpoint(model).items()}
+    model.load_state_dict({name: tensor.float() for name, tensor in rounded.items()}, strict=False)
+    spec = respecified(update_of(model, tmp_path / "w", 1), rounded, tmp_path / "w")
+    assert (await worker.update(spec)).state == "served"

@@ -1,0 +1,58 @@
+"""Weights fit a model, or the tensor that does not is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference_worker.weights.tensors import check_fits, places_of, read_tensors
+from proxy.contracts.errors import WeightsRefused
+from tests.support.trained import export
+
+EMBEDDING = torch.randn(6, 4)
+STATE = {"embed": EMBEDDING, "head": EMBEDDING, "norm": torch.ones(4), "steps": torch.zeros(2, dtype=torch.int64)}
+PLACES = places_of(STATE)
+
+
+def fits(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    check_fits(export({name: tensor.clone() for name, tensor in tensors.items()}, folder, shards=1).tensors, PLACES)
+
+
+@pytest.mark.parametrize("left_out", [None, "embed", "head"])
+def test_of_names_that_are_one_tensor_one_is_enough(tmp_path: Path, left_out: str | None) -> None:
+    fits(tmp_path, {name: tensor for name, tensor in STATE.items() if name != left_out})
+
+
+def test_floating_types_are_converted(tmp_path: Path) -> None:
+    fits(tmp_path, {**STATE, "norm": torch.ones(4, dtype=torch.bfloat16)})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"head": EMBEDDING + 1}, "'head' is the same tensor as 'embed'"),
+        ({"norm": None}, "'norm' is missing"),
+        ({"embed": None, "head": None}, "'embed' is missing"),
+        ({"norm": torch.ones(5)}, r"'norm' has shape \[5\], the model's is \[4\]"),
+        ({"norm": torch.ones(4, dtype=torch.int64)}, "'norm' has dtype int64"),
+        ({"steps": torch.ones(2)}, "'steps' has dtype float32"),
+        ({"other": torch.ones(1)}, "'other' is not of this model"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: dict[str, torch.Tensor | None], said: str) -> None:
+    tensors = {name: tensor for name, tensor in (STATE | change).items() if tensor is not None}
+    with pytest.raises(WeightsRefused, match=said) as refused:
+        fits(tmp_path, tensors)
+    assert (refused.value.field or "").startswith("manifest.tensors.")
+
+
+def test_all_shards_are_read_into_memory(tmp_path: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in STATE.items()}
+    manifest = export(tensors, tmp_path)
+    read = read_tensors(tmp_path, manifest)
+    (tmp_path / manifest.shards[0].name).unlink()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    with pytest.raises(WeightsRefused, match=manifest.shards[0].name):
+        read_tensors(tmp_path, manifest)
