@@ -7,6 +7,7 @@
         ├── BadBatch          tensors, rewards or versions that contradict each other
         ├── WeightsUnavailable  tensors of a model that can't be sent as what they are
         ├── CopyFailed        a full copy of the weights that some rank could not write, or a version that has another copy
+        ├── PushFailed        an update that the proxy refused, or that did not settle in time
         ├── NotFinite         a loss or a gradient that is no number: the run goes on from its checkpoint
         └── BadCheckpoint     a checkpoint that is not whole, or not of this run's shape
 
@@ -48,3 +49,7 @@ class NotFinite(TrainerError):
 
 class BadCheckpoint(TrainerError):
     code = "bad_checkpoint"
+
+
+class PushFailed(TrainerError):
+    code = "push_failed"

@@ -173,7 +173,7 @@ def _gathered(tensors: list[Tensor]) -> contextlib.AbstractContextManager[Any]:
     partitioned = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
     if not partitioned:
         return contextlib.nullcontext()
-    import deepspeed  # type: ignore[import-untyped]
+    import deepspeed
 
     context: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(partitioned)
     return context

@@ -1,0 +1,78 @@
+"""One update as the trainer sees it: set by the thread that follows it, read and waited for by the training loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from proxy.contracts.errors import StenoError
+from proxy.contracts.policy import Update, UpdateSpec
+
+
+class Publication:
+    """Weights on their way. `update` is the newest known state, None until the proxy has answered once.
+
+    copy_s: how long writing the full copy took, which is how long the training loop stood still. push_s: from then until the
+    update was settled; None until it is. bytes_sent: uploaded (`stream`). trouble: why it does not get on, if it does not.
+    """
+
+    def __init__(self, spec: UpdateSpec, folder: Path | None = None, *, copy_s: float = 0.0) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.copy_s = copy_s
+        self.push_s: float | None = None
+        self.bytes_sent = 0
+        self.update: Update | None = None
+        self.trouble: StenoError | None = None
+        self._started = time.monotonic()
+        self._refused: StenoError | None = None
+        self._settled = threading.Event()
+
+    @property
+    def version(self) -> str:
+        return self.spec.version
+
+    @property
+    def settled(self) -> bool:
+        """Whether every worker has served it or has been named, a newer one came, or it was refused."""
+        return self._settled.is_set()
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """worker id -> why it does not serve these weights. They are tried again by the proxy and may leave this table."""
+        workers = self.update.workers if self.update else []
+        return {worker.worker_id: worker.error or "" for worker in workers if worker.state == "failed"}
+
+    def wait(self, timeout_s: float | None = None) -> Update:
+        """Until it is settled.
+
+        Returns: the update; its state says how it ended. Raises: StenoError: refused by the proxy (409: the version exists with
+        other weights); TimeoutError, which names what stands in the way.
+        """
+        if not self._settled.wait(timeout_s):
+            state = self.update.state if self.update else "not accepted yet"
+            raise TimeoutError(
+                f"update {self.version} is {state} after {timeout_s:g} s: {self.trouble or 'no trouble'}"
+            )
+        if self._refused is not None:
+            raise self._refused
+        assert self.update is not None
+        return self.update
+
+    # -- from the thread that follows it --------------------------------------------------------------------------------------
+
+    def seen(self, update: Update) -> None:
+        self.update = update
+        self.trouble = None
+        if update.state != "running":
+            self._settle()
+
+    def refuse(self, error: StenoError) -> None:
+        self._refused = error
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.push_s is None:
+            self.push_s = time.monotonic() - self._started
+        self._settled.set()

@@ -1,0 +1,68 @@
+"""Uploads shards through the proxy: whatever bytes some worker lacks, from a full copy on disk, resumed wherever it was cut.
+
+The proxy says what is wanted (`Update.wants`) and takes as much as workers have room for. So nothing is remembered here: after a
+cut, a restart of the proxy or a worker that comes late, what is wanted says where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from proxy.contracts.errors import Conflict
+from proxy.contracts.policy import Manifest, Update, Want
+from trainer_bridge.errors import WeightsUnavailable
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 20
+"""At a time, of which the HTTP client holds one."""
+
+
+class UpdateClient(Protocol):
+    """The calls of `proxy.client.AsyncSteno` that an update needs."""
+
+    async def upload_shard(self, update_id: str, name: str, offset: int, chunks: AsyncIterator[bytes]) -> int:
+        """Returns: how many bytes of the shard, from its start, have gone on to workers."""
+        ...
+
+
+class Uploader:
+    """Of one copy. bytes_sent: in all, also what was sent again after a cut."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._sizes = {shard.name: shard.size for shard in manifest.shards}
+        self.bytes_sent = 0
+
+    async def serve(self, client: UpdateClient, update: Update) -> bool:
+        """Send what `update` wants, the earliest first: where a worker further on waits, one upload reaches both.
+
+        Cancel-safe. Returns: whether anything moved; it is enough to ask for the update again then.
+        Raises: StenoError: the proxy is gone, or no longer knows the update; WeightsUnavailable.
+        """
+        for want in update.wants:
+            try:
+                received = await client.upload_shard(update.update_id, want.shard, want.offset, self._read(want))
+            except Conflict as refused:  # another upload, or another proxy, has moved that worker on
+                log.debug("%s from %d is not wanted any more: %s", want.shard, want.offset, refused)
+                return True
+            if received > want.offset:
+                return True
+        return False
+
+    async def _read(self, want: Want) -> AsyncIterator[bytes]:
+        if not 0 <= want.offset < self._sizes.get(want.shard, 0):
+            raise WeightsUnavailable(f"the proxy wants byte {want.offset} of {want.shard}, which this update has not")
+        with await asyncio.to_thread(self._open, want) as file:
+            while data := await asyncio.to_thread(file.read, READ_BYTES):
+                self.bytes_sent += len(data)
+                yield data
+
+    def _open(self, want: Want) -> IO[bytes]:
+        file = (self._folder / want.shard).open("rb")
+        file.seek(want.offset)
+        return file

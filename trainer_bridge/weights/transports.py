@@ -1,0 +1,64 @@
+"""Workers read a full copy from a folder that they share with the trainer; or get it uploaded from there (`stream`).
+
+Either way the training loop stands still only while the copy is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal, Protocol
+
+from proxy.contracts.policy import Manifest
+from trainer_bridge.staleness import Version
+from trainer_bridge.weights.copies import Copies
+from trainer_bridge.weights.source import WeightSource
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk."""
+
+    location: str
+    manifest: Manifest
+    folder: Path | None
+
+
+class Transport(Protocol):
+    """How weights get from the trainer to where workers can load them."""
+
+    @property
+    def name(self) -> Literal["filesystem", "stream", "nccl"]: ...
+
+    def stage(self, version: Version, source: WeightSource) -> Staged:
+        """Make `version` of what the source holds now: it may change once this returns. A collective; idempotent."""
+        ...
+
+
+class Filesystem:
+    """Workers see the copies' folder too, under `seen_as` if it is mounted elsewhere on their machines."""
+
+    name: Literal["filesystem"] = "filesystem"
+
+    def __init__(self, copies: Copies, *, seen_as: PurePosixPath | None = None) -> None:
+        self._copies = copies
+        self._seen_as = seen_as
+
+    def stage(self, version: Version, source: WeightSource) -> Staged:
+        copy = self._copies.write(version, source)
+        root = self._seen_as or self._copies.root.absolute()
+        return Staged(str(root / copy.folder.name), copy.manifest, copy.folder)
+
+
+class Stream:
+    """The proxy is all that both sides reach. The copies' folder must be the first rank's own: on several nodes without a shared
+    one, let only ranks of the first node write (`Copies(writers=…)`)."""
+
+    name: Literal["stream"] = "stream"
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+
+    def stage(self, version: Version, source: WeightSource) -> Staged:
+        copy = self._copies.write(version, source)
+        return Staged("", copy.manifest, copy.folder)
