@@ -9,10 +9,11 @@ import typer
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
-from steno.commands import demo, env, rollout, serve, sessions
+from steno.commands import demo, env, rollout, serve, sessions, train
 from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
 from trainer_bridge.rollouts.config import RolloutSettings
+from trainer_bridge.run_config import RunSettings
 
 app = typer.Typer(
     name="steno",
@@ -52,6 +53,8 @@ app.command("demo", help=prose(demo.demo.__doc__), rich_help_panel="Run")(demo.d
 app.command("env", help=prose(env.env.__doc__), rich_help_panel="Run")(env.env)
 _rollout = settings_command(RolloutSettings, rollout.rollout, rest="command")
 app.command("rollout", help=prose(rollout.rollout.__doc__), rich_help_panel="Run")(_rollout)
+_train = settings_command(RunSettings, train.train)
+app.command("train", help=prose(train.train.__doc__), rich_help_panel="Run")(_train)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proxy.contracts.leases import RunView
-from trainer_bridge.assemble import Assembled, assemble
+from trainer_bridge.assemble import assemble
 from trainer_bridge.batch import Terms
+from trainer_bridge.checkpoint import RunState
 from trainer_bridge.crew import Crew
 from trainer_bridge.errors import PushFailed
 from trainer_bridge.feed import Feed, Leased
@@ -50,6 +51,13 @@ class State:
     history: History
     ledger: Ledger = field(default_factory=Ledger)
     trained: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, saved: RunState) -> State:
+        return cls(saved.history, saved.read_ledger(), set(saved.trained_groups))
+
+    def saved(self) -> RunState:
+        return RunState.of(self.history, self.ledger, self.trained)
 
     @property
     def step(self) -> int:
@@ -188,7 +196,7 @@ class Loop:
         await self._pushed_or_named()
         started = time.monotonic()
         self._view.phase("handing the weights over")
-        publication: Publication = await self._crew.do("publish", self.state.history)
+        publication: Publication = await self._crew.do("publish", self.state.version)
         self._pushing = asyncio.create_task(self._follow(publication))
         return time.monotonic() - started
 
@@ -273,6 +281,3 @@ def _append(file: Path, line: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as out:
         out.write(line)
-
-
-__all__ = ["Assembled", "Evaluate", "Limits", "Loop", "State", "metrics_line"]

@@ -1,0 +1,172 @@
+"""`steno train`: the same program on every rank. The first one runs the loop, the others follow it.
+
+Wires and nothing else: which parts there are and in which order they are opened and closed. A rank that fails ends its process,
+so that the launcher ends the others; nothing is waited for that can't come any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+
+from proxy.client import AsyncSteno
+from trainer_bridge.checkpoint import Checkpoints, RunState
+from trainer_bridge.crew import Crew
+from trainer_bridge.engine import PolicyEngine
+from trainer_bridge.feed import Feed
+from trainer_bridge.loop import Evaluate, Limits, Loop, State
+from trainer_bridge.ranks import Ranks
+from trainer_bridge.rollouts.build import Prepared
+from trainer_bridge.rollouts.config import RolloutSettings
+from trainer_bridge.rollouts.evaluation import Evaluator, greedy
+from trainer_bridge.run_config import RunSettings
+from trainer_bridge.scoring import make_policy_probe
+from trainer_bridge.staleness import History, Version
+from trainer_bridge.step import Stepper
+from trainer_bridge.trackers import Prometheus, TensorBoard, Tracker, Trackers, WeightsAndBiases
+from trainer_bridge.view import View
+from trainer_bridge.weights.copies import Copies
+from trainer_bridge.weights.publication import Publication
+from trainer_bridge.weights.publisher import Publisher
+from trainer_bridge.weights.source import ModelWeights
+from trainer_bridge.weights.transports import Filesystem, Stream, Transport
+
+logger = logging.getLogger(__name__)
+
+CLIENT_RETRIES = 8
+"""Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
+
+
+def train(settings: RunSettings) -> None:
+    """Run this rank to its end. Raises: ConfigError; StenoError: what ended the run."""
+    settings.check()
+    ranks = Ranks.open(
+        settings.device, sequence_size=settings.sequence_parallel, wait_s=settings.wait_timeout_s,
+        collective_s=settings.collective_timeout_s,
+    )  # fmt: skip
+    engine = PolicyEngine.open(settings, ranks)
+    duties = Duties(settings, engine)
+    crew = Crew(ranks, duties.table())
+    if ranks.first:
+        asyncio.run(_lead(settings, engine, crew, duties))
+    else:
+        crew.follow()
+    duties.close()
+    ranks.barrier()
+    ranks.close()
+
+
+class Duties:
+    """What all ranks do together. The same object on every rank; only the first one's is given arguments."""
+
+    def __init__(self, settings: RunSettings, engine: PolicyEngine) -> None:
+        self._settings, self._engine, self._ranks = settings, engine, engine.ranks
+        self._stepper = Stepper(engine)
+        self._checkpoints = Checkpoints(settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept)
+        saved = self._checkpoints.resume()
+        self.state = State.of(saved) if saved is not None else State(History((Version("base", 0),)))
+        # Every start is a lineage of its own: a version that a killed trainer pushed and did not save is never given again (I10).
+        lineage = self._ranks.share(secrets.token_hex(4).encode() if self._ranks.first else None).decode()
+        self._parent = self.state.version
+        self.state.history = self.state.history.resumed(lineage)
+        self._publisher = Publisher(
+            self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES)], ranks=self._ranks,
+            policy=settings.policy, run_id=settings.run, kv=settings.kv, deadline_s=settings.push_deadline_s,
+        )  # fmt: skip
+
+    def table(self) -> dict[str, Callable[[Any], Any]]:
+        return {"step": self._stepper.step, "publish": self._publish, "save": self._save}
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    def _publish(self, version: Version | None) -> Publication:
+        told = self._ranks.share(str(version).encode() if version is not None else None)
+        probe = make_policy_probe(
+            self._engine, tokens=self._settings.probe_tokens, tolerance=self._settings.probe_tolerance
+        )
+        dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
+        source = ModelWeights(self._engine.lm, dtype=dtype)
+        return self._publisher.publish(Version.parse(told.decode()), source, probe, parent=self._parent)
+
+    def _save(self, state: State | None) -> None:
+        told = self._ranks.share(msgspec.msgpack.encode(state.saved()) if state is not None else None)
+        self._checkpoints.save(msgspec.msgpack.decode(told, type=RunState))
+
+    def _transport(self) -> Transport:
+        settings = self._settings
+        if settings.transport == "nccl":
+            from trainer_bridge.weights.nccl import Nccl
+
+            return Nccl(self._ranks)
+        copies = Copies(settings.weights_dir, ranks=self._ranks)
+        if settings.transport == "stream":
+            return Stream(copies)
+        seen_as = settings.weights_dir_at_workers
+        return Filesystem(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
+
+
+async def _lead(settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties) -> None:
+    """The first rank's part."""
+    state = duties.state
+    trackers = Trackers(_trackers(settings))
+    limits = Limits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(trackers.close)
+        client = await stack.enter_async_context(AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES))
+        evaluate = await _evaluation(settings, stack)
+        consumer = f"{socket.gethostname()[:64]}-{state.version.lineage}"
+        feed = Feed(
+            client, run_id=settings.run, consumer=consumer, ahead=settings.groups_per_step,
+            trained=lambda group_id: group_id in state.trained, ttl_s=settings.lease_ttl_s,
+        )  # fmt: skip
+        await stack.enter_async_context(feed)
+        view = stack.enter_context(View(Console(stderr=True), run=settings.run, steps=settings.total_steps))
+        loop = Loop(settings, crew, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, loop.stop)
+        await loop.run()
+        await crew.dismiss()
+
+
+async def _evaluation(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluate | None:
+    if settings.eval_config is None or settings.eval_every is None:
+        return None
+    given = {"proxy": settings.proxy, "run": settings.run}
+    prepared = greedy(Prepared.of(RolloutSettings.load(given, settings.eval_config), settings.run))
+    client = await stack.enter_async_context(prepared.client())
+    evaluator = Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every)
+
+    async def evaluate(step: int, version: str) -> dict[str, float]:
+        return (await evaluator.run(step, version)).scalars() if evaluator.due(step) else {}
+
+    return evaluate
+
+
+def _trackers(settings: RunSettings) -> list[Tracker]:
+    trackers: list[Tracker] = []
+    if settings.metrics_port is not None:
+        prometheus = Prometheus(settings.metrics_port, settings.metrics_host)
+        logger.info("metrics on http://%s:%d/metrics", settings.metrics_host, prometheus.port)
+        trackers.append(prometheus)
+    if settings.tensorboard_dir is not None:
+        trackers.append(TensorBoard(settings.tensorboard_dir))
+    if settings.wandb_project is not None:
+        trackers.append(
+            WeightsAndBiases(
+                settings.wandb_project, run_id=settings.run, mode=settings.wandb_mode, folder=settings.wandb_dir,
+                config=settings.resolved(),
+            )
+        )  # fmt: skip
+    return trackers
