@@ -99,6 +99,23 @@ class UpdateSpec(BaseModel):
         return blake2b(f"{rest}\0{self.manifest.digest}".encode(), digest_size=16).hexdigest()
 
 
+class NcclRendezvous(BaseModel):
+    """`UpdateSpec.location` of `nccl`, as JSON. Another one than last time: the group is made anew.
+
+    world_size: the trainer's sender (rank 0) and every process of every worker. rank_offsets: worker_id -> rank of the first
+    of its processes. The rest is how vLLM packs tensors; both ends take it from here.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    master_address: str = Field(min_length=1, max_length=255)
+    master_port: int = Field(ge=1, le=65535)
+    world_size: int = Field(ge=2)
+    rank_offsets: dict[str, int] = Field(min_length=1)
+    packed: bool = True
+    packed_buffer_size_bytes: int = Field(1024**3, ge=1)
+    packed_num_buffers: int = Field(2, ge=1)
+
+
 class Want(BaseModel):
     """Bytes that some worker lacks, the first of them: upload from here on (`stream`)."""
 
