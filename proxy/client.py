@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import quote
 
@@ -28,6 +28,7 @@ import msgspec
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from proxy.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
+from proxy.contracts.policy import PolicyList, PolicyView, Received, Update, UpdateSpec
 from proxy.contracts.records import Group, Sample, Session, Turn
 from proxy.contracts.rest import (
     Completion,
@@ -42,6 +43,8 @@ from proxy.contracts.rest import (
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
+"""A raw body; asynchronous pieces for `AsyncSteno` only."""
 
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
@@ -58,8 +61,12 @@ class _Request(Generic[T]):
         *,
         query: dict[str, Any] | None = None,
         body: BaseModel | None = None,
+        content: Body | None = None,
+        patience_s: float = 0.0,
     ) -> None:
+        """content: a raw body instead; in pieces it is sent once. patience_s: how long the proxy may take longer than usual."""
         self.method, self.path, self.read = method, path, read
+        self.content, self.patience_s = content, patience_s
         self.query = {key: value for key, value in (query or {}).items() if value is not None}
         self.body = body
 
@@ -175,6 +182,38 @@ class _Table:
         return _Request("DELETE", _session(trial_id), lambda body: None)
 
     @_call
+    def policies(self) -> _Request[list[PolicyView]]:
+        """Every policy: its version in force, and who serves which version."""
+        return _Request("GET", "/policy", lambda body: PolicyList.model_validate(body).items)
+
+    @_call
+    def post_update(self, spec: UpdateSpec) -> _Request[Update]:
+        """Bring new weights to the workers. Returns at once; `update` says how far it is. The same again: the recorded update."""
+        return _Request("POST", "/policy/updates", Update.model_validate, body=spec)
+
+    @_call
+    def update(self, update_id: str, *, wait_s: float = 0.0) -> _Request[Update]:
+        """An update as it stands; with `wait_s` (60 at most) once it has ended or wants bytes, or so many seconds later.
+
+        NotFound from a proxy that was started again and keeps nothing: post the same spec again.
+        """
+        path = f"/policy/updates/{quote(update_id, safe='')}"
+        return _Request("GET", path, Update.model_validate, query={"wait_s": wait_s or None}, patience_s=wait_s)
+
+    @_call
+    def upload_shard(self, update_id: str, name: str, offset: int, data: Body) -> _Request[int]:
+        """Bytes of a shard from `offset` on, as `Update.wants` asks. Returns: up to which byte of the shard somebody took them.
+
+        Give tens of megabytes a call, in pieces that are made as they are sent: it takes as long as the slowest worker, and what
+        nobody wants any more is sent for nothing. Only whole `bytes` are repeated after a failure.
+        """
+        path = f"/policy/updates/{quote(update_id, safe='')}/shards/{quote(name, safe='')}"
+        return _Request(
+            "PUT", path, lambda body: Received.model_validate(body).received, query={"offset": offset}, content=data,
+            patience_s=60.0,
+        )  # fmt: skip
+
+    @_call
     def workers(self) -> _Request[list[dict[str, Any]]]:
         """The fleet: what each worker serves, its load, whether it is connected."""
         return _Request("GET", "/workers", lambda body: cast("list[dict[str, Any]]", body["items"]))
@@ -241,7 +280,8 @@ class Steno(_Table):
             try:
                 return _result(request, self._http.send(_build(self._http, request)))
             except (httpx.TransportError, StenoError) as error:
-                time.sleep(_pause(_expected(error, self._http.base_url), attempt, self._retries))
+                retries = self._retries if _repeatable(request) else 0
+                time.sleep(_pause(_expected(error, self._http.base_url), attempt, retries))
         raise AssertionError("_pause raises after the last attempt")
 
 
@@ -304,7 +344,8 @@ class AsyncSteno(_Table):
             try:
                 return _result(request, await self._http.send(_build(self._http, request)))
             except (httpx.TransportError, StenoError) as error:
-                await asyncio.sleep(_pause(_expected(error, self._http.base_url), attempt, self._retries))
+                retries = self._retries if _repeatable(request) else 0
+                await asyncio.sleep(_pause(_expected(error, self._http.base_url), attempt, retries))
         raise AssertionError("_pause raises after the last attempt")
 
 
@@ -349,7 +390,27 @@ def _session(trial_id: str, tail: str = "") -> str:
 def _build(http: httpx.Client | httpx.AsyncClient, request: _Request[Any]) -> httpx.Request:
     body = request.body.model_dump_json(exclude_unset=True) if request.body is not None else None
     headers = {"content-type": "application/json"} if body is not None else None
-    return http.build_request(request.method, request.path, params=request.query, content=body, headers=headers)
+    content: Any = body
+    if request.content is not None:
+        headers, content = {"content-type": "application/octet-stream"}, request.content
+        if isinstance(http, httpx.AsyncClient) and not isinstance(content, bytes | AsyncIterable):
+            content = _in_turn(content)
+    timeout = http.timeout
+    if request.patience_s and timeout.read is not None:
+        longer = timeout.read + request.patience_s
+        timeout = httpx.Timeout(timeout.connect, read=longer, write=longer)
+    return http.build_request(
+        request.method, request.path, params=request.query, content=content, headers=headers, timeout=timeout
+    )
+
+
+async def _in_turn(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def _repeatable(request: _Request[Any]) -> bool:
+    return request.content is None or isinstance(request.content, bytes)
 
 
 def _result(request: _Request[T], response: httpx.Response) -> T:

@@ -23,7 +23,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from proxy import keystore, logs
-from proxy.api import anthropic, gemini, generation, groups, ops, responses, sessions, workers
+from proxy.api import anthropic, gemini, generation, groups, ops, policy, responses, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.beside import Beside, Companion
@@ -32,6 +32,7 @@ from proxy.contracts.errors import StenoError
 from proxy.http import BoundedHttp
 from proxy.hub import Hub, RelaySettings
 from proxy.keys import Keyring
+from proxy.policies.keeper import Policies
 from proxy.recorder import Recorder
 from proxy.store.base import SessionStore
 from proxy.store.memory import MemoryStore
@@ -56,6 +57,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     store = store or _store(settings)
     keys = Keyring.of(settings)
     hub = Hub(relay_settings(settings, keys), proxy_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    policies = hub.watcher = Policies(store.policies)
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled)
     turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens)
 
@@ -63,12 +65,15 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await store.open()
         sweeper = asyncio.create_task(_sweep(store, recorder, settings))
+        keeper = asyncio.create_task(policies.run())
         try:
             yield
         finally:
             sweeper.cancel()
-            await asyncio.wait({sweeper})
+            keeper.cancel()
+            await asyncio.wait({sweeper, keeper})
             await hub.close()
+            policies.close()
             await store.close()
 
     app = Application(
@@ -82,7 +87,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     )
     app.state.hub = hub
     app.state.turns = turns
-    app.state.services = Services(settings, keys, store, recorder, hub)
+    app.state.services = Services(settings, keys, store, recorder, hub, policies)
     bounds: dict[str, Any] = {
         "keepalive_s": settings.keepalive_s,
         "max_body_bytes": settings.max_body_bytes,
@@ -94,9 +99,9 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.router.routes += responses.routes(recorder, hub, keys, **counting)
     app.turns = generation.by_path(agents)
     app.actions = gemini.actions(turns, hub, keys, **bounds)
-    for router in (sessions.router, groups.router, ops.router, workers.router(Depends(admin))):
+    for router in (sessions.router, groups.router, policy.router, ops.router, workers.router(Depends(admin))):
         app.include_router(router)
-    app.add_middleware(Front, base_path=settings.base_path)
+    app.add_middleware(Front, base_path=settings.base_path, max_spec_bytes=settings.max_body_bytes)
     app.add_exception_handler(StenoError, on_steno_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -36,11 +36,23 @@ RECOGNISED = Counter(
     "steno_proxy_recognised_total", "Turns by whether they continue a recorded one: `continued`, `root`, or a fork reason",
     ["dialect", "how"],
 )  # fmt: skip
+ECHOES = Counter(
+    "steno_proxy_echoes_total",
+    "Replies that came back written otherwise and were recognised all the same, by what: `beginning` of a turn that was cut off, "
+    "`call_ids`: its calls rewritten under our ids",
+    ["dialect", "how"],
+)  # fmt: skip
 RETRIES = Counter(
     "steno_proxy_retries_total",
     "Requests that their client marked as retries: `joined` one that runs, `replayed` a recorded answer, `superseded` a turn "
     "that broke (never trained), or `new`: nothing on record to repeat, as after a 429 or 503",
     ["dialect", "how"],
+)  # fmt: skip
+FAILOVERS = Counter(
+    "steno_proxy_failovers_total",
+    "Turns whose worker was lost or gave up: `moved` before anything was sampled, `taken_over` from the last token, `restarted` "
+    "with nothing told yet; or broken: `not_resumable` (a grammar, penalties over the output), `no_worker` that could go on",
+    ["how"],
 )  # fmt: skip
 DROPPED = Counter(
     "steno_proxy_dropped_items_total",
@@ -60,6 +72,26 @@ STORE_ERRORS = Counter(
     "steno_proxy_store_errors_total",
     "Calls of the store that failed, by what was being done; agents saw these",
     ["call"],
+)
+POLICY_UPDATE = Histogram(
+    "steno_proxy_policy_update_seconds", "From the posting of a policy update to its end, by how it ended",
+    ["transport", "state"], buckets=_SECONDS,
+)  # fmt: skip
+POLICY_PAUSE = Histogram(
+    "steno_proxy_policy_pause_seconds", "How long a worker's generations stood still while it took on new weights",
+    ["transport"], buckets=_SECONDS,
+)  # fmt: skip
+POLICY_STAGED = Counter(
+    "steno_proxy_policy_staged_bytes_total",
+    "Bytes of new weights that workers said they hold, all workers together; each replica counts what it is told",
+    ["transport"],
+)
+POLICY_UPLOADED = Counter(
+    "steno_proxy_policy_uploaded_bytes_total",
+    "Bytes of weights that trainers uploaded to this proxy; several times a model's size is re-sent after cuts, or late workers",
+)
+BEHIND = Gauge(
+    "steno_proxy_workers_behind", "Workers that get no turns of a policy until they serve its version in force"
 )
 STREAMS = Gauge("steno_proxy_streams", "Turns in flight now")
 WORKERS = Gauge("steno_proxy_workers", "Workers connected now")

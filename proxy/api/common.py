@@ -16,6 +16,7 @@ from proxy.contracts.records import Session, readable
 from proxy.contracts.rest import ErrorBody, ErrorEnvelope, Trial
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
+from proxy.policies.keeper import Policies
 from proxy.recorder import Recorder
 from proxy.store.base import SessionStore
 
@@ -32,6 +33,7 @@ class Services:
     store: SessionStore
     recorder: Recorder
     hub: Hub
+    policies: Policies
 
 
 def services(request: Request) -> Services:

@@ -64,10 +64,14 @@ class Application(FastAPI):
 
 
 class Front:
-    """Args: base_path: prefix of the public URL; requests come with it, or with it stripped by what stands before the proxy."""
+    """Args:
+    base_path: prefix of the public URL; requests come with it, or with it stripped by what stands before the proxy.
+    max_spec_bytes: largest body of a policy update; its manifest names every tensor of a model.
+    """
 
-    def __init__(self, app: ASGIApp, base_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, base_path: str = "", max_spec_bytes: int = MAX_CONTROL_BODY_BYTES) -> None:
         self._app = app
+        self._max_spec_bytes = max_spec_bytes
         self._base = base_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +88,17 @@ class Front:
         request_id = os.urandom(8).hex()
         logs.bind("", request_id)
         scope.setdefault("state", {})["request_id"] = request_id
-        await self._app(scope, _bounded(scope, receive), _with_id(send, request_id))
+        if (limit := self._limit(scope["method"], path)) is not None:
+            receive = _bounded(scope, receive, limit)
+        await self._app(scope, receive, _with_id(send, request_id))
+
+    def _limit(self, method: str, path: str) -> int | None:
+        """Bytes that a body may have; None: it is passed on as it comes, and bounded where it goes."""
+        if not path.startswith("/policy/updates"):
+            return MAX_CONTROL_BODY_BYTES
+        if method == "PUT" and "/shards/" in path:
+            return None
+        return self._max_spec_bytes if method == "POST" else MAX_CONTROL_BODY_BYTES
 
 
 def _with_id(send: Send, request_id: str) -> Send:
@@ -98,19 +112,19 @@ def _with_id(send: Send, request_id: str) -> Send:
     return sending
 
 
-def _bounded(scope: Scope, receive: Receive) -> Receive:
+def _bounded(scope: Scope, receive: Receive, limit: int) -> Receive:
     """`receive` that fails as soon as more has come than may. Raises: BodyTooLarge."""
     taken = 0
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
 
     async def receiving() -> Message:
         nonlocal taken
-        if declared.isdigit() and int(declared[:20]) > MAX_CONTROL_BODY_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MAX_CONTROL_BODY_BYTES} bytes")
+        if declared.isdigit() and int(declared[:20]) > limit:
+            raise BodyTooLarge(f"the body is larger than {limit} bytes")
         message = await receive()
         taken += len(message.get("body", b""))
-        if taken > MAX_CONTROL_BODY_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MAX_CONTROL_BODY_BYTES} bytes")
+        if taken > limit:
+            raise BodyTooLarge(f"the body is larger than {limit} bytes")
         return message
 
     return receiving

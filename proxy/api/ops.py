@@ -1,8 +1,6 @@
-"""What operators and orchestrators ask: is it alive, can it serve, what does it count, which policy is served."""
+"""What operators and orchestrators ask: is it alive, can it serve, what does it count."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
@@ -20,17 +18,6 @@ class Health(BaseModel):
     status: str
     store: str = "ok"
     models: list[str] = []
-
-
-class ServedPolicy(BaseModel):
-    """One policy as the fleet serves it: version -> how many workers."""
-
-    policy: str
-    versions: dict[str, int]
-
-
-class ServedPolicies(BaseModel):
-    items: list[ServedPolicy]
 
 
 @router.get("/healthz", response_model=Health, summary="The process answers")
@@ -69,19 +56,7 @@ async def scrape(request: Request) -> Response:
 def _gauges(found: Services) -> None:
     metrics.WORKERS.set(sum(worker.connected for worker in found.hub.workers()))
     metrics.MODELS.set(len(found.hub.cards()))
+    metrics.BEHIND.set(sum(bool(worker.behind) for worker in found.hub.workers()))
     trees, size = found.recorder.trees()
     metrics.TREES.set(trees)
     metrics.TREE_BYTES.set(size)
-
-
-@router.get(
-    "/policy", dependencies=[Depends(admin)], response_model=ServedPolicies, summary="The policy versions served now"
-)
-async def policy(request: Request) -> Response:
-    served: dict[str, dict[str, int]] = {}
-    for worker in services(request).hub.workers():
-        for card in worker.models if worker.connected and worker.healthy else ():
-            versions: dict[str, Any] = served.setdefault(card.policy, {})
-            versions[card.policy_version] = versions.get(card.policy_version, 0) + 1
-    items = [ServedPolicy(policy=name, versions=versions) for name, versions in sorted(served.items())]
-    return encoded(request, ServedPolicies(items=items))

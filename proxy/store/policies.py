@@ -1,7 +1,7 @@
 """What the proxy remembers of policies, and the store of it that lives in this process.
 
-Of each policy: its updates in the order in which they were posted, the newest of them, and the newest that some worker serves: the
-version in force (I10). `redis_policies.py` keeps the same promises; one suite tests both.
+Of each policy: its updates in the order in which they were posted, the newest of them, and the newest that some worker serves,
+which is the version in force (I10). `redis_policies.py` keeps the same promises; one suite tests both.
 """
 
 from __future__ import annotations

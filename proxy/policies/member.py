@@ -1,0 +1,96 @@
+"""One worker in one update: how far it is, and which bytes it lacks. No I/O; time is an argument, in seconds.
+
+A worker says where it stands (`Progress`); what was sent to it and not confirmed yet is only known here. Both meet in `Cursor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+MemberState = Literal["waiting", "receiving", "ready", "loading", "served", "failed"]
+FINAL = ("served", "failed")
+FIRST_RETRY_S = 5.0
+MOST_RETRY_S = 300.0
+"""Between attempts of one worker: doubled from the first to the last. What refused weights once will mostly refuse them again,
+and each attempt reads them all."""
+RESEND_S = 10.0
+"""A worker that confirms nothing for so long of what it was sent is believed to lack it. A loaded disk may take seconds."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Bytes of the one shard that a worker asks for (`stream`).
+
+    confirmed: the next byte it lacks, as it said. sent: the next byte to send. limit: the first that it has given no credit for.
+    """
+
+    shard: str
+    confirmed: int
+    sent: int
+    limit: int
+    moved_at: float
+
+    def report(self, offset: int, credit: int, now: float) -> None:
+        """A new position on the same shard. Below the last one: it has lost what it had; above what was sent: others sent it."""
+        if offset < self.confirmed or offset > self.sent:
+            self.sent = offset
+        if offset != self.confirmed:
+            self.moved_at = now
+        self.confirmed, self.limit = offset, offset + credit
+
+    def advance(self, sent: int, now: float) -> None:
+        self.sent, self.moved_at = sent, now
+
+    @property
+    def unconfirmed(self) -> bool:
+        return self.sent > self.confirmed
+
+    def rewind(self, now: float) -> bool:
+        """Send again what was not confirmed in time. Returns whether there is something."""
+        if self.unconfirmed and now >= self.moved_at + RESEND_S:
+            self.sent, self.moved_at = self.confirmed, now
+            return True
+        return False
+
+    def room(self, size: int) -> int:
+        """How many bytes of the shard may be sent now. size: of the shard."""
+        return max(0, min(self.limit, size) - self.sent)
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker of the update's policy.
+
+    awaited: the others are not told to load before this one is ready, or has failed, or the deadline has passed.
+    lost: it failed because it went away. attempts: failed ones. retry_at: when it is asked again.
+    """
+
+    worker_id: str
+    awaited: bool
+    state: MemberState = "waiting"
+    received: int = 0
+    cursor: Cursor | None = None
+    pause_s: float | None = None
+    load_s: float | None = None
+    error: str | None = None
+    lost: bool = False
+    attempts: int = 0
+    retry_at: float | None = None
+    applied_at: float = field(default=0.0)
+
+    @property
+    def settled(self) -> bool:
+        """It serves the update, or has been named as failed at least once and others wait for it no more."""
+        return self.state in FINAL or (self.attempts > 0 and self.state != "loading")
+
+    def fail(self, error: str, now: float, *, lost: bool = False) -> None:
+        self.state, self.error, self.lost, self.cursor = "failed", error, lost, None
+        if not lost:
+            self.awaited = False
+            self.retry_at = now + min(FIRST_RETRY_S * 2**self.attempts, MOST_RETRY_S)
+            self.attempts += 1
+
+    def serve(self) -> None:
+        self.state, self.error, self.lost, self.cursor = "served", None, False, None
+        self.attempts, self.retry_at = 0, None

@@ -1,0 +1,93 @@
+"""The proxy as it runs, in the test's event loop, and workers that are scripted over real WebSockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from proxy.client import AsyncSteno
+from proxy.config import ProxySettings
+from proxy.contracts.policy import Update
+from proxy.main import create_app
+from proxy.store.base import SessionStore
+from proxy.store.memory import MemoryStore
+from tests.support.server import serve
+from tests.support.update_peer import UpdatePeer
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Any]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Fleet:
+    """A proxy and the workers that a test has dial it."""
+
+    def __init__(self, app: Any, port: int) -> None:
+        self.app, self.port = app, port
+        self.hub = app.state.hub
+        self.policies = app.state.services.policies
+        self.steno = AsyncSteno(f"http://127.0.0.1:{port}")
+        self.peers: list[UpdatePeer] = []
+
+    async def worker(self, worker_id: str, **given: Any) -> UpdatePeer:
+        peer = UpdatePeer(worker_id, **given)
+        self.peers.append(peer)
+        return await peer.dial(self.port)
+
+    async def workers(self, *ids: str, **given: Any) -> list[UpdatePeer]:
+        return [await self.worker(worker_id, **given) for worker_id in ids]
+
+    async def ended(self, update_id: str, within_s: float = 30.0) -> Update:
+        async with asyncio.timeout(within_s):
+            while (update := await self.steno.update(update_id, wait_s=5)).state == "running":
+                await asyncio.sleep(0.01)
+        return update
+
+    def eligible(self) -> list[str]:
+        """Workers that new turns may go to, asked of the hub as a turn asks."""
+        return sorted(w.id for w in self.hub._workers.values() if w.eligible and all(map(w.serves, w.models)))
+
+    async def turns(self, count: int) -> dict[str, int]:
+        """Have agents ask for so many turns; worker -> how many of them it got."""
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60) as agents:
+            body = {"messages": [{"role": "user", "content": "hi"}]}
+            asked = [asyncio.create_task(agents.post(f"/t{i}/v1/chat/completions", json=body)) for i in range(count)]
+            before = {peer.worker_id: len(peer.generated) for peer in self.peers}
+            await until(lambda: sum(len(peer.generated) for peer in self.peers) - sum(before.values()) == count)
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
+        return {peer.worker_id: len(peer.generated) - before[peer.worker_id] for peer in self.peers}
+
+
+async def until(true: Callable[[], Any], within_s: float = 20.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(store: SessionStore | None = None, **settings: Any) -> AsyncIterator[Fleet]:
+    """Workers are taken to have dialled by now: an update does not wait for a proxy's first seconds."""
+    app = create_app(ProxySettings(**({"resume_grace_s": 0.2} | settings)), store or MemoryStore())
+    app.state.services.policies._settled_at = 0.0
+    async with serve(app) as port:
+        fleet = Fleet(app, port)
+        try:
+            yield fleet
+        finally:
+            for peer in fleet.peers:
+                await peer.die()
+            await fleet.steno.close()
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with running() as found:
+        yield found
