@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
 from trainer_bridge.config import TrainerSettings
-from trainer_bridge.model import PolicyModel, cost_model, load_model
+from trainer_bridge.model import PolicyModel, cost_model, full_numel, load_model
 from trainer_bridge.packing import CostModel
 from trainer_bridge.ranks import Ranks
 from trainer_bridge.sequence import Share
@@ -44,6 +45,7 @@ class PolicyEngine:
 
         Raises: ConfigError: the model is not covered, or settings do not fit it; names the field.
         """
+        random.seed(settings.seed + ranks.pack)
         torch.manual_seed(settings.seed + ranks.pack)
         cuda = ranks.device.type == "cuda"
         zero = deepspeed_config(settings, cuda=cuda)
@@ -65,6 +67,11 @@ class PolicyEngine:
     @property
     def lm(self) -> Any:
         return self.deepspeed.module.lm
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the whole model, on all ranks together."""
+        return sum(full_numel(parameter) for parameter in self.lm.parameters())
 
     @property
     def vocabulary(self) -> int:

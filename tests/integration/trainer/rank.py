@@ -1,12 +1,15 @@
 """One rank of a test's training run: `python -m tests.integration.trainer.rank FOLDER`, under torchrun or alone.
 
-FOLDER/job.json: settings (of `TrainerSettings`), batches (arguments of `random_batch`, one step each). The first rank writes
+FOLDER/job.json: settings (of `TrainerSettings`), batches (arguments of `random_batch`, one step each); resume: from the newest
+checkpoint, if there is one; save_after: steps after which there is one; forever: go on with the last batch. The first rank writes
 result.pt: a report per step, and the weights after the last.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,12 @@ from typing import Any
 import torch
 
 from tests.integration.trainer.materials import random_batch
+from trainer_bridge.checkpoint import Checkpoints, RunState
 from trainer_bridge.config import TrainerSettings
 from trainer_bridge.engine import PolicyEngine
+from trainer_bridge.ledger import Ledger
 from trainer_bridge.ranks import Ranks
+from trainer_bridge.staleness import History, Version
 from trainer_bridge.step import Stepper
 
 
@@ -27,13 +33,24 @@ def main(folder: Path) -> None:
     settings.check()
     ranks = Ranks.open("cpu", sequence_size=settings.sequence_parallel, collective_s=200.0, wait_s=200.0)
     stepper = Stepper(PolicyEngine.open(settings, ranks))
+    checkpoints = Checkpoints(settings.checkpoint_dir, stepper, keep=settings.checkpoints_kept)
+    resumed = checkpoints.resume() if job.get("resume") else None
+    run = resumed or RunState.of(History((Version("a", 0),)), Ledger(), set())
     reports = []
-    for drawn in job["batches"]:
+    ledger, history = run.read_ledger(), run.history
+    batches = job["batches"][stepper.steps_done :]
+    for drawn in itertools.chain(batches, itertools.repeat(job["batches"][-1]) if job.get("forever") else []):
         report = stepper.step(random_batch(**drawn) if ranks.first else None)
         reports.append({"step": report.step, "metrics": report.metrics, "ledger": report.ledger.to_bytes()})
+        ledger.add(report.ledger)
+        history = history.stepped()
+        if report.step in job.get("save_after", []):
+            checkpoints.save(RunState.of(history, ledger, {f"g{report.step}"}, note="kept"))
+            (folder / "saved").touch()
     weights = whole_weights(stepper.engine)
     if ranks.first:
-        torch.save({"reports": reports, "weights": weights}, folder / "result.pt")
+        found = {"reports": reports, "weights": weights, "random": (random.random(), torch.rand(3)), "resumed": resumed}
+        torch.save(found | {"ledger": ledger.to_bytes()}, folder / "result.pt")
     ranks.barrier()
     ranks.close()
 

@@ -74,9 +74,7 @@ def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Pat
 
 def test_bfloat16_trains_about_the_same(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
-    found = run_ranks(
-        2, {"settings": settings(model, precision="bfloat16"), "batches": BATCHES[:1]}, tmp_path / "job"
-    )
+    found = run_ranks(2, {"settings": settings(model, precision="bfloat16"), "batches": BATCHES[:1]}, tmp_path / "job")
     plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
     batch = random_batch(**BATCHES[0])
     expected = plain.step(batch, [range(len(batch.rows))])
@@ -89,4 +87,6 @@ def test_bfloat16_trains_about_the_same(tmp_path: Path) -> None:
 def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], atol: float = 2e-6) -> None:
     assert found.keys() == expected.keys()
     for name, weight in found.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            weight, expected[name], rtol=1e-4, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+        )

@@ -1,0 +1,245 @@
+"""Checkpoints: everything that a trainer needs to go on as if it had never stopped, whole or not there.
+
+    <root>/step-00000040/      zero/ (DeepSpeed: weights, optimizer, per rank)   random-<rank>.pt   state.msgpack
+                               weights-<lineage>-<step>/ (the full model, for any engine or tool that reads safetensors)
+    <root>/.writing-step-…     being written; its writer died if another one writes
+    <root>/latest              the name of the newest whole one
+
+A checkpoint is written beside, synced and renamed, and `latest` is replaced after that; older ones go last. Killed at any
+point, the newest whole checkpoint is there. What continues from one is bit-equal on a CPU, given the same ranks and batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from trainer_bridge.engine import PolicyEngine
+from trainer_bridge.errors import BadCheckpoint
+from trainer_bridge.ledger import Ledger
+from trainer_bridge.staleness import History, Version
+from trainer_bridge.step import Stepper
+from trainer_bridge.weights.copies import Copies
+from trainer_bridge.weights.source import ModelWeights
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+LATEST, STATE, WRITING = "latest", "state.msgpack", ".writing-"
+_CONFIGURATION = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+"""Files of a model directory that go with its weights: configuration, tokenizer, chat template, code."""
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """What a run knows beside weights and optimizer.
+
+    path: the history's lineages with their last steps. ledger: `Ledger.to_bytes`. trained_groups: groups whose step is in this
+    state, as far as their acknowledgement may be lost. extra: the loop's own, of JSON types.
+    """
+
+    path: tuple[tuple[str, int], ...]
+    ledger: bytes = b""
+    trained_groups: tuple[str, ...] = ()
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, history: History, ledger: Ledger, trained_groups: set[str], **extra: Any) -> RunState:
+        path = tuple((version.lineage, version.step) for version in history.path)
+        return cls(path, ledger.to_bytes(), tuple(sorted(trained_groups)), extra)
+
+    @property
+    def history(self) -> History:
+        """As it was saved; a trainer that resumes opens a new lineage on it (`History.resumed`)."""
+        return History(tuple(Version(lineage, step) for lineage, step in self.path))
+
+    def read_ledger(self) -> Ledger:
+        return Ledger.from_bytes(self.ledger) if self.ledger else Ledger()
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    format: int
+    ranks: int
+    precision: str
+    parameters: int
+    steps_done: int
+    run: RunState
+
+
+class Checkpoints:
+    """Of one run. All methods are collectives but `newest`; all ranks see the same folder."""
+
+    def __init__(self, root: Path, stepper: Stepper, *, keep: int = 2) -> None:
+        self.root = root
+        self._stepper = stepper
+        self._engine: PolicyEngine = stepper.engine
+        self._ranks = stepper.ranks
+        self._keep = keep
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint. Raises: BadCheckpoint: `latest` names none."""
+        try:
+            name = (self.root / LATEST).read_text().strip()
+        except FileNotFoundError:
+            return None
+        if not (self.root / name / STATE).is_file():
+            raise BadCheckpoint(f"{self.root / LATEST} names {name}, which is no whole checkpoint")
+        return self.root / name
+
+    def save(self, run: RunState) -> Path:
+        """Make everything so far durable, and return once it is. The first rank's `run` counts.
+
+        Raises: OSError, CopyFailed: on the rank that could not write; what was there before is untouched.
+        """
+        steps, ranks = self._stepper.steps_done, self._ranks
+        final = self._free(f"step-{steps:08d}")
+        writing = self.root / f"{WRITING}{final.name}"
+        ranks.barrier()
+        if ranks.first:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            writing.mkdir()
+        ranks.barrier()
+        self._engine.deepspeed.save_checkpoint(str(writing), tag="zero", save_latest=False)
+        torch.save(_random_state(), writing / f"random-{ranks.rank}.pt")
+        lm = self._engine.lm
+        version = run.history.current
+        Copies(writing, ranks=ranks, extra=_configuration(self._engine.settings.model)).write(version, ModelWeights(lm))
+        _sync_files(writing, only=ranks.rank, of=ranks.size)
+        ranks.barrier()
+        if ranks.first:
+            saved = _Saved(FORMAT, ranks.size, self._engine.settings.precision, self._engine.parameters, steps, run)
+            _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
+            _sync_folders(writing)
+            writing.rename(final)
+            _sync_folder(self.root)
+            self._point_at(final.name)
+            self._prune()
+        ranks.barrier()
+        return final
+
+    def resume(self) -> RunState | None:
+        """Go on from the newest checkpoint: weights, optimizer, random numbers, steps. None: there is none, nothing was changed.
+
+        Raises: BadCheckpoint: not whole, or of another shape (ranks, precision, model): it says which.
+        """
+        found = self._ranks.share(str(self.newest() or "").encode() if self._ranks.first else None).decode()
+        if not found:
+            return None
+        folder = Path(found)
+        saved = self._read(folder)
+        loaded, _ = self._engine.deepspeed.load_checkpoint(str(folder), tag="zero", load_lr_scheduler_states=False)
+        if loaded is None:
+            raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing in it")
+        _restore_random_state(torch.load(folder / f"random-{self._ranks.rank}.pt", weights_only=False))
+        self._stepper.steps_done = saved.steps_done
+        self._ranks.barrier()
+        log.info("resumed from %s", folder)
+        return saved.run
+
+    def _read(self, folder: Path) -> _Saved:
+        try:
+            saved = msgspec.msgpack.decode((folder / STATE).read_bytes(), type=_Saved)
+        except (OSError, msgspec.DecodeError) as error:
+            raise BadCheckpoint(f"{folder}: {error}") from error
+        engine = self._engine
+        for what, was, now in (
+            ("format", saved.format, FORMAT),
+            ("ranks", saved.ranks, self._ranks.size),
+            ("precision", saved.precision, engine.settings.precision),
+            ("parameters", saved.parameters, engine.parameters),
+        ):
+            if was != now:
+                hint = "; start anew from its weights-… folder as the model" if what != "format" else ""
+                raise BadCheckpoint(f"{folder}: {what} {was} in the checkpoint, {now} now{hint}")
+        return saved
+
+    def _point_at(self, name: str) -> None:
+        beside = self.root / f"{WRITING}{LATEST}"
+        _write_synced(beside, name.encode())
+        beside.replace(self.root / LATEST)
+        _sync_folder(self.root)
+
+    def _free(self, name: str) -> Path:
+        """A name that is not taken: a step that was saved, resumed and saved again must not replace its own checkpoint."""
+        again = 0
+        while (path := self.root / (f"{name}.{again:02d}" if again else name)).exists():
+            again += 1
+        return path
+
+    def _prune(self) -> None:
+        # By age, not by step: somebody may have gone back to an older one.
+        whole = sorted(self.root.glob(f"step-*/{STATE}"), key=lambda path: path.stat().st_mtime_ns)
+        for old in [path.parent for path in whole[: -self._keep]]:
+            doomed = self.root / f"{WRITING}old-{old.name}"
+            old.rename(doomed)  # at once, so that nobody takes half of one for a whole one
+            shutil.rmtree(doomed)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left. One trainer writes here at a time: two would fight over `latest` as well."""
+        for left in self.root.glob(f"{WRITING}*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _random_state() -> dict[str, Any]:
+    state = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _configuration(model: str) -> list[Path]:
+    folder = Path(model)
+    if not folder.is_dir():  # a name: transformers has it in its cache
+        from transformers.utils.hub import cached_file
+
+        config = cached_file(model, "config.json")
+        assert config is not None
+        folder = Path(config).parent
+    found = {path for pattern in _CONFIGURATION for path in folder.glob(pattern)}
+    return sorted(path for path in found if not path.name.endswith(".index.json") and path.name != "steno-weights.json")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _sync_files(folder: Path, *, only: int, of: int) -> None:
+    """This rank's share of the files; the work of a large model's checkpoint is in here."""
+    for number, path in enumerate(_files(folder)):
+        if number % of == only:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _sync_folders(folder: Path) -> None:
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _sync_folder(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
