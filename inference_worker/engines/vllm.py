@@ -24,9 +24,10 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
 from inference_worker.chat.vllm import Grammar, VllmFormat
-from inference_worker.engines.base import Engine, TokenStep
+from inference_worker.engines.base import Engine, StagedUpdate, TokenStep
 from inference_worker.engines.vllm_args import EngineArgs, parse_args
 from inference_worker.engines.vllm_steps import Spans, steps_of
+from inference_worker.engines.vllm_weights import HalfLoaded, VllmWeights, score
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, TooManyRequests
@@ -49,6 +50,7 @@ class Settings(Protocol):
 
     model: str | None
     policy: str
+    worker_id: str
     context_tokens: int | None
     engine_args: Sequence[str]
 
@@ -63,7 +65,7 @@ def build(settings: Settings) -> Engine:
         words = ["--max-model-len", str(settings.context_tokens), *words]
     if settings.model is None and not any(word.split("=")[0] == "--model" for word in words):
         raise ConfigError("model: the vllm engine needs a model directory or a name", field="model")
-    tokens = VllmTokens(parse_args(words, settings.model), policy=settings.policy)
+    tokens = VllmTokens(parse_args(words, settings.model), policy=settings.policy, worker_id=settings.worker_id)
     return ChatEngine(tokens, tokens.format)
 
 
@@ -76,7 +78,7 @@ class VllmTokens:
         version: of the weights now loaded.
     """
 
-    def __init__(self, args: EngineArgs, *, policy: str = "default") -> None:
+    def __init__(self, args: EngineArgs, *, policy: str = "default", worker_id: str = "worker") -> None:
         """Reads the model's configuration and tokenizer, not its weights. Raises: ConfigError."""
         args = args.checked()
         try:
@@ -89,6 +91,8 @@ class VllmTokens:
         self._args = args
         self._policy = policy
         self._llm: AsyncLLM | None = None
+        self._weights = VllmWeights(self._config, worker_id)
+        self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
         self._load = _LastLoad(self._config)
         self._death = ""
 
@@ -135,16 +139,31 @@ class VllmTokens:
             llm.output_handler.cancel()  # or vLLM logs our shutdown as a crash
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
-    async def set_version(self, version: str) -> None:
-        """Name the weights that are now loaded; ids sampled from here on carry it. To be called between an engine that was
-        paused and its resumption, after the weights have been checked (I10)."""
-        await self._running().update_weight_version(version)
-        self.version = version
-
     @property
     def llm(self) -> AsyncLLM:
-        """The engine itself, for the weight receivers. Raises: EngineFailed when there is none."""
+        """The engine itself. Raises: EngineFailed when there is none."""
         return self._running()
+
+    async def load_weights(self, update: StagedUpdate) -> float:
+        """Raises: WeightsRefused: nothing has changed; EngineFailed: the engine is dead."""
+        try:
+            pause_s = await self._weights.load(self._running(), update)
+        except HalfLoaded as error:
+            self._died(error.message)
+            raise
+        self.version = update.version
+        if update.spec.kv == "keep":
+            self._salt = update.version
+        return pause_s
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Raises: BadRequest: ids that the model can't take; EngineFailed."""
+        try:
+            return await score(self._running(), token_ids)
+        except VLLMClientError as error:
+            raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineFailed(f"the engine did not score: {error}") from error
 
     def load(self) -> tuple[int, int, float]:
         """Raises: EngineFailed: the engine has died."""
@@ -173,7 +192,7 @@ class VllmTokens:
             )
         grammar = self.format.grammar(job)
         outputs = llm.generate(
-            tokens_input(prompt_ids),
+            tokens_input(prompt_ids, cache_salt=self._salt),
             _sampling_params(law, job, grammar, self.format.stop_ids),
             request_id,
             reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
 from vllm.reasoning import ReasoningParserManager
@@ -18,6 +19,7 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from inference_worker.weights.vllm_receiver import EXTENSION, NAME
 from proxy.contracts.errors import ConfigError
 
 LOGPROBS_MODE = "processed_logprobs"
@@ -44,7 +46,7 @@ class EngineArgs:
     tool_strict_level: str = "auto"
 
     def checked(self) -> EngineArgs:
-        """The same arguments with what recording forces, parser names verified and the chat template loaded.
+        """The same arguments with what recording and weight updates need, parser names verified and the chat template loaded.
 
         Raises: ConfigError: names the argument, and for a parser the names there are.
         """
@@ -66,7 +68,12 @@ class EngineArgs:
             template = load_chat_template(self.chat_template)
         except (OSError, ValueError) as error:
             raise ConfigError(f"chat_template: {error}", field="chat_template") from error
-        engine = dataclasses.replace(self.engine, logprobs_mode=LOGPROBS_MODE)
+        engine = dataclasses.replace(
+            self.engine,
+            logprobs_mode=LOGPROBS_MODE,
+            weight_transfer_config=self.engine.weight_transfer_config or WeightTransferConfig(backend=NAME),
+            worker_extension_cls=self.engine.worker_extension_cls or EXTENSION,
+        )
         return dataclasses.replace(self, engine=engine, chat_template=template)
 
 

@@ -43,8 +43,8 @@ TEMPLATE = """\
 {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
 
 
-def make(folder: Path) -> Path:
-    """Write model, tokenizer and template into `folder` (made if absent) and return it."""
+def make(folder: Path, *, tied: bool = False) -> Path:
+    """Write model, tokenizer and template into `folder` (made if absent) and return it. tied: its head is its embedding."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -71,7 +71,7 @@ def make(folder: Path) -> Path:
         num_key_value_heads=2,
         head_dim=32,  # vLLM's attention on CPU refuses 16
         max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         eos_token_id=wrapped.convert_tokens_to_ids("<|im_end|>"),
         initializer_range=0.15,  # so that log-probabilities are far from uniform
     )

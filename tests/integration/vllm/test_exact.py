@@ -138,8 +138,7 @@ async def test_a_delta_that_spans_an_update_is_two_steps(tokens):
     steps = tokens.sample("spanning", ask(tokens, "nice"), Sampling(max_tokens=400, ignore_eos=True), Job())
     seen = [await anext(steps)]
     await draw(tokens, ask(tokens, "today"), Sampling(max_tokens=8, ignore_eos=True))
-    await tokens.set_version("run-a/1")
-    assert tokens.card().policy_version == "run-a/1"
+    await tokens.llm.update_weight_version("run-a/1")
     await draw(tokens, ask(tokens, "today"), Sampling(max_tokens=8, ignore_eos=True))
     seen += [await anext(steps), await anext(steps)]
     assert [step.version for step in seen] == ["base/0", "base/0", "run-a/1"]
@@ -147,4 +146,4 @@ async def test_a_delta_that_spans_an_update_is_two_steps(tokens):
     rest = [step async for step in steps]
     assert {step.version for step in rest} == {"run-a/1"}
     assert sum(len(step.ids) for step in seen + rest) == 400
-    await tokens.set_version("base/0")
+    await tokens.llm.update_weight_version("base/0")
