@@ -142,5 +142,7 @@ class OpenChoice:
             metrics.CONSTRAINED_TOKENS.inc(bent)
         how = turn.fork_reason or ("continued" if turn.parent_id else "root")
         metrics.RECOGNISED.labels(dialect, str(how)).inc()
+        if self.plan.echoed_as is not None:
+            metrics.ECHOES.labels(dialect, str(self.plan.echoed_as)).inc()
         if self.facts.first_token is not None:
             metrics.TTFT.labels(dialect).observe(self.facts.first_token - self.facts.queued)

@@ -93,6 +93,27 @@ POLICY_UPLOADED = Counter(
 BEHIND = Gauge(
     "steno_proxy_workers_behind", "Workers that get no turns of a policy until they serve its version in force"
 )
+LEASES = Counter(
+    "steno_proxy_leases_total",
+    "Leases of groups: `granted` a first time, `returned`: granted again after a release or a lease that ran out, "
+    "`acknowledged`, `released`, `refused`: acknowledged by a trainer that had lost it",
+    ["how"],
+)  # fmt: skip
+READY_SECONDS = Histogram(
+    "steno_proxy_group_ready_seconds",
+    "From a group's getting ready to its first lease; a rise means that trainers can't keep up",
+    buckets=(0.1, 1, 5, 15, 60, 300, 900, 3600, 14400),
+)
+LEASE_SECONDS = Histogram(
+    "steno_proxy_lease_seconds",
+    "From a lease to its acknowledgement: the group's time in the trainer. Keep `ttl_s` well above it",
+    buckets=(1, 5, 15, 60, 300, 900, 3600, 14400),
+)
+GROUPS = Gauge(
+    "steno_proxy_groups",
+    "Training groups in hand, of all runs, by state: `running`, `ready` or `leased`. Replicas say the same: take the largest",
+    ["state"],
+)  # fmt: skip
 STREAMS = Gauge("steno_proxy_streams", "Turns in flight now")
 WORKERS = Gauge("steno_proxy_workers", "Workers connected now")
 MODELS = Gauge("steno_proxy_models", "Models that some worker can serve now; 0 answers every request with 503")

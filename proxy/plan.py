@@ -7,7 +7,7 @@ with, and keeps what the turn's record and index row will say. One linear pass o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -19,7 +19,7 @@ from proxy.recorder import Recorder
 from proxy.recording import Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
-from proxy.sessions.cuts import is_beginning
+from proxy.sessions.echoes import Echo, EchoedAs, echo_of, named_turn
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 from proxy.sessions.tree import Recognition
 
@@ -34,8 +34,8 @@ class Plan:
     parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
     tokenizer: what prefix_ids are ids of.
     prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
-    messages: of the request, as the client sent them. digests: 16 bytes for each of them; what a client kept of a turn that was
-        cut off has the digest of that turn's reply.
+    messages: of the request, as the client sent them. digests: 16 bytes for each of them; one that stands for a reply which it
+        does not say (`echoes`, by place) has that reply's.
     seen_turns: how many turns the tree had by then. refused: the worker could not continue. settled: the turn is on record,
         still open, and with it the fork reason.
     """
@@ -55,6 +55,7 @@ class Plan:
     tokenizer: bytes = b""
     refused: bool = False
     settled: bool = False
+    echoes: dict[int, Echo] = field(default_factory=dict)
 
     @property
     def is_prompt(self) -> bool:
@@ -63,6 +64,12 @@ class Plan:
     @property
     def new_messages(self) -> list[Message]:
         return self.messages[self.prefix_messages :]
+
+    @property
+    def echoed_as(self) -> EchoedAs | None:
+        """How the reply that this goes on from was recognised, where its client wrote it otherwise; None: it did not."""
+        echo = self.echoes.get(self.prefix_messages - 1) if self.parent >= 0 else None
+        return echo.how if echo is not None else None
 
     @property
     def new_digests(self) -> bytes:
@@ -114,6 +121,9 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
         echo, new = messages[seen.prefix_messages - 1], messages[seen.prefix_messages :]
         after = restore_calls([path.reply, *answer_reply(echo, path.reply, new)], tree)
         for_worker[seen.prefix_messages - 1 :] = after
+        for place, known in found.echoes.items():
+            if place < seen.prefix_messages - 1:
+                [for_worker[place]] = restore_calls([known.reply], tree)
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
 
@@ -121,6 +131,8 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
 async def _recognise(
     recorder: Recorder, recording: Recording, found: Plan, echoed: Sequence[Sequence[str]]
 ) -> Recognition:
+    if recording.echoes:
+        _stand_in(found, recording.tree.echoed(found.digests, recording.echoes))
     while True:
         seen = recording.tree.recognise(found.digests, found.tools, found.options, echoed)
         if seen.fork_reason is not ForkReason.ASSISTANT_REWRITTEN or not await _mend(recorder, recording, found):
@@ -128,24 +140,34 @@ async def _recognise(
 
 
 async def _mend(recorder: Recorder, recording: Recording, found: Plan) -> bool:
-    """Where the request leaves what is recorded: if it does so with what its client kept of a turn that was cut off, then from
-    now on that turn's reply stands there (in the digests). False: it does not.
+    """Where the request leaves what is recorded: if it does so with its client's own writing of a reply (`sessions/echoes.py`),
+    then from now on that reply stands there. False: it does not.
 
-    Costs a read of the store for each cut turn asked there, once."""
+    Costs a read of the store for each turn that may be meant, once; a message that was seen before costs nothing here (I5)."""
     tree = recording.tree
-    place = tree.shared(found.digests)
-    running = recording.running.values()
+    place, node = tree.shared(found.digests)
+    said = found.messages[place]
+    named, running = tree.number(named_turn(said)), recording.running.values()
     for number in tree.asked(found.digests[:place], found.tools, found.options):
-        if not tree.partial(number) or number in running:
+        if number in running or not (number == named or tree.partial(number)):
             continue
-        reply = recording.cut_replies.get(number)
+        reply = recording.echoed_replies.get(number)
         if reply is None:
             reply = (await recorder.path(recording, number)).reply
-            recording.cut_replies[number] = reply
-        if is_beginning(found.messages[place], reply):
-            found.digests[place] = message_digest(reply)
+            recording.echoed_replies[number] = reply
+        echo = echo_of(said, reply, tree.ids[number], partial=tree.partial(number))
+        if echo is not None:
+            if tree is recording.tree:
+                recording.echoes[node, found.digests[place]] = echo
+            _stand_in(found, {place: echo})
             return True
     return False
+
+
+def _stand_in(found: Plan, echoes: dict[int, Echo]) -> None:
+    for place, echo in echoes.items():
+        found.digests[place] = echo.digest
+    found.echoes |= echoes
 
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:

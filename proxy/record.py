@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy import prompts
-from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
+from proxy.contracts.canonical import CanonicalRequest, Sampling
 from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Started
 from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, tokenizer_key
@@ -102,7 +102,7 @@ def turn_of(
         reply=reply,
         call_ids=transcript.call_ids(),
         tools=plan.job.tools,
-        options=_options(plan.job, facts.changed, started.dropped, facts.asked.kept),
+        options=_options(plan, facts.changed, started.dropped, facts.asked.kept),
         thinking_kept=started.thinking_kept,
         reasoning_tokens=transcript.reasoning_tokens,
         cached_tokens=(transcript.finish.cached_tokens if transcript.finish is not None else 0)
@@ -150,9 +150,11 @@ def _law(law: Sampling) -> dict[str, Any]:
     return found
 
 
-def _options(job: Job, changed: dict[str, Any], dropped: list[str], kept: dict[str, Any]) -> dict[str, Any]:
+def _options(plan: Plan, changed: dict[str, Any], dropped: list[str], kept: dict[str, Any]) -> dict[str, Any]:
     """How the turn was served besides its sampling law: what differs from the defaults, what the policy changed, what an
-    upstream could not take, and what the dialect keeps for those who ask for the answer again."""
+    upstream could not take, how its history was recognised if not by what it says, and what the dialect keeps for those who ask
+    for the answer again."""
+    job = plan.job
     options: dict[str, Any] = {}
     if job.tool_choice != "auto":
         options["tool_choice"] = job.tool_choice
@@ -166,6 +168,8 @@ def _options(job: Job, changed: dict[str, Any], dropped: list[str], kept: dict[s
         options["changed"] = changed
     if dropped:
         options["dropped"] = dropped
+    if plan.echoed_as is not None:
+        options["echoed_as"] = str(plan.echoed_as)
     if kept:
         options["kept"] = kept
     return options

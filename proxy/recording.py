@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import OPEN, IndexRow, Session
 from proxy.prompts import PromptIndex
+from proxy.sessions.echoes import Echo
 from proxy.sessions.tree import Tree
 
 _OVERHEAD_BYTES = 4000
@@ -41,12 +42,14 @@ class Recording:
     running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
     elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
         they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
-    cut_replies: of partial turns that a client may have kept the beginning of, as they were needed.
+    echoed_replies: of turns that a client may have written back as something else, as they were needed.
+    echoes: what such messages stand for, by the node of the tree after which they stood and their digest.
     """
 
     __slots__ = (
         "cost_bytes",
-        "cut_replies",
+        "echoed_replies",
+        "echoes",
         "elsewhere",
         "in_flight",
         "prompts",
@@ -65,7 +68,8 @@ class Recording:
         self.running: dict[str, int] = {}
         self.elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
-        self.cut_replies: dict[int, dict[str, Any]] = {}
+        self.echoed_replies: dict[int, dict[str, Any]] = {}
+        self.echoes: dict[tuple[int, bytes], Echo] = {}
 
     @property
     def turns(self) -> int:
@@ -104,7 +108,8 @@ class Recording:
 
     def reset(self) -> None:
         """Read everything again."""
-        self.tree, self.prompts, self.elsewhere, self.cut_replies = Tree(), PromptIndex(), {}, {}
+        self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
+        self.echoed_replies, self.echoes = {}, {}
         self.running = dict.fromkeys(self.running, -1)
 
     def recount(self) -> int:

@@ -15,7 +15,7 @@ from proxy.sessions.normalise import message_digest
 
 def is_beginning(echo: Message, reply: Message) -> bool:
     """Whether an assistant message is how `reply` began: some of its text, or all of it and its first calls."""
-    said, whole = _text(echo.get("content")), _text(reply.get("content"))
+    said, whole = text_of(echo.get("content")), text_of(reply.get("content"))
     calls, sampled = echo.get("tool_calls") or [], reply.get("tool_calls") or []
     if not calls:
         return bool(said.strip()) and whole.startswith(said)
@@ -24,7 +24,8 @@ def is_beginning(echo: Message, reply: Message) -> bool:
     return message_digest(echo) == message_digest({**reply, "tool_calls": sampled[: len(calls)]})
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
+    """The text of canonical content."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""

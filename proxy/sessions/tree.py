@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import ForkReason, IndexRow
 from proxy.sessions.call_ids import parse_call_id
+from proxy.sessions.echoes import Echo
 from proxy.sessions.fork import History
 from proxy.sessions.normalise import DIGEST_BYTES
 from proxy.sessions.trie import ASKED_AGAIN, CROWDED, LEAD, REPLIED, ROOT, Trie
@@ -109,9 +110,27 @@ class Tree:
         """Whether some turn goes on from this one."""
         return bool(self._flags[number] & PARENTED)
 
-    def shared(self, digests: Sequence[bytes]) -> int:
-        """How many of these messages begin a conversation on record."""
-        return len(self._trie.walk(digests)) - 1
+    def shared(self, digests: Sequence[bytes]) -> tuple[int, int]:
+        """How many of these messages begin a conversation on record, and the node after them."""
+        nodes = self._trie.walk(digests)
+        return len(nodes) - 1, nodes[-1]
+
+    def echoed(self, digests: Sequence[bytes], known: Mapping[tuple[int, bytes], Echo]) -> dict[int, Echo]:
+        """Which of these messages stand for recorded replies that they do not say, by place.
+
+        Args: known: by the node after which a message stood, and its digest.
+        """
+        trie, node = self._trie, ROOT
+        found: dict[int, Echo] = {}
+        for place, digest in enumerate(digests):
+            child = trie.child(node, digest)
+            if child < 0 and (echo := known.get((node, digest))) is not None:
+                found[place] = echo
+                child = trie.child(node, echo.digest)
+            if child < 0:
+                break
+            node = child
+        return found
 
     def asked(self, digests: Sequence[bytes], tools: bytes, options: bytes, *, after: int = -1) -> list[int]:
         """Turns that were asked exactly these messages (after turn `after`), under these tools and options; newest first.

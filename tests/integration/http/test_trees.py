@@ -164,14 +164,55 @@ async def test_asked_again_with_a_larger_limit_is_a_sibling_and_the_longer_one_g
     assert not any(turn.superseded_by for turn in turns) and len(await balanced(proxy)) == 2
 
 
+def rewritten(reply: Message, name: str, arguments: str) -> Message:
+    calls = [{**call, "function": {"name": name, "arguments": arguments}} for call in reply["tool_calls"]]
+    return {**reply, "tool_calls": calls}
+
+
 async def test_a_reply_that_came_back_as_something_else_says_so(proxy: Proxy) -> None:
-    """OpenCode writes a call that it can't read as one of a tool `invalid`."""
+    """Same tool, other arguments: a client that empties them wants a shorter prompt."""
     history = await step(proxy, [system(MAIN), user("work")])
-    call = history[2]["tool_calls"][0]
-    other = {**call, "function": {"name": "invalid", "arguments": '{"tool": "bash", "error": "no such"}'}}
-    await step(proxy, [*history[:2], {**history[2], "tool_calls": [other]}, *history[3:]])
+    await step(proxy, [*history[:2], rewritten(history[2], "bash", "{}"), *history[3:]])
     assert await reasons(proxy) == [None, "assistant_rewritten"]
     assert len(await balanced(proxy)) == 2
+
+
+async def test_a_call_rewritten_to_another_tool_under_our_id_is_still_that_call(proxy: Proxy) -> None:
+    """OpenCode writes a call that it can't run as one of a tool `invalid`, in every request from then on."""
+    messages, written = [system(MAIN), user("work")], []
+    for number in range(6):
+        reply = await ask(proxy, messages)
+        written.append(rewritten(reply, "invalid", f'{{"tool": "bash", "error": "no such {number}"}}'))
+        messages = [*messages, written[-1] if number % 2 else reply, *results(reply)]
+    await ask(proxy, messages)
+    assert await reasons(proxy) == [None] * 7
+    [sample] = await balanced(proxy)
+    assert len(sample["turn_ids"]) == 7
+    turns = await proxy.store.turns("t")
+    how = [turn.options.get("echoed_as") for turn in turns]
+    assert how == [None, None, "call_ids", None, "call_ids", None, "call_ids"]
+    seen = proxy.engine.requests[-1].job.messages
+    assert [call["function"]["name"] for m in seen for call in m.get("tool_calls", ())] == ["bash"] * 6
+
+
+async def test_a_call_whose_arguments_are_no_json_may_come_back_as_any(proxy: Proxy) -> None:
+    proxy.engine.script = lambda request: Say("I look.", calls=[("own", "bash", '{"command": "l')])
+    first = await ask(proxy, [system(MAIN), user("work")])
+    for arguments in ("{}", '{"command": "l"}'):
+        await ask(proxy, [system(MAIN), user("work"), rewritten(first, "bash", arguments), *results(first, arguments)])
+    assert await reasons(proxy) == [None, None, "diverged"]
+
+
+async def test_ids_of_another_trial_say_nothing(proxy: Proxy) -> None:
+    """I8: an agent that learns of another trial's ids gets no tokens of it."""
+    start = [system(MAIN), user("work")]
+    reply = (await proxy.chat("other", *start, tools=BASH)).json()["choices"][0]["message"]
+    own = await ask(proxy, start)
+    forged = rewritten(reply, "invalid", "{}")
+    await ask(proxy, [*start, forged, *results(forged)])
+    _, second = await proxy.store.turns("t")
+    assert second.parent_id is None and second.fork_reason == "assistant_rewritten"
+    assert own["tool_calls"][0]["id"] not in str(second.messages)
 
 
 # -- what a client kept of a turn that was cut off

@@ -1,0 +1,83 @@
+"""An assistant message that stands for a recorded reply although it says something else: what it is told by.
+
+    BEGINNING   what a client kept of a turn that was cut off (`cuts.py`)
+    CALL_IDS    a client's own writing of a whole reply: the text is the same but for space around it, there are as many calls,
+                and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
+                another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
+                arguments are no JSON object, which clients can't hold and so repair, wrap or empty.
+
+Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
+rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from proxy.contracts.canonical import Message
+from proxy.sessions.call_ids import parse_call_id
+from proxy.sessions.cuts import is_beginning, text_of
+from proxy.sessions.normalise import message_digest
+
+
+class EchoedAs(StrEnum):
+    """How an echo was recognised that does not say what is on record."""
+
+    BEGINNING = "beginning"
+    CALL_IDS = "call_ids"
+
+
+class Echo(NamedTuple):
+    """A reply in the place of what its client made of it. digest: of the reply."""
+
+    digest: bytes
+    reply: Message
+    how: EchoedAs
+
+
+def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Echo | None:
+    """What `said` stands for, if that is the reply of this turn. partial: the turn was cut off."""
+    if partial and is_beginning(said, reply):
+        how = EchoedAs.BEGINNING
+    elif _has_its_calls(said, reply, turn_id):
+        how = EchoedAs.CALL_IDS
+    else:
+        return None
+    return Echo(message_digest(reply), reply, how)
+
+
+def named_turn(message: Message) -> str:
+    """The turn that the first call of a message says it is of; "" if it has none, or it says nothing."""
+    for call in message.get("tool_calls") or ():
+        named = parse_call_id(call.get("id") or "")
+        return named[0] if named else ""
+    return ""
+
+
+def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
+    calls, sampled = said.get("tool_calls") or [], reply.get("tool_calls") or []
+    if not calls or len(calls) != len(sampled):
+        return False
+    if text_of(said.get("content")).strip() != text_of(reply.get("content")).strip():
+        return False
+    return all(
+        parse_call_id(call.get("id") or "") == (turn_id, i) and _may_stand_for(call, sampled[i])
+        for i, call in enumerate(calls)
+    )
+
+
+def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any]) -> bool:
+    if call["function"]["name"] != sampled["function"]["name"] or not _is_object(sampled["function"]["arguments"]):
+        return True
+    bare: Message = {"role": "assistant", "content": ""}
+    return message_digest({**bare, "tool_calls": [call]}) == message_digest({**bare, "tool_calls": [sampled]})
+
+
+def _is_object(arguments: Any) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
