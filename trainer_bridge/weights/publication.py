@@ -8,6 +8,7 @@ from pathlib import Path
 
 from proxy.contracts.errors import StenoError
 from proxy.contracts.policy import Update, UpdateSpec
+from trainer_bridge.errors import PushFailed
 
 
 class Publication:
@@ -47,8 +48,8 @@ class Publication:
     def wait(self, timeout_s: float | None = None) -> Update:
         """Until it is settled.
 
-        Returns: the update; its state says how it ended. Raises: StenoError: refused by the proxy (409: the version exists with
-        other weights); TimeoutError, which names what stands in the way.
+        Returns: the update; its state says how it ended. Raises: PushFailed: refused by the proxy (409: the version exists with
+        other weights), or given up for a newer one; TimeoutError, which names what stands in the way.
         """
         if not self._settled.wait(timeout_s):
             state = self.update.state if self.update else "not accepted yet"
@@ -56,7 +57,7 @@ class Publication:
                 f"update {self.version} is {state} after {timeout_s:g} s: {self.trouble or 'no trouble'}"
             )
         if self._refused is not None:
-            raise self._refused
+            raise PushFailed(f"update {self.version}: {self._refused}") from self._refused
         assert self.update is not None
         return self.update
 

@@ -108,7 +108,7 @@ class Publisher:
         if self._ranks is not None:
             told = json.loads(self._ranks.share(json.dumps(told).encode() if self._ranks.first else None))
         if "problem" in told:
-            raise PushFailed(f"update {publication.version}: {told['problem']}")
+            raise PushFailed(told["problem"])
         return Update.model_validate(told["update"])
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class _Thread:
                 if following is not None:
                     await _ended(following)
                 if current is not None and not current.settled:
-                    current.refuse(PushFailed(f"update {current.version} was given up for a newer one"))
+                    current.refuse(PushFailed("given up for a newer one"))
                 if publication is None:
                     return
                 current = publication
@@ -164,7 +164,7 @@ async def _follow(follower: Follower, publication: Publication) -> None:
         await follower.run()
     except Exception as error:
         log.exception("update %s is not followed any more", publication.version)
-        publication.refuse(PushFailed(f"update {publication.version}: {type(error).__name__}: {error}"))
+        publication.refuse(PushFailed(f"{type(error).__name__}: {error}"))
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

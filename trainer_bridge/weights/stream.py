@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
 """At a time, of which the HTTP client holds one."""
+UPLOAD_BYTES = 32 << 20
+"""In one request. What nobody wants any more is sent to its end all the same, and it takes as long as the slowest worker."""
 
 
 class UpdateClient(Protocol):
@@ -58,7 +60,9 @@ class Uploader:
         if not 0 <= want.offset < self._sizes.get(want.shard, 0):
             raise WeightsUnavailable(f"the proxy wants byte {want.offset} of {want.shard}, which this update has not")
         with await asyncio.to_thread(self._open, want) as file:
-            while data := await asyncio.to_thread(file.read, READ_BYTES):
+            left = UPLOAD_BYTES
+            while left and (data := await asyncio.to_thread(file.read, min(left, READ_BYTES))):
+                left -= len(data)
                 self.bytes_sent += len(data)
                 yield data
 

@@ -13,6 +13,7 @@ from proxy.contracts.errors import Conflict, Unreachable
 from proxy.contracts.policy import UpdateSpec, Want, WorkerUpdate
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
+from trainer_bridge.errors import PushFailed
 from trainer_bridge.staleness import Version
 from trainer_bridge.weights.copies import Copies
 from trainer_bridge.weights.follow import MAX_PAUSE_S, Follower
@@ -136,7 +137,7 @@ async def test_a_refusal_ends_it_and_reaches_whoever_waits(shared: Publication) 
     proxy.faults = [Conflict("run/7 exists with other weights")]
     async with following(shared, [proxy]):
         await until(lambda: shared.settled)
-        with pytest.raises(Conflict, match="other weights"):
+        with pytest.raises(PushFailed, match=r"run/7: .*other weights"):
             shared.wait(0)
     assert proxy.calls == ["post run/7"]
 
@@ -215,7 +216,7 @@ async def test_a_want_that_can_not_be_served_ends_it_by_name(streamed: Publicati
     proxy.wants = [Want(shard="other.safetensors", offset=0)]
     async with following(streamed, [proxy]):
         await until(lambda: streamed.settled)
-        with pytest.raises(Exception, match=r"byte 0 of other\.safetensors"):
+        with pytest.raises(PushFailed, match=r"byte 0 of other\.safetensors"):
             streamed.wait(0)
 
 

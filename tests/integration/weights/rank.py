@@ -1,0 +1,176 @@
+"""One rank of a ZeRO-3 model whose weights leave: `python -m tests.integration.weights.rank FOLDER`, under torchrun.
+
+Does everything in turn, as one start takes seconds, and leaves what it saw in FOLDER/seen-<rank>.json. `job.json` says what model
+and how large the buckets are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_bridge.ranks import Ranks
+
+
+def main(folder: Path) -> None:
+    job = json.loads((folder / "job.json").read_text())
+    ranks = Ranks.open("cpu")
+    engine = _zero3(job["model"])
+    seen: dict[str, Any] = {}
+    for name in job["do"]:
+        seen[name] = globals()[f"do_{name}"](folder, job, engine, ranks)
+    (folder / f"seen-{ranks.rank}.json").write_text(json.dumps(seen))
+    ranks.barrier()
+    ranks.close()
+
+
+def _zero3(model: str) -> Any:
+    import deepspeed
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations import HfDeepSpeedConfig
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 100},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        "gradient_clipping": 1.0,
+    }
+    keep = HfDeepSpeedConfig(config)  # before the model is loaded, so that no rank ever holds it whole
+    module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    engine, *_ = deepspeed.initialize(model=module, config=config, model_parameters=module.parameters())
+    del keep
+    return engine
+
+
+def _step(engine: Any, rank: int) -> float:
+    torch.manual_seed(rank)
+    ids = torch.randint(0, engine.module.config.vocab_size, (1, 12))
+    loss = engine(input_ids=ids, labels=ids).loss
+    engine.backward(loss)
+    engine.step()
+    return float(loss)
+
+
+def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
+    """Copies before and after two steps: gathering must not disturb training. The oracle gathers parameter by parameter."""
+    import deepspeed
+
+    from trainer_bridge.staleness import Version
+    from trainer_bridge.weights import copies as module
+    from trainer_bridge.weights.copies import Copies
+    from trainer_bridge.weights.source import ModelWeights
+
+    written: list[str] = []
+    real = module.write_shard
+
+    def counted(path: Path, tensors: Any) -> Any:
+        written.append(path.name)
+        return real(path, tensors)
+
+    module.write_shard = counted
+    copies = Copies(folder / "copies", ranks=ranks)
+    source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
+    first = copies.write(Version("run", 0), source)
+    losses = [_step(engine, ranks.rank) for _ in range(2)]
+    second = copies.write(Version("run", 2), source)
+    losses.append(_step(engine, ranks.rank))
+    third = copies.write(Version("run", 3), source)
+    expected: dict[str, torch.Tensor] = {}
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            expected[name] = parameter.detach().clone()
+    if ranks.first:
+        torch.save(expected, folder / "expected.pt")
+    module.write_shard = real
+    return {
+        "written": written,
+        "losses": losses,
+        "folders": [str(copy.folder) for copy in (first, second, third)],
+        "digest": third.manifest.digest,
+        "plan": [[meta.name for meta in bucket] for bucket in source.plan()],
+    }
+
+
+def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
+    """Peak memory of a copy beyond what the rank holds anyway, bytes, and the most that was gathered at one time."""
+    from trainer_bridge.staleness import Version
+    from trainer_bridge.weights.copies import Copies
+    from trainer_bridge.weights.source import ModelWeights
+
+    source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
+    for bucket in source.buckets():  # whatever is allocated once and kept
+        del bucket
+    ranks.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+    before = _status("VmRSS")
+    Copies(folder / "memory", ranks=ranks).write(Version("run", 0), source)
+    peak = _status("VmHWM") - before
+    gathered = 0
+    for bucket in source.buckets():
+        gathered = max(gathered, sum(p.numel() * p.element_size() for p in engine.module.parameters()))
+        del bucket
+    return {"peak": peak, "gathered": gathered, "left": sum(p.numel() for p in engine.module.parameters())}
+
+
+def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
+    """The second rank's disk is full: what all ranks are told, and whether the next copy works."""
+    from trainer_bridge.errors import CopyFailed
+    from trainer_bridge.staleness import Version
+    from trainer_bridge.weights import copies as module
+    from trainer_bridge.weights.copies import Copies
+    from trainer_bridge.weights.source import ModelWeights
+
+    real = module.write_shard
+
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if ranks.rank == 1:
+        module.write_shard = full
+    copies = Copies(folder / "failing", ranks=ranks)
+    source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
+    try:
+        copies.write(Version("run", 0), source)
+    except CopyFailed as error:
+        told = str(error)
+    else:
+        told = ""
+    module.write_shard = real
+    return [told, copies.write(Version("run", 0), source).version]
+
+
+def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
+    """What each rank hears of an update that the first one posts, and the probe that each of them makes."""
+    from tests.unit.trainer.weights.fake_proxy import FakeProxy
+    from trainer_bridge.staleness import Version
+    from trainer_bridge.weights.copies import Copies
+    from trainer_bridge.weights.probe import make_probe, probe_ids
+    from trainer_bridge.weights.publisher import Publisher
+    from trainer_bridge.weights.source import ModelWeights
+    from trainer_bridge.weights.transports import Stream
+
+    probe = make_probe(engine.module, probe_ids(engine.module.config.vocab_size))
+    proxy = FakeProxy()
+    transport = Stream(Copies(folder / "published", ranks=ranks, writers=[0]))
+    with Publisher(transport, [proxy] if ranks.first else [], ranks=ranks) as publisher:
+        published = publisher.publish(
+            Version("run", 0), ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"]), probe
+        )
+        update = publisher.wait(published, 60)
+    return {"state": update.state, "version": update.version, "calls": len(proxy.calls), "probe": probe.logprobs}
+
+
+def _status(field: str) -> int:
+    """Of /proc/self/status, bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
