@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from trainer_bridge.batch import Row
@@ -81,9 +81,11 @@ def start_ranks(count: int, module: str, *arguments: str) -> subprocess.Popen[st
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill it and its ranks, at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill it and its ranks, at once: torchrun starts them in sessions of their own, and they outlive it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for started in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started.kill()
     process.wait()
 
 
