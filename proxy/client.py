@@ -28,6 +28,7 @@ import msgspec
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from proxy.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
+from proxy.contracts.leases import Lease, LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView
 from proxy.contracts.policy import PolicyList, PolicyView, Received, Update, UpdateSpec
 from proxy.contracts.records import Group, Sample, Session, Turn
 from proxy.contracts.rest import (
@@ -212,6 +213,39 @@ class _Table:
             "PUT", path, lambda body: Received.model_validate(body).received, query={"offset": offset}, content=data,
             patience_s=60.0,
         )  # fmt: skip
+
+    @_call
+    def lease(self, request: LeaseRequest) -> _Request[list[Lease]]:
+        """Completed groups, oldest ready first: `max_groups` of them, or those that are ready after `wait_s`."""
+        named = request.model_copy(update={"request_id": request.request_id or uuid.uuid4().hex})
+        return _Request(
+            "POST",
+            "/leases",
+            lambda body: LeaseList.model_validate(body).items,
+            body=named,
+            patience_s=request.wait_s,
+        )
+
+    @_call
+    def acknowledge(self, lease_id: str) -> _Request[LeaseTerm]:
+        """The step that used the group is durable. Raises: Conflict: the lease was lost to another trainer."""
+        return _Request("POST", f"/leases/{lease_id}/ack", LeaseTerm.model_validate)
+
+    @_call
+    def release(self, lease_id: str) -> _Request[LeaseTerm]:
+        """Give the group back, to be served again at once. Raises: Conflict, as `acknowledge`."""
+        return _Request("POST", f"/leases/{lease_id}/release", LeaseTerm.model_validate)
+
+    @_call
+    def extend(self, lease_id: str, ttl_s: float = 600.0) -> _Request[LeaseTerm]:
+        """Hold the group for `ttl_s` from now. Raises: Conflict, as `acknowledge`."""
+        path = f"/leases/{lease_id}/extend"
+        return _Request("POST", path, LeaseTerm.model_validate, body=LeaseExtension(ttl_s=ttl_s))
+
+    @_call
+    def run(self, run_id: str) -> _Request[RunView]:
+        """Where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
+        return _Request("GET", f"/runs/{quote(run_id, safe='')}", RunView.model_validate)
 
     @_call
     def workers(self) -> _Request[list[dict[str, Any]]]:

@@ -23,7 +23,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from proxy import keystore, logs
-from proxy.api import anthropic, gemini, generation, groups, ops, policy, responses, sessions, workers
+from proxy.api import anthropic, gemini, generation, groups, leases, ops, policy, responses, sessions, workers
 from proxy.api.common import Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.beside import Beside, Companion
@@ -74,6 +74,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
             await asyncio.wait({sweeper, keeper})
             await hub.close()
             policies.close()
+            await recorder.close()
             await store.close()
 
     app = Application(
@@ -99,7 +100,14 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.router.routes += responses.routes(recorder, hub, keys, **counting)
     app.turns = generation.by_path(agents)
     app.actions = gemini.actions(turns, hub, keys, **bounds)
-    for router in (sessions.router, groups.router, policy.router, ops.router, workers.router(Depends(admin))):
+    for router in (
+        sessions.router,
+        groups.router,
+        leases.router,
+        policy.router,
+        ops.router,
+        workers.router(Depends(admin)),
+    ):
         app.include_router(router)
     app.add_middleware(Front, base_path=settings.base_path, max_spec_bytes=settings.max_body_bytes)
     app.add_exception_handler(StenoError, on_steno_error)
@@ -135,6 +143,7 @@ async def _sweep(store: SessionStore, recorder: Recorder, settings: ProxySetting
     while True:
         await asyncio.sleep(settings.sweep_s)
         try:
+            await store.runs.close_due(now=time.time())
             dropped = await store.expire(now=time.time(), retention_s=settings.retention_s)
             await recorder.end_timed_out()
         except StenoError as error:

@@ -50,6 +50,7 @@ class Recorder:
         self._recordings: OrderedDict[str, Recording] = OrderedDict()
         self._bytes = 0
         self._paths = Paths()
+        self._accounting: set[asyncio.Task[None]] = set()
 
     async def enter(self, trial_id: str, *, again: bool = False) -> Recording:
         """The session's recording, up to date, open for one more turn. again: perhaps not one more; `check` says when it is.
@@ -81,15 +82,31 @@ class Recorder:
         reason, told = f"limit:{spent}", BudgetSpent(f"this trial's limit {spent} is spent; the session has ended")
         try:
             session = await self.store.complete(
-                trial_id, status="completed", reward=None, end_reason=reason, metrics={}, now=self._clock()
+                trial_id, status="completed", reward=None, end_reason=reason, metrics={}, now=self._clock(), final=False
             )
         except Conflict:
             raise Gone("the session has ended") from None
         if recording := self._recordings.get(trial_id):
             recording.session = session
         log.info("session %s ended: %s", trial_id, reason)
-        self.abort(trial_id, told)
+        task = asyncio.create_task(self._account_for(trial_id, self.abort(trial_id, told)))
+        self._accounting.add(task)
+        task.add_done_callback(self._accounting.discard)
         return told
+
+    async def _account_for(self, trial_id: str, running: list[InFlight]) -> None:
+        """Once what ran is recorded. A failure is made good by the store's sweep."""
+        await self.settle(running)
+        try:
+            await self.store.settle(trial_id, now=self._clock())
+        except StoreUnavailable as error:
+            metrics.STORE_ERRORS.labels("settle").inc()
+            log.warning("session %s is accounted for later: %s", trial_id, error.message)
+
+    async def close(self) -> None:
+        """Before the store is: sessions that have just ended are accounted for, within FREEZE_WAIT_S."""
+        if self._accounting:
+            await asyncio.wait(self._accounting)
 
     async def end_timed_out(self) -> int:
         """End the open sessions whose wall or idle time is over though no agent asks: somebody may wait for them. Returns how

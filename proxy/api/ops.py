@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from proxy import metrics
 from proxy.api.common import ERRORS, Services, admin, encoded, services
-from proxy.contracts.errors import StenoError
+from proxy.contracts.errors import StenoError, StoreUnavailable
 
 router = APIRouter(tags=["operations"], responses=ERRORS)
 
@@ -49,7 +51,9 @@ async def readyz(request: Request) -> Response:
     summary="For Prometheus",
 )
 async def scrape(request: Request) -> Response:
-    _gauges(services(request))
+    found = services(request)
+    _gauges(found)
+    await _groups(found)
     return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -60,3 +64,14 @@ def _gauges(found: Services) -> None:
     trees, size = found.recorder.trees()
     metrics.TREES.set(trees)
     metrics.TREE_BYTES.set(size)
+
+
+async def _groups(found: Services) -> None:
+    """Groups in hand; as they were, while the store does not answer: other metrics are wanted then."""
+    try:
+        in_hand = await found.store.runs.in_hand(now=time.time())
+    except StoreUnavailable:
+        metrics.STORE_ERRORS.labels("in_hand").inc()
+        return
+    for state, count in in_hand._asdict().items():
+        metrics.GROUPS.labels(state).set(count)

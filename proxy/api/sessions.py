@@ -202,6 +202,7 @@ async def complete(request: Request, trial_id: TrialId, outcome: Completion) -> 
     if running:
         await found.recorder.settle(running)
         session = await found.store.session(trial_id)
+    await found.store.settle(trial_id, now=time.time())
     log.info("session %s ended: %s (%s)", trial_id, session.status, session.end_reason)
     return encoded(request, session)
 

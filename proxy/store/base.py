@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from proxy.contracts.canonical import Message
 from proxy.contracts.records import Group, IndexRow, Session, Turn
 from proxy.store.policies import PolicyStore
+from proxy.store.run_store import RunStore
 
 
 class Page(NamedTuple):
@@ -39,10 +40,12 @@ class Path(NamedTuple):
 
 
 class SessionStore(Protocol):
-    """`policies`: what is remembered of policies and their updates, beside the sessions."""
+    """Beside the sessions: `policies`, what is remembered of policies and their updates, and `runs`, of runs and leases."""
 
     @property
     def policies(self) -> PolicyStore: ...
+    @property
+    def runs(self) -> RunStore: ...
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
@@ -86,8 +89,21 @@ class SessionStore(Protocol):
         end_reason: str,
         metrics: dict[str, float],
         now: float,
+        final: bool = True,
     ) -> Session:
-        """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone."""
+        """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone.
+
+        `settle` is to follow. final False: a reward may be posted yet, and the trial's group waits for it until its deadline.
+        """
+        ...
+
+    async def settle(self, trial_id: str, *, now: float) -> None:
+        """Tell an ended session's group and run what became of it (I4): its group may get ready by this. From here on its record
+        takes no turn. Idempotent; nothing for a session that is open, or that is not there (any more).
+
+        Whoever completed a session calls it, once the turns that were in flight are recorded. Where nobody does, since the
+        process died, `expire` does it half a minute later.
+        """
         ...
 
     async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
@@ -95,7 +111,10 @@ class SessionStore(Protocol):
         ...
 
     async def expire(self, *, now: float, retention_s: float) -> int:
-        """Drop ended sessions older than retention_s; returns how many. Safe to call from several replicas."""
+        """Drop ended sessions older than retention_s; returns how many. Safe to call from several replicas.
+
+        Those of a group that waits for a lease, or is leased, are kept. A group that still runs is served as it is instead.
+        """
         ...
 
     # -- the recording
@@ -113,8 +132,9 @@ class SessionStore(Protocol):
         on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
         still open (`finish_reason` OPEN): then this one takes its place, under its number.
 
-        Raises Gone when the session is deleted, or frozen and the turn is not partial (a partial one is kept: it was in
-        flight when the session was frozen)."""
+        Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
+        flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a
+        partial turn that has ended, is booked there as `late` or `deleted`."""
         ...
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:

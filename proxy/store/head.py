@@ -18,7 +18,11 @@ _JSON_FIELDS = ("metrics", "marks")
 
 
 class Head(msgspec.Struct, kw_only=True):
-    """What changes of a session. Times are Unix seconds; counts as in `Counts`."""
+    """What changes of a session. Times are Unix seconds; counts as in `Counts`.
+
+    final: 1 once a harness has ended it, and not only a limit of its own. sealed: see tally.py. owed: 1 while a tombstone has
+    still to be accounted for.
+    """
 
     status: str = "open"
     group: str | None = None
@@ -35,6 +39,9 @@ class Head(msgspec.Struct, kw_only=True):
     completion: int = 0
     constrained: int = 0
     forks: int = 0
+    final: int = 0
+    sealed: int = 0
+    owed: int = 0
 
 
 def head_of(session: Session) -> Head:
@@ -51,6 +58,12 @@ def doc_of(session: Session) -> bytes:
     """The part that never changes, packed like a text."""
     kept = session.model_dump(mode="json", include={"run_id", "metadata", "sampling", "limits"}, exclude_defaults=True)
     return pack(to_json({"format": FORMAT, **kept}))
+
+
+def run_of(doc: bytes) -> str | None:
+    """The run_id in a document."""
+    run_id: str | None = unpack(doc).get("run_id")
+    return run_id
 
 
 def session_of(trial_id: str, head: Head, doc: bytes) -> Session:

@@ -20,19 +20,34 @@
     steno:{:index}:ended         zset    none                 publish: trial -> ended_at, for retention
     steno:{:index}:dead          zset    none                 publish: trial -> when its tombstone expires; trimmed by sweep
     steno:{:index}:group:<G>     zset    none                 publish: trial -> created_at
+    steno:{:index}:runs          zset    none                 create_group: runs that have groups -> when the last was made
+    steno:{:index}:ready         stream  none; 1000 entries   run.lua's caller: a group of this run got ready; wakes who waits
+    steno:{R}:groups             hash    none                 run.lua: group -> where it is, until the last of its sessions goes
+    steno:{R}:docs               hash    none                 run.lua: group -> its record, as long as `groups`
+    steno:{R}:trials             hash    none                 run.lua: trial that has ended -> its outcome and tokens; as `groups`
+    steno:{R}:due                zset    none                 run.lua: running group -> its deadline
+    steno:{R}:ready              stream  none                 run.lua: groups that wait or are leased, one entry each, oldest
+                                                              first; consumer group `trainers`: a lease is a pending entry
+    steno:{R}:leased             zset    none                 run.lua: group -> when its lease ends; 0: it was released
+    steno:{R}:totals             hash    none                 run.lua: groups by purpose and state
+    steno:{R}:ledger             hash    none                 run.lua: s:VERSION and n:REASON:VERSION -> tokens
+    steno:{R}:taken              zset    none                 run.lua: what is counted, so that it counts once; entries an hour
+    steno:{R}:request:N          string  300 s                run.lua: what a request for leases was granted
     steno:{:policy}:heads        hash    none                 post, serve: per policy P posted:P (update id, since),
                                                               served:P (update id), number:P (updates so far)
     steno:{:policy}:versions:P   hash    none                 post: version -> digest of its weights, for good (I10)
     steno:{:policy}:update:U     hash    none; 3600 s once    post, end: what was posted (spec), and how it went
                                          nobody needs it
 
-T is a trial id, G a group id, U an update id. All keys of a trial share one hash tag, hence one cluster slot, so that one script
-can write them. The index has a slot of its own, policies have one; `:` cannot occur in a trial id, so no trial can name their tags.
+T is a trial id, G a group id, U an update id, R is `:run:` and a run id, percent-encoded (`:run`: of what has
+none). All keys of a trial share one hash tag, hence one cluster slot, so that one script
+can write them. Index and policies have slots of their own; `:` cannot occur in a trial id, so no trial can name their tags.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 PREFIX = "steno:"
 INDEX = PREFIX + "{:index}:"
@@ -79,6 +94,42 @@ def group_key(group_id: str) -> str:
 
 def group_index_key(group_id: str) -> str:
     return f"{INDEX}group:{group_id}"
+
+
+RUNS = INDEX + "runs"
+GROUPS_READY = INDEX + "ready"
+
+
+class RunKeys(NamedTuple):
+    """The keys of one run, in the order in which run.lua takes them."""
+
+    groups: str
+    docs: str
+    trials: str
+    due: str
+    ready: str
+    leased: str
+    totals: str
+    ledger: str
+    taken: str
+
+
+def run_tag(run_id: str | None) -> str:
+    """Percent-encoded: a run id may be any text, and a brace in it would end the hash tag."""
+    return ":run" if run_id is None else ":run:" + quote(run_id, safe="")
+
+
+def run_id_of(tag: str) -> str | None:
+    return None if tag == ":run" else unquote(tag.removeprefix(":run:"))
+
+
+def run_keys(run_id: str | None) -> RunKeys:
+    tag = f"{PREFIX}{{{run_tag(run_id)}}}:"
+    return RunKeys._make(tag + name for name in RunKeys._fields)
+
+
+def request_key(run_id: str | None, request_id: str) -> str:
+    return f"{PREFIX}{{{run_tag(run_id)}}}:request:{request_id}"
 
 
 POLICY = PREFIX + "{:policy}:"

@@ -13,6 +13,7 @@ from typing import Any
 
 from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Conflict, Gone, NotFound
+from proxy.contracts.leases import NotTrained
 from proxy.contracts.records import OPEN, Group, IndexRow, Session, Turn
 from proxy.store.base import Page, Path, Tail
 from proxy.store.codec import (
@@ -27,9 +28,11 @@ from proxy.store.codec import (
     path_ids,
 )
 from proxy.store.groups import same_group, with_recorded_ids
-from proxy.store.head import Head, doc_of, head_of, session_of
+from proxy.store.head import Head, doc_of, head_of, run_of, session_of
 from proxy.store.images import together
+from proxy.store.memory_runs import MemoryRuns
 from proxy.store.policies import MemoryPolicies
+from proxy.store.tally import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
 from proxy.store.text import Text, pack, unpack
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
 
@@ -102,7 +105,9 @@ class MemoryStore:
         self._places: list[Position] = []
         self._group_places: dict[str, list[Position]] = {}
         self._tombstones: dict[str, float] = {}
+        self._buried_of: dict[str, tuple[str | None, dict[str, Tokens]]] = {}  # deleted trials: run, open turns
         self._now = 0.0
+        self.runs = MemoryRuns(self._living)
         self.policies = MemoryPolicies()
 
     async def open(self) -> None:
@@ -127,7 +132,14 @@ class MemoryStore:
         if until is None or until > self._now:
             return until is not None
         del self._tombstones[trial_id]
+        self._buried_of.pop(trial_id, None)
         return False
+
+    def _living(self, trial_id: str, life: str) -> Session | None:
+        recording = self._recordings.get(trial_id)
+        if recording is None or repr(recording.head.created) != life:
+            return None
+        return self._session(trial_id, recording)
 
     def _session(self, trial_id: str, recording: _Recording) -> Session:
         return session_of(trial_id, recording.head, recording.doc)
@@ -137,6 +149,7 @@ class MemoryStore:
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         recorded = self._groups.setdefault(group.group_id, group.model_copy(deep=True))
         same_group(recorded, group)
+        self.runs.open_group(recorded)
         for session in with_recorded_ids(recorded, sessions):
             await self.register(session)
         return recorded.model_copy(deep=True)
@@ -192,6 +205,7 @@ class MemoryStore:
         end_reason: str,
         metrics: dict[str, float],
         now: float,
+        final: bool = True,
     ) -> Session:
         recording = self._get(trial_id)
         head = recording.head
@@ -202,17 +216,34 @@ class MemoryStore:
         if head.reward is None and reward is not None:
             head.reward, head.updated = float(reward), now
         head.metrics = head.metrics or dict(metrics)
+        head.final = head.final or int(final)
         recording.wake()
         return self._session(trial_id, recording)
+
+    async def settle(self, trial_id: str, *, now: float) -> None:
+        recording = self._recordings.get(trial_id)
+        if recording is not None and recording.head.status != "open":
+            self._settle(trial_id, recording, now)
+
+    def _settle(self, trial_id: str, recording: _Recording, now: float) -> None:
+        head, run_id = recording.head, run_of(recording.doc)
+        if accountable(head.group, run_id):
+            self.runs.ended(run_id, ended(trial_id, head, recording.turns), now)
+            head.sealed = BOOKED
 
     async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
         self._now = max(self._now, now)
         if trial_id not in self._recordings and self._buried(trial_id):
             return
-        self._remove(trial_id)
+        recording = self._get(trial_id)
+        recording.head.status = "deleted"
+        self._settle(trial_id, recording, now)
+        if recording.head.sealed == BOOKED:
+            self._buried_of[trial_id] = (run_of(recording.doc), open_turns(recording.turns))
+        self._remove(trial_id, now)
         self._tombstones[trial_id] = now + tombstone_s
 
-    def _remove(self, trial_id: str) -> None:
+    def _remove(self, trial_id: str, now: float) -> None:
         recording = self._get(trial_id)
         head = recording.head
         del self._recordings[trial_id]
@@ -220,7 +251,8 @@ class MemoryStore:
             del places[bisect_left(places, Position(head.created, trial_id))]
         if head.group is not None and not self._group_places[head.group]:
             del self._group_places[head.group]
-            self._groups.pop(head.group, None)
+            if (group := self._groups.pop(head.group, None)) is not None:
+                self.runs.forget(group, now)
         head.status = "deleted"
         recording.wake()
 
@@ -229,11 +261,19 @@ class MemoryStore:
         for trial_id in list(self._tombstones):
             self._buried(trial_id)
         cutoff = now - retention_s
-        ended = ((trial_id, recording.head.ended) for trial_id, recording in self._recordings.items())
-        old = [trial_id for trial_id, at in ended if at is not None and at <= cutoff]
-        for trial_id in old:
-            self._remove(trial_id)
-        return len(old)
+        times = ((trial_id, recording.head.ended) for trial_id, recording in self._recordings.items())
+        old = [trial_id for trial_id, at in times if at is not None and at <= cutoff]
+        return sum(self._drop(trial_id, now) for trial_id in old)
+
+    def _drop(self, trial_id: str, now: float) -> bool:
+        """Past its retention. False: its group is not done with it."""
+        recording = self._recordings[trial_id]
+        self._settle(trial_id, recording, now)
+        group = recording.head.group
+        if group is not None and not self.runs.lets_go(run_of(recording.doc), group, now):
+            return False
+        self._remove(trial_id, now)
+        return True
 
     # -- the recording
 
@@ -251,11 +291,17 @@ class MemoryStore:
         return Path(path_ids([recording.ids[number] for number in numbers]), unpack(recording.texts[reply_at]))
 
     async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
-        recording = self._get(trial_id)
+        recording = self._recordings.get(trial_id)
+        if recording is None:
+            self._came_late(trial_id, turn)
+            recording = self._get(trial_id)
         head = recording.head
         number = recording.numbers.get(turn.turn_id, len(recording.turns))
         before = decode_entry(recording.turns[number]) if turn.turn_id in recording.numbers else None
         if before is None or before.row.finish == OPEN:
+            if head.sealed:
+                self._came_late(trial_id, turn)
+                raise Gone(f"session {trial_id} is closed")
             if head.status != "open" and not turn.partial:
                 raise Gone(f"session {trial_id} is closed")
             encoded = encode_turn(turn, row)
@@ -276,6 +322,21 @@ class MemoryStore:
             recording.wake()
         turn.index = number
         return number
+
+    def _came_late(self, trial_id: str, turn: Turn) -> None:
+        """A turn for a record that takes none any more."""
+        if not turn.partial or turn.finish_reason == OPEN:
+            return
+        recording = self._recordings.get(trial_id)
+        if recording is not None:
+            counted = open_turns(recording.turns).get(turn.turn_id, {})
+            run_id, reason = run_of(recording.doc), NotTrained.LATE
+        elif self._buried(trial_id) and trial_id in self._buried_of:
+            run_id, still_open = self._buried_of[trial_id]
+            counted, reason = still_open.get(turn.turn_id, {}), NotTrained.DELETED
+        else:
+            return
+        self.runs.came_late(run_id, trial_id, turn.turn_id, late_tokens(turn, counted), reason)
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
         recording = self._recordings.get(trial_id)

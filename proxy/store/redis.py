@@ -12,15 +12,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from proxy.contracts.errors import Conflict, NotFound
-from proxy.contracts.records import Group, Session
+from proxy.contracts.records import Group, Session, Turn
 from proxy.store.base import Page
 from proxy.store.groups import same_group, with_recorded_ids
-from proxy.store.head import doc_of, head_from_hash, head_of, head_to_hash, session_of
+from proxy.store.head import doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
 from proxy.store.keys import group_key, trial_keys
+from proxy.store.redis_accounts import RedisAccounts
 from proxy.store.redis_index import RedisIndex
 from proxy.store.redis_link import RedisLink
 from proxy.store.redis_policies import RedisPolicies
 from proxy.store.redis_recordings import CHUNK_TURNS, CLOSED, MISSING, NO_ROWS, OTHER, RedisRecordings, pairs, refuse
+from proxy.store.redis_runs import RedisRuns
+from proxy.store.tally import accountable
 from proxy.store.text import to_json
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
 
@@ -43,7 +46,10 @@ class RedisStore(RedisRecordings):
             reply_timeout_s=WATCH_BLOCK_MS / 1000 + 2,
             call_timeout_s=WATCH_BLOCK_MS / 1000 + 5,
         )
-        self._index = RedisIndex(self._link, clock)
+        self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS)
+        self._accounts = RedisAccounts(self._link, self.runs)
+        self._index = RedisIndex(self._link, clock, self._group_gone)
+        self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
         self._clock = clock
         self.policies = RedisPolicies(self._link)
 
@@ -51,6 +57,7 @@ class RedisStore(RedisRecordings):
         await self.ping()
 
     async def close(self) -> None:
+        await self.runs.close()
         await self._link.close()
         await self._watch_link.close()
 
@@ -66,6 +73,7 @@ class RedisStore(RedisRecordings):
             recorded = Group.model_validate_json(before)
             same_group(recorded, group)
             group, sessions = recorded, with_recorded_ids(recorded, sessions)
+        await self.runs.open_group(group)
         members = await self._index.announce([session.trial_id for session in sessions])
         await asyncio.gather(*(self._create(session, members[session.trial_id]) for session in sessions))
         return group
@@ -133,11 +141,17 @@ class RedisStore(RedisRecordings):
         replies = await self._link.call(pipe.execute())
         sessions = []
         for place, fields, doc in zip(places, replies[::2], replies[1::2], strict=True):
-            if doc is not None and fields:
+            if doc is not None and fields and fields[b"status"] != b"deleted":
                 session = session_of(place.trial_id, head_from_hash(fields), doc)
                 if session.created_at == place.created:
                     sessions.append(session)
         return sessions
+
+    async def _living(self, lives: Sequence[tuple[str, str]]) -> list[Session]:
+        return await self._sessions_at([Position(float(life), trial_id) for trial_id, life in lives])
+
+    async def _group_gone(self, group: Group) -> None:
+        await self.runs.forget(group, self._clock())
 
     async def complete(
         self,
@@ -148,11 +162,12 @@ class RedisStore(RedisRecordings):
         end_reason: str,
         metrics: dict[str, float],
         now: float,
+        final: bool = True,
     ) -> Session:
         keys = trial_keys(trial_id)
         members = await self._index.announce([trial_id])
         posted = "" if reward is None else repr(float(reward))
-        args = [status, posted, end_reason, to_json(metrics), repr(now)]
+        args = [status, posted, end_reason, to_json(metrics), repr(now), int(final)]
         reply = await self._run("complete", [keys.session, keys.doc, keys.events], args)
         if reply[0] != 1:
             await self._index.withdraw(members[trial_id])
@@ -160,16 +175,32 @@ class RedisStore(RedisRecordings):
                 raise Conflict(f"session {trial_id} has ended with another status or reward")
             refuse(trial_id, reply[0])
         head = head_from_hash(pairs(reply[1]))
-        await self._index.publish(trial_id, head, members[trial_id])
+        if accountable(head.group, run_of(reply[2])):
+            await self._index.publish(trial_id, head)
+            self._unsettled.setdefault(trial_id, []).append(members[trial_id])
+        else:
+            await self._index.publish(trial_id, head, members[trial_id])
         return session_of(trial_id, head, reply[2])
 
+    async def settle(self, trial_id: str, *, now: float) -> None:
+        await self._accounts.settle(trial_id, now)
+        for member in self._unsettled.pop(trial_id, []):
+            await self._index.withdraw(member)
+
+    async def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
+        await self._accounts.came_late(trial_id, turn, now)
+
     async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
+        keys = trial_keys(trial_id)
+        group, doc = await self._link.ask(("HGET", keys.session, "group"), ("GET", keys.doc))
+        owed = doc is None or accountable(group and group.decode(), run_of(doc))
         members = await self._index.announce([trial_id])
         tombstone_ms = max(1, round(tombstone_s * 1000))
-        reply = await self._run("delete", trial_keys(trial_id), [tombstone_ms, "", repr(now)])
+        reply = await self._run("delete", keys, [tombstone_ms, "", repr(now), int(owed)])
         if reply[0] == 1:
             head = head_from_hash(pairs(reply[1]))
             head.status = "deleted"
+            await self._accounts.settle(trial_id, now)
             await self._index.publish(trial_id, head, members[trial_id], until=self._clock() + tombstone_s)
         else:
             await self._index.withdraw(members[trial_id])
@@ -177,21 +208,31 @@ class RedisStore(RedisRecordings):
                 refuse(trial_id, MISSING)
 
     async def expire(self, *, now: float, retention_s: float) -> int:
-        """Also finishes what crashes left undone in the index (`RedisIndex.sweep`)."""
-        await self._index.sweep()
-        dropped, cutoff, seen = 0, now - retention_s, set[str]()
-        while trials := [trial for trial in await self._index.ended_before(cutoff) if trial not in seen]:
+        """Also finishes what crashes left undone (`sweep`)."""
+        await self.sweep()
+        dropped, kept, cutoff, seen = 0, 0, now - retention_s, set[str]()
+        while trials := [trial for trial in await self._index.ended_before(cutoff, kept) if trial not in seen]:
             seen.update(trials)
-            for trial_id in trials:
-                reply = await self._run("delete", trial_keys(trial_id), [0, repr(cutoff), repr(now)])
-                if reply[0] == 1:
-                    dropped += 1
-                    head = head_from_hash(pairs(reply[1]))
-                    head.status = "missing"
-                    await self._index.publish(trial_id, head)
-                else:
-                    await self._index.settle(trial_id, at=self._clock())
+            gone = [await self._drop(trial_id, cutoff, now) for trial_id in trials]
+            dropped += sum(gone)
+            kept += len(gone) - sum(gone)
         return dropped
+
+    async def _drop(self, trial_id: str, cutoff: float, now: float) -> bool:
+        """Drop a session that the index believes to be past its retention. False: it is not, or its group is not done with it."""
+        found = await self._accounts.settle(trial_id, now)
+        group = found.head.group if found is not None and found.head.status != "deleted" else None
+        if found is not None and group is not None and not await self.runs.lets_go(found.run_id, group, now):
+            return False
+        args = [0, repr(cutoff), repr(now), int(found is not None)]
+        reply = await self._run("delete", trial_keys(trial_id), args)
+        if reply[0] != 1:
+            await self._index.settle(trial_id, at=self._clock())
+            return False
+        head = head_from_hash(pairs(reply[1]))
+        head.status = "missing"
+        await self._index.publish(trial_id, head)
+        return True
 
     # -- what watchers see
 
@@ -227,5 +268,9 @@ class RedisStore(RedisRecordings):
         return {"backend": "redis", "sessions": await self._index.counts(), "used_bytes": used}
 
     async def sweep(self) -> int:
-        """See RedisIndex.sweep; `expire` does it too."""
-        return await self._index.sweep()
+        """What crashed calls left undone: of sessions that have ended, in their runs; of all, in the index. Returns how many
+        announcements it settled. `expire` does it too."""
+        return await self._index.sweep(self._settle_again)
+
+    async def _settle_again(self, trial_id: str) -> None:
+        await self._accounts.settle(trial_id, self._clock())

@@ -15,8 +15,9 @@ what was read earlier never undoes what was read later (publish.lua).
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+from proxy.contracts.records import Group
 from proxy.store.head import Head, head_from_hash
 from proxy.store.keys import (
     ALL,
@@ -39,8 +40,13 @@ _BATCH = 100
 
 
 class RedisIndex:
-    def __init__(self, link: RedisLink, clock: Callable[[], float]) -> None:
+    """Args: group_gone: is called when the last session of a group is gone, and its record with it."""
+
+    def __init__(
+        self, link: RedisLink, clock: Callable[[], float], group_gone: Callable[[Group], Awaitable[None]]
+    ) -> None:
         self._link = link
+        self._group_gone = group_gone
         self._clock = clock
         self._publish = Script("publish")
 
@@ -67,7 +73,9 @@ class RedisIndex:
         args = [trial_id, member, status, repr(created), ended, repr(now), repr(until)]
         left = await self._link.run(self._publish, index_keys(group), args)
         if group is not None and left == 0:
-            await self._link.call(self._link.client.delete(group_key(group)))
+            raw = await self._link.call(self._link.client.getdel(group_key(group)))
+            if raw is not None:
+                await self._group_gone(Group.model_validate_json(raw))
 
     async def withdraw(self, member: str) -> None:
         """Instead of step 3, when step 2 changed nothing."""
@@ -81,23 +89,27 @@ class RedisIndex:
         head = head_from_hash(fields) if fields else None
         await self.publish(trial_id, head, member, at=at, until=self._clock() + max(left_ms, 0) / 1000)
 
-    async def sweep(self) -> int:
-        """Finish what a crash left between the steps. Returns how many announcements it settled."""
+    async def sweep(self, before: Callable[[str], Awaitable[None]]) -> int:
+        """Finish what a crash left between the steps. Returns how many announcements it settled.
+
+        Args: before: what else is owed for a trial, to be done before its announcement goes.
+        """
         client, settled, now = self._link.client, 0, self._clock()
         await self._link.call(client.zremrangebyscore(DEAD, "-inf", repr(now)))
         while True:
             bounds = {"byscore": True, "offset": 0, "num": _BATCH, "withscores": True}
             due = await self._link.call(client.zrange(PENDING, "-inf", repr(now - GRACE_S), **bounds))
             for member, announced_at in due:
+                await before(member.decode().partition("/")[0])
                 await self.settle(member.decode().partition("/")[0], member.decode(), at=announced_at)
             settled += len(due)
             if len(due) < _BATCH:
                 return settled
 
-    async def ended_before(self, cutoff: float) -> list[str]:
-        """Some trials that ended at or before `cutoff`, oldest first."""
+    async def ended_before(self, cutoff: float, skip: int = 0) -> list[str]:
+        """Some trials that ended at or before `cutoff`, oldest first, after the first `skip`."""
         members = await self._link.call(
-            self._link.client.zrange(ENDED, "-inf", repr(cutoff), byscore=True, offset=0, num=_BATCH)
+            self._link.client.zrange(ENDED, "-inf", repr(cutoff), byscore=True, offset=skip, num=_BATCH)
         )
         return [member.decode() for member in members]
 

@@ -31,7 +31,7 @@ from proxy.store.redis_batch import Command
 from proxy.store.redis_link import RedisLink, Script
 from proxy.store.text import pack, unpack
 
-MISSING, CLOSED, RESEND, OTHER = -1, -2, -3, -4
+MISSING, CLOSED, RESEND, OTHER, SEALED = -1, -2, -3, -4, -6
 """Outcomes of the scripts, as in their headings."""
 CHUNK_TURNS = 64
 NO_ROWS = -1
@@ -86,10 +86,16 @@ class RedisRecordings:
             reply = await self._run("commit", keys, _commit_args(encoded, everything, now))
         number: int = reply[0]
         if number < 0:
+            if number in (CLOSED, SEALED):
+                await self._came_late(trial_id, turn, now)
             refuse(trial_id, number)
         self._known.add(trial_id, encoded)
         turn.index = number
         return number
+
+    async def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
+        """A turn was refused, since its session takes none any more."""
+        raise NotImplementedError
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
         await self._run("delivered", [trial_keys(trial_id).numbers], [pack_id(turn_id), delivered])

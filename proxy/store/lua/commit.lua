@@ -6,10 +6,10 @@
 --       13 turn_id of the turn whose place this one takes, or ""
 --       14… one pair per text, the reply last: digest, packed text; an empty packed text is believed to be here already;
 --           an empty digest is never looked up (the reply, which nothing else shares)
--- Returns  {number}; or {-1} no such session, {-2} closed to this turn, {-3} a text believed to be here is not:
---          send all of them. The same turn_id again returns the same number, and changes nothing unless the turn on record
---          is still open: then this one takes its place.
-local status = redis.call('HGET', KEYS[1], 'status')
+-- Returns  {number}; or {-1} no such session, {-2} deleted, or frozen and closed to this turn, {-6} sealed, {-3} a text believed
+--          to be here is not: send all of them. The same turn_id again returns the same number, and changes nothing unless the
+--          turn on record is still open: then this one takes its place.
+local status, sealed = unpack(redis.call('HMGET', KEYS[1], 'status', 'sealed'))
 if not status then return {-1} end
 if status == 'deleted' then return {-2} end
 local known = redis.call('HGET', KEYS[8], ARGV[1])
@@ -19,6 +19,7 @@ if known then
   before = {string.match(known, '!(%d+),(%d+),(%d+)$')}
   if #before == 0 then return {number} end
 end
+if sealed then return {-6} end
 if status ~= 'open' and ARGV[2] == '0' then return {-2} end
 
 local refs = {}

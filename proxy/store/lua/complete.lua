@@ -1,7 +1,7 @@
 -- Freeze a session, once.
 --
 -- KEYS  1 session  2 doc  3 events
--- ARGV  1 status  2 reward as Python's repr, "" for none  3 end_reason  4 metrics, JSON  5 now
+-- ARGV  1 status  2 reward as Python's repr, "" for none  3 end_reason  4 metrics, JSON  5 now  6 final: "1" | "0"
 -- Returns  {1, fields, doc} frozen now, or before with the same status and reward; {-1} no such session, {-2} deleted,
 --          {-4} frozen with another status or reward. A reward where none was posted yet is not another reward.
 local status = redis.call('HGET', KEYS[1], 'status')
@@ -18,5 +18,6 @@ end
 if ARGV[2] ~= '' and redis.call('HSETNX', KEYS[1], 'reward', ARGV[2]) == 1 and status ~= 'open' then
   redis.call('HSET', KEYS[1], 'updated', ARGV[5])
 end
+if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'final', 1) end
 if ARGV[4] ~= '{}' then redis.call('HSETNX', KEYS[1], 'metrics', ARGV[4]) end
 return {1, redis.call('HGETALL', KEYS[1]), redis.call('GET', KEYS[2])}

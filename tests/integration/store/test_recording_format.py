@@ -12,6 +12,7 @@ from proxy.store import keys
 from proxy.store.codec import Meta
 from proxy.store.head import Head
 from proxy.store.redis import RedisStore
+from tests.support.lease_contract import finished, lease
 from tests.support.redis_server import RedisServer
 from tests.support.store_contract import END, make_group, record
 
@@ -37,6 +38,7 @@ def test_the_page_names_every_key_and_field() -> None:
     names = [f"`steno:{{T}}:{name}`" for name in keys.TrialKeys._fields]
     for struct in (Head, IndexRow, Meta):
         names += [f"`{name}`" for name in struct.__struct_fields__]
+    names += [f"`steno:{{R}}:{name}`" for name in keys.RunKeys._fields]
     assert [name for name in names if name not in page] == []
 
 
@@ -46,12 +48,16 @@ async def test_redis_holds_no_other_keys(server: RedisServer, store: RedisStore)
     await record(store, "alone", 2)
     await store.complete("g1-0", status="aborted", **END)
     await store.delete("g1-1", now=1.0, tombstone_s=60.0)
+    await finished(store, "g2", run_id="r", deadline_s=1.0)
+    await lease(store, run_id="r", request_id="N")
+    await finished(store, "g3", run_id=None)
     await anext(store.events("alone"))
     page = PAGE.read_text()
     with server.client() as redis:
         found = {(key.decode(), redis.type(key).decode()) for key in redis.scan_iter("*")}
     for key, kind in found:
-        name = re.sub(r"\{[^:}]+\}", "{T}", key).replace("group:{T}", "group:{G}").replace("group:g1", "group:G")
+        name = re.sub(r"\{:run[^}]*\}", "{R}", re.sub(r"\{[^:}]+\}", "{T}", key)).replace("group:{T}", "group:{G}")
+        name = re.sub(r"group:g\d$", "group:G", name)
         short = name if "completed" not in name and "aborted" not in name else "…:" + name.rpartition(":")[2]
         line = next((line for line in page.splitlines() if line.startswith("|") and f"`{short}`" in line), "")
         assert f"| {kind} |" in line, f"{key}, a {kind}, is not on the page"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from tests.support.lease_contract import LeaseContract
 from tests.support.store_contract import StoreContract
 
 
 class TestRedisStore(StoreContract):
     """Fixtures in conftest.py."""
+
+
+class TestRedisLeases(LeaseContract):
+    """Of groups and leases."""

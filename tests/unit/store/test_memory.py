@@ -8,6 +8,7 @@ import pytest
 
 from proxy.contracts.errors import NotFound
 from proxy.store.memory import MemoryStore
+from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import conversation, session
 from tests.support.store_contract import StoreContract
 
@@ -15,6 +16,10 @@ from tests.support.store_contract import StoreContract
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
+
+
+class TestMemoryLeases(LeaseContract):
+    """Of groups and leases."""
 
 
 class TestMemoryStore(StoreContract):

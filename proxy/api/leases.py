@@ -1,0 +1,75 @@
+"""Leases and runs: completed groups on their way to a trainer, and how far a run is. Admin key only (I8)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+
+from proxy import leasing, metrics
+from proxy.api.common import ERRORS, admin, encoded, services
+from proxy.contracts.errors import Conflict
+from proxy.contracts.leases import LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView
+
+log = logging.getLogger(__name__)
+
+LeaseId = Annotated[str, Path(max_length=2048, description="as granted")]
+router = APIRouter(tags=["leases"], responses=ERRORS, dependencies=[Depends(admin)])
+
+
+@router.post("/leases", response_model=LeaseList, summary="Lease completed groups, oldest ready first; waits for them")
+async def lease(request: Request, body: LeaseRequest) -> Response:
+    found = await leasing.lease(services(request).store.runs, body, request.is_disconnected)
+    for one in found:
+        log.info("group %s leased to %s (grant %d)", one.group.group_id, body.consumer, one.grants)
+    return encoded(request, LeaseList(items=found))
+
+
+@router.post(
+    "/leases/{lease_id}/ack",
+    response_model=LeaseTerm,
+    summary="The step that used the group is durable: it is never served again (idempotent; a lost lease is a conflict)",
+)
+async def acknowledge(request: Request, lease_id: LeaseId) -> Response:
+    try:
+        held_s = await services(request).store.runs.acknowledge(lease_id, now=time.time())
+    except Conflict:
+        metrics.LEASES.labels("refused").inc()
+        raise
+    if held_s is not None:
+        metrics.LEASES.labels("acknowledged").inc()
+        metrics.LEASE_SECONDS.observe(held_s)
+    return encoded(request, LeaseTerm(lease_id=lease_id))
+
+
+@router.post(
+    "/leases/{lease_id}/release",
+    response_model=LeaseTerm,
+    summary="Give the group back: it is served again at once (idempotent; a lost lease is a conflict)",
+)
+async def release(request: Request, lease_id: LeaseId) -> Response:
+    await services(request).store.runs.release(lease_id, now=time.time())
+    metrics.LEASES.labels("released").inc()
+    return encoded(request, LeaseTerm(lease_id=lease_id))
+
+
+@router.post(
+    "/leases/{lease_id}/extend",
+    response_model=LeaseTerm,
+    summary="Hold the group for `ttl_s` from now (a lost lease is a conflict)",
+)
+async def extend(request: Request, lease_id: LeaseId, body: LeaseExtension | None = None) -> Response:
+    ttl_s = (body or LeaseExtension()).ttl_s
+    expires_at = await services(request).store.runs.extend(lease_id, ttl_s, now=time.time())
+    return encoded(request, LeaseTerm(lease_id=lease_id, expires_at=expires_at))
+
+
+@router.get(
+    "/runs/{run_id:path}",
+    response_model=RunView,
+    summary="Where a run's groups are, and its side of the ledger: tokens sampled, and those that no lease brings",
+)
+async def read_run(request: Request, run_id: Annotated[str, Path(max_length=128)]) -> Response:
+    return encoded(request, await services(request).store.runs.view(run_id, now=time.time()))

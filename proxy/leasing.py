@@ -1,0 +1,63 @@
+"""Waiting for groups to lease, without a poll loop at the store: whoever waits sleeps until something may have got ready.
+
+Knows nothing of HTTP. A group that got ready wakes all who wait for its run; deadlines and the ends of leases are known
+beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from proxy import metrics
+from proxy.contracts.leases import Lease, LeaseRequest
+from proxy.store.run_store import Granted, RunStore
+
+LOOK_S = 5.0
+"""The longest sleep: a wake-up from another replica may be lost."""
+_LEAST_S = 0.05
+"""The shortest, where something should be ready by now and is not: clocks differ."""
+
+
+async def lease(
+    runs: RunStore,
+    request: LeaseRequest,
+    gone: Callable[[], Awaitable[bool]],
+    clock: Callable[[], float] = time.time,
+) -> list[Lease]:
+    """Leases of `max_groups` as soon as so many groups are ready, else of those that are after `wait_s`.
+
+    Nothing is held back while it waits: until then other trainers may have them. Cancel-safe; what was granted and never reached
+    its trainer is served again when its time is over.
+
+    Args: gone: whether the caller has left. Nothing is granted to it then.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + request.wait_s
+    with runs.watch(request.run_id) as woken:
+        while True:
+            woken.clear()
+            left_s = until - loop.time()
+            if left_s < request.wait_s and await gone():
+                return []
+            at_least = request.max_groups if left_s > 0 else 1
+            granted = await runs.lease(request, at_least=at_least, now=clock())
+            if granted.leases or left_s <= 0:
+                _count(granted)
+                return granted.leases
+            sleep_s = min(left_s, LOOK_S)
+            if granted.next_at is not None:
+                sleep_s = min(sleep_s, max(granted.next_at - clock(), _LEAST_S))
+            try:
+                async with asyncio.timeout(sleep_s):
+                    await woken.wait()
+            except TimeoutError:
+                continue
+
+
+def _count(granted: Granted) -> None:
+    for found, waited_s in zip(granted.leases, granted.waited_s, strict=True):
+        metrics.LEASES.labels("granted" if found.grants == 1 else "returned").inc()
+        if found.grants == 1:
+            metrics.READY_SECONDS.observe(waited_s)

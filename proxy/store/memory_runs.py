@@ -1,0 +1,98 @@
+"""Runs and leases in this process: keeps the `RunStore` protocol over `runs.Run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+
+from proxy.contracts.leases import Lease, LeaseName, LeaseRequest, RunView
+from proxy.contracts.records import Group, Session
+from proxy.store.run_store import Granted, InHand, Waiters
+from proxy.store.runs import Place, Run
+from proxy.store.tally import Ended, Tokens
+
+
+class MemoryRuns:
+    """Args: session: the session of this trial id and life, if it is there."""
+
+    def __init__(self, session: Callable[[str, str], Session | None]) -> None:
+        self._session = session
+        self._runs: dict[str | None, Run] = {}
+        self._waiters = Waiters()
+
+    def _run(self, run_id: str | None) -> Run:
+        return self._runs.setdefault(run_id, Run(run_id))
+
+    # -- for the store: what becomes of groups and trials. Each may make a group ready.
+
+    def open_group(self, group: Group) -> None:
+        self._run(group.run_id).open_group(group)
+
+    def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
+        self._run(run_id).ended(trial, now)
+        self._waiters.wake(run_id)
+
+    def came_late(self, run_id: str | None, trial_id: str, turn_id: str, tokens: Tokens, reason: str) -> None:
+        self._run(run_id).came_late(trial_id, turn_id, tokens, reason)
+
+    def lets_go(self, run_id: str | None, group_id: str, now: float) -> bool:
+        gone = self._run(run_id).lets_go(group_id, now)
+        self._waiters.wake(run_id)
+        return gone
+
+    def forget(self, group: Group, now: float) -> None:
+        self._run(group.run_id).forget(group.group_id, now)
+        self._waiters.wake(group.run_id)
+
+    # -- RunStore
+
+    async def lease(self, request: LeaseRequest, *, at_least: int, now: float) -> Granted:
+        run = self._run(request.run_id)
+        places = run.lease(
+            request.consumer, request.max_groups, at_least, request.ttl_s, request.request_id, secrets.token_hex(8), now
+        )
+        leases = [self._lease(request.run_id, place) for place in places]
+        return Granted(leases, [max(0.0, now - place.ready_at) for place in places], run.next_at(now))
+
+    def _lease(self, run_id: str | None, place: Place) -> Lease:
+        tokens = place.brings()
+        found = [self._session(trial_id, place.trials[trial_id].life) for trial_id in tokens]
+        return Lease(
+            lease_id=LeaseName(run_id, place.group.group_id, place.granted).encode(),
+            group=place.group.model_copy(deep=True),
+            trials=[session for session in found if session is not None],
+            left_out=place.left_out(),
+            tokens=tokens,
+            expires_at=place.expires_at,
+            grants=place.grants,
+        )
+
+    async def acknowledge(self, lease_id: str, *, now: float) -> float | None:
+        name = LeaseName.decode(lease_id)
+        return self._run(name.run_id).acknowledge(name, now)
+
+    async def release(self, lease_id: str, *, now: float) -> None:
+        name = LeaseName.decode(lease_id)
+        self._run(name.run_id).release(name)
+        self._waiters.wake(name.run_id)
+
+    async def extend(self, lease_id: str, ttl_s: float, *, now: float) -> float:
+        name = LeaseName.decode(lease_id)
+        return self._run(name.run_id).extend(name, ttl_s, now)
+
+    async def view(self, run_id: str | None, *, now: float) -> RunView:
+        return self._runs.get(run_id, Run(run_id)).view(now)
+
+    async def close_due(self, *, now: float) -> None:
+        for run_id, run in self._runs.items():
+            run.close_due(now)
+            self._waiters.wake(run_id)
+
+    async def in_hand(self, *, now: float) -> InHand:
+        views = [run.view(now).groups for run in self._runs.values()]
+        return InHand(*(sum(getattr(view, name) for view in views) for name in InHand._fields))
+
+    def watch(self, run_id: str | None) -> contextlib.AbstractContextManager[asyncio.Event]:
+        return self._waiters.watch(run_id)

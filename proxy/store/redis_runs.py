@@ -1,0 +1,232 @@
+"""Runs and leases in Redis: keeps the `RunStore` protocol. What happens is `lua/run.lua`; the keys are in keys.py.
+
+All keys of a run share one slot, so that each operation on it is one script. What must reach it from a trial's slot is sent
+until it has arrived (`RedisStore.settle`) and counts once.
+
+Those who wait for a group share one connection per process: a group that got ready is announced on one stream, whatever its run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.contracts.errors import Conflict, NotFound, StoreUnavailable
+from proxy.contracts.leases import EvalGroups, Lease, LeaseName, LeaseRequest, RunGroups, RunView
+from proxy.contracts.records import Group, Session
+from proxy.store.keys import GROUPS_READY, RUNS, request_key, run_id_of, run_keys, run_tag
+from proxy.store.redis_link import RedisLink, Script
+from proxy.store.run_store import Granted, InHand, Waiters
+from proxy.store.runs import REQUEST_TTL_S
+from proxy.store.tally import TRAIN, Ended, Tokens
+
+log = logging.getLogger(__name__)
+
+READY_ENTRIES = 1000
+"""Of the stream of announcements: as many groups as may get ready while a replica reads the last ones."""
+DUE_AT_ONCE = 256
+RETRY_S = 1.0
+"""Before the stream is read again after Redis failed."""
+
+Sessions = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Session]]]
+"""Those that are there of some trial ids and lives."""
+
+
+class RedisRuns:
+    """Args: link: for the scripts. watch_link: for the one call that blocks, for `block_ms`."""
+
+    def __init__(self, link: RedisLink, watch_link: RedisLink, sessions: Sessions, block_ms: int) -> None:
+        self._link = link
+        self._watch_link = watch_link
+        self._sessions = sessions
+        self._block_ms = block_ms
+        self._script = Script("run")
+        self._waiters = Waiters()
+        self._listener: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait({self._listener})
+            self._listener = None
+
+    async def _run(self, operation: str, run_id: str | None, now: float, *args: Any, request: str = "") -> Any:
+        keys = [*run_keys(run_id), *([request_key(run_id, request)] if request else ())]
+        return await self._link.run(self._script, keys, [operation, repr(now), *args])
+
+    # -- for the store: what becomes of groups and trials
+
+    async def open_group(self, group: Group) -> None:
+        due = "" if group.deadline_s is None else repr(group.created_at + group.deadline_s)
+        args = [group.group_id, group.model_dump_json(), group.purpose, len(group.trial_ids), due]
+        await self._run("open", group.run_id, group.created_at, *args)
+        await self._link.call(self._link.client.zadd(RUNS, {run_tag(group.run_id): group.created_at}))
+
+    async def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
+        args = [
+            trial.group_id or "",
+            trial.trial_id,
+            trial.life,
+            str(trial.outcome),
+            int(trial.final),
+            int(trial.booked),
+        ]
+        await self._woke(run_id, await self._run("ended", run_id, now, *args, *_flat(trial.tokens)))
+
+    async def settled(self, run_id: str | None, trial: Ended, now: float) -> None:
+        """The trial's slot says from now on that its tokens are booked."""
+        await self._run("settled", run_id, now, f"{trial.trial_id}/{trial.life}")
+
+    async def came_late(
+        self, run_id: str | None, trial_id: str, turn_id: str, tokens: Tokens, reason: str, now: float
+    ) -> None:
+        await self._run("late", run_id, now, f"{trial_id}/turn/{turn_id}", str(reason), *_flat(tokens))
+
+    async def lets_go(self, run_id: str | None, group_id: str, now: float) -> bool:
+        gone, woke = await self._run("lets_go", run_id, now, group_id)
+        await self._woke(run_id, woke)
+        return bool(gone)
+
+    async def forget(self, group: Group, now: float) -> None:
+        await self._woke(group.run_id, await self._run("forget", group.run_id, now, group.group_id))
+
+    # -- RunStore
+
+    async def lease(self, request: LeaseRequest, *, at_least: int, now: float) -> Granted:
+        remembered = request.request_id or ""
+        args = [request.consumer, request.max_groups, at_least, repr(now + request.ttl_s), secrets.token_hex(8)]
+        args.append(round(REQUEST_TTL_S) if remembered else 0)
+        reply = await self._run("lease", request.run_id, now, *args, request=remembered)
+        await self._woke(request.run_id, reply[0])
+        leases, waited_s = [], []
+        for item in reply[2:]:
+            leases.append(await self._lease(request.run_id, item))
+            waited_s.append(max(0.0, now - float(item[4])))
+        return Granted(leases, waited_s, float(reply[1]) if reply[1] else None)
+
+    async def _lease(self, run_id: str | None, item: list[bytes]) -> Lease:
+        name, grant, grants, expires, _, doc, *rest = item
+        kept = {
+            trial.decode(): msgspec.json.decode(raw) if raw else None
+            for trial, raw in zip(rest[::2], rest[1::2], strict=True)
+        }
+        brings = {trial: found for trial, found in kept.items() if found and found["o"] == TRAIN}
+        return Lease(
+            lease_id=LeaseName(run_id, name.decode(), grant.decode()).encode(),
+            group=Group.model_validate_json(doc),
+            trials=await self._sessions([(trial, found["l"]) for trial, found in brings.items()]),
+            left_out={trial: found["o"] if found else "late" for trial, found in kept.items() if trial not in brings},
+            tokens={trial: found["k"] for trial, found in brings.items()},
+            expires_at=float(expires),
+            grants=int(grants),
+        )
+
+    async def _finish(self, what: str, lease_id: str, now: float, expires_at: float = 0.0) -> tuple[LeaseName, bytes]:
+        name = LeaseName.decode(lease_id)
+        reply = await self._run("finish", name.run_id, now, what, name.group_id, name.grant, repr(expires_at))
+        if reply[0] == -1:
+            raise NotFound(f"no group {name.group_id} is leased")
+        if reply[0] != 1:
+            raise Conflict(f"group {name.group_id} is not held under this lease any more")
+        return name, reply[1]
+
+    async def acknowledge(self, lease_id: str, *, now: float) -> float | None:
+        _, since = await self._finish("acknowledge", lease_id, now)
+        return max(0.0, now - float(since)) if since else None
+
+    async def release(self, lease_id: str, *, now: float) -> None:
+        name, since = await self._finish("release", lease_id, now)
+        await self._woke(name.run_id, 1 if since else 0)
+
+    async def extend(self, lease_id: str, ttl_s: float, *, now: float) -> float:
+        await self._finish("extend", lease_id, now, now + ttl_s)
+        return now + ttl_s
+
+    async def view(self, run_id: str | None, *, now: float) -> RunView:
+        totals, ledger, ready, leased = await self._run("view", run_id, now)
+        counts = {key.decode(): int(value) for key, value in _pairs(totals)}
+        view = RunView(
+            run_id=run_id,
+            groups=RunGroups(
+                running=counts.get("train:running", 0),
+                ready=ready,
+                leased=leased,
+                acknowledged=counts.get("train:acknowledged", 0),
+                empty=counts.get("train:empty", 0),
+            ),
+            eval_groups=EvalGroups(running=counts.get("eval:running", 0), ended=counts.get("eval:ended", 0)),
+        )
+        for key, tokens in _pairs(ledger):
+            side, _, rest = key.decode().partition(":")
+            if side == "s":
+                view.sampled[rest] = int(tokens)
+            else:
+                reason, _, version = rest.partition(":")
+                view.not_trained.setdefault(reason, {})[version] = int(tokens)
+        return view
+
+    async def _known(self) -> list[str | None]:
+        tags = await self._link.call(self._link.client.zrange(RUNS, 0, -1))
+        return [run_id_of(tag.decode()) for tag in tags]
+
+    async def close_due(self, *, now: float) -> None:
+        for run_id in await self._known():
+            await self._woke(run_id, await self._run("due", run_id, now, DUE_AT_ONCE))
+
+    async def in_hand(self, *, now: float) -> InHand:
+        total = [0, 0, 0]
+        for run_id in await self._known():
+            totals, _, ready, leased = await self._run("view", run_id, now)
+            running = dict(_pairs(totals)).get(b"train:running", 0)
+            total = [have + more for have, more in zip(total, (int(running), ready, leased), strict=True)]
+        return InHand(*total)
+
+    # -- waiting
+
+    @contextlib.contextmanager
+    def watch(self, run_id: str | None) -> Iterator[asyncio.Event]:
+        with self._waiters.watch(run_id) as event:
+            if self._listener is None or self._listener.done():
+                self._listener = asyncio.create_task(self._listen())
+            yield event
+
+    async def _woke(self, run_id: str | None, ready: int) -> None:
+        """Groups got ready. A failure to say so costs those who wait elsewhere some seconds, and the caller nothing."""
+        if not ready:
+            return
+        self._waiters.wake(run_id)
+        try:
+            await self._link.call(
+                self._link.client.xadd(GROUPS_READY, {"run": run_tag(run_id)}, maxlen=READY_ENTRIES, approximate=True)
+            )
+        except StoreUnavailable:
+            log.warning("a group that got ready was not announced; who waits for it will look by itself")
+
+    async def _listen(self) -> None:
+        """Wake who waits here, for as long as anybody does."""
+        last: bytes | str = "$"
+        while len(self._waiters):
+            try:
+                reply = await self._watch_link.call(
+                    self._watch_link.client.xread({GROUPS_READY: last}, block=self._block_ms)
+                )
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for entry, fields in reply[0][1] if reply else ():
+                last = entry
+                self._waiters.wake(run_id_of(fields[b"run"].decode()))
+
+
+def _flat(tokens: Tokens) -> list[Any]:
+    return [part for pair in tokens.items() for part in pair]
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
