@@ -1,13 +1,15 @@
-"""uvicorn's HTTP protocol, with a bound on what a request may say outside of its body.
+"""uvicorn's HTTP protocol, with two things that it lacks with httptools.
 
-uvicorn has none with httptools: an address, a header or a trailer that never ends would be kept whole, before any key is
-looked at.
+A bound on what a request may say outside of its body: an address, a header or a trailer that never ends would be kept whole,
+before any key is looked at. And the bodies of requests that offer another protocol than WebSocket: the parser ends such a request
+with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -15,7 +17,51 @@ MAX_HEAD_BYTES = 64 * 1024
 the socket (256 KiB at most)."""
 
 
-class BoundedHttp(HttpToolsProtocol):
+_OFFER = frozenset({b"upgrade", b"http2-settings"})
+
+
+class WithoutUpgrades(HttpToolsProtocol):
+    """Reads a request that offers an upgrade (`h2c`: Java's and curl's HTTP/2 clients do) as one that does not."""
+
+    _offers = False
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as stopped:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._read_on(data[stopped.args[0] :])
+
+    def on_headers_complete(self) -> Any:
+        self._offers = self.parser.should_upgrade() and not self._should_upgrade()
+        return None if self._offers else super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._offers:
+            super().on_message_complete()
+
+    def _read_on(self, rest: bytes) -> None:
+        """A parser that has seen an offer reads no further: a new one gets the head again, without it. rest: what came after."""
+        version, method, headers = self.parser.get_http_version(), self.parser.get_method(), self.headers
+        head = [method + b" " + self.url + b" HTTP/" + version.encode()]
+        head += [name + b": " + _without_offer(name, value) for name, value in headers if name not in _OFFER]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join([*head, b"", rest]))
+
+
+def _without_offer(name: bytes, value: bytes) -> bytes:
+    if name != b"connection":
+        return value
+    kept = [token for token in value.split(b",") if token.strip().lower() not in _OFFER]
+    return b",".join(kept) or b"keep-alive"
+
+
+class BoundedHttp(WithoutUpgrades):
     """Closes a connection that sends more than MAX_HEAD_BYTES without a head, a body's piece or an end among them."""
 
     _quiet_bytes = 0

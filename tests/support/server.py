@@ -10,6 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from proxy.http import BoundedHttp
+
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
@@ -22,7 +24,7 @@ async def serve(app: Any, **options: Any) -> AsyncIterator[int]:
     """Serve an ASGI app; yields its port. `options` go to `uvicorn.Config`."""
     listener = socket.create_server(("127.0.0.1", 0))
     settings: dict[str, Any] = {
-        "http": "httptools", "ws": "websockets-sansio", "ws_max_size": 64 * 2**20, "ws_per_message_deflate": False,
+        "http": BoundedHttp, "ws": "websockets-sansio", "ws_max_size": 64 * 2**20, "ws_per_message_deflate": False,
         "ws_ping_interval": None, "log_level": "warning", "timeout_graceful_shutdown": 2,
     }  # fmt: skip
     server = _Server(uvicorn.Config(app, **(settings | options)))
