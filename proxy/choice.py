@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
+
+import msgspec
 
 from proxy import metrics
 from proxy.contracts.errors import Gone, StenoError
-from proxy.contracts.records import IndexRow, Turn
+from proxy.contracts.records import IndexRow, Turn, tokenizer_key
 from proxy.dialects.base import Choice
+from proxy.placing import Order
 from proxy.plan import Plan
 from proxy.record import Facts, turn_of
 from proxy.recorder import Recorder
@@ -28,22 +32,25 @@ log = logging.getLogger(__name__)
 class OpenChoice:
     """One completion while it runs.
 
+    order, stream: of the attempt that runs.
     plan: where it stands; the request's, until the worker or a commit knows better. begun: its first events have left.
     finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
     open of it.
     """
 
     __slots__ = (
-        "_recorder", "_recording", "begun", "commit", "facts", "finished", "index", "plan", "saving", "stream", "transcript",
+        "_recorder", "_recording", "begun", "commit", "facts", "finished", "index", "order", "plan", "saving", "stream",
+        "transcript",
     )  # fmt: skip
 
     def __init__(
-        self, recorder: Recorder, recording: Recording, index: int, stream: Stream, transcript: Transcript, facts: Facts,
-        plan: Plan,
+        self, recorder: Recorder, recording: Recording, index: int, order: Order, stream: Stream, transcript: Transcript,
+        facts: Facts, plan: Plan,
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._recording = recording
         self.index = index
+        self.order = order
         self.stream = stream
         self.transcript = transcript
         self.facts = facts
@@ -52,6 +59,35 @@ class OpenChoice:
         self.finished: Choice | None = None
         self.commit: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
+
+    # -- attempts (failover.py)
+
+    @property
+    def tokenizer(self) -> bytes:
+        """What its ids are of."""
+        return tokenizer_key(self.stream.card.tokenizer_digest)
+
+    def moved(self, order: Order, stream: Stream) -> None:
+        """Another worker has it."""
+        self.transcript.taken_over(self.stream.worker_id, stream.card)
+        self.order, self.stream = order, stream
+
+    async def restart(self, error: StenoError, plan: Plan) -> None:
+        """Begin again from nothing. What was sampled is recorded as a turn of its own that broke (I4), and that this one is in
+        place of. Raises: as `Recorder.commit`."""
+        transcript = self.transcript
+        facts = msgspec.structs.replace(self.facts, retry_of=None, answer_id=None)
+        lost = OpenChoice(
+            self._recorder, self._recording, self.index, self.order, self.stream, transcript, facts, self.plan
+        )
+        fresh = Transcript(transcript.turn_id, transcript.call_prefix, self.stream.card)
+        transcript.turn_id = os.urandom(6).hex()
+        self.transcript, self.plan = fresh, plan
+        await lost.committed(error)
+        if lost.commit is not None and lost.commit.exception() is None and self.facts.retry_of is None:
+            self.facts = msgspec.structs.replace(self.facts, retry_of=transcript.turn_id)
+
+    # -- the record
 
     async def saved(self) -> None:
         """Have the turn so far on record, before a block closes. Raises: as `Recorder.commit`."""

@@ -14,13 +14,14 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, Job, has_images
 from proxy.contracts.ends import ProxyPeer
-from proxy.contracts.errors import BadRequest, NoWorker, ProtocolError, WorkerLost
+from proxy.contracts.errors import BadRequest, NoWorker, ProtocolError, StenoError, TooManyRequests, WorkerLost
 from proxy.contracts.fleet import WorkerView
 from proxy.contracts.frames import Hello, ModelCard
 from proxy.contracts.packets import (
@@ -41,6 +42,7 @@ from proxy.links import CLOSE_WITHIN_S, Link, Nobody, RelayCounts, Watcher, Work
 from proxy.placing import Order, place
 from proxy.routing import choose
 from proxy.streams import Stream
+from proxy.waiting import NOT_YET, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class RelaySettings:
     resume_grace_s: how long a worker without a socket keeps its streams; then they are lost.
     max_packet_bytes: the largest message either way; bounds the largest request.
     window_tokens: tokens of one stream that may be on the way or unread.
-    max_waiting: turns that may wait at a worker beyond those it runs; more are refused with 429.
+    max_waiting: turns that may wait for a place on a worker; more are refused with 429.
+    queue_s: how long each of them may wait.
     worker_key: what workers must show; "" lets any in (loopback only: checked where the listener is made).
     """
 
@@ -64,6 +67,7 @@ class RelaySettings:
     max_packet_bytes: int = 64 * 1024 * 1024
     window_tokens: int = 4096
     max_waiting: int = 1024
+    queue_s: float = 60.0
     worker_key: str = ""
 
 
@@ -82,6 +86,9 @@ class Hub:
         self.counts = RelayCounts()
         self.watcher: Watcher = Nobody()
         self._clock = clock
+        self.waiting: Waiting[Stream] = Waiting(
+            settings.max_waiting, lambda stream: stream.cancel("nobody waits for it")
+        )
         self._workers: dict[str, Worker] = {}
         self._closed = False
 
@@ -94,6 +101,26 @@ class Hub:
         """
         worker, card = place(order, self._workers.values(), self.settings.max_waiting)
         return worker.open(order.generate(card, self.settings.window_tokens), card)
+
+    async def place(self, order: Order, *, urgent: bool = False) -> Stream:
+        """As `open`, but where every worker that can serve this is busy, or away, wait for one, after those that wait already.
+
+        Args: urgent: before all others; for what has begun. Cancel-safe.
+        Raises: as `open`, NoWorker and TooManyRequests after `queue_s`.
+        """
+        route = (order.tokenizer, order.model if self._is_name(order.model) else None)
+        refusal: StenoError = TooManyRequests("every worker is busy")
+        if urgent or not self.waiting.ahead(route):
+            try:
+                return self.open(order)
+            except NOT_YET as error:
+                refusal = error
+        timeout_s = self.settings.queue_s
+        take = partial(self.open, order)
+        return await self.waiting.wait(order.trial_id, route, take, refusal, timeout_s=timeout_s, urgent=urgent)
+
+    def _is_name(self, model: str) -> bool:
+        return any(card.name == model for worker in self._workers.values() for card in worker.models)
 
     async def count(self, trial_id: str, job: Job) -> int:
         """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.
@@ -213,6 +240,7 @@ class Hub:
         self.counts.resent_packets += worker.peer.channel.resent_packets - resent
         logger.info("worker %s is connected, %s", worker.id, "resumed" if up.resumed else "new")
         self.watcher.admitted(worker)
+        self.waiting.wake()
         worker.tick()
         return worker
 
@@ -224,6 +252,7 @@ class Hub:
         )  # fmt: skip
         worker = Worker(hello, peer, self._clock, self.counts)
         worker.on_lost = self._drop
+        worker.on_change = self.waiting.wake
         worker.watcher = self.watcher
         self._workers[hello.worker_id] = worker
         return worker
@@ -232,6 +261,7 @@ class Hub:
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
             self.watcher.lost(worker)
+        self.waiting.wake()
 
     async def _carry(self, worker: Worker, link: Link) -> None:
         """Read and write until the socket ends, from whichever side."""

@@ -112,6 +112,7 @@ class Worker:
         self.behind: frozenset[str] = frozenset()  # policies of which it serves no version that may generate now (I10)
         self.watcher: Watcher = Nobody()
         self.on_lost: Callable[[Worker], None] = lambda worker: None
+        self.on_change: Callable[[], None] = lambda: None  # it may be able to take more than a moment ago
         self._clock = clock
         self._counts = counts
         self._next_stream = 0
@@ -195,6 +196,7 @@ class Worker:
                 state = "draining" if event.draining else "healthy" if event.healthy else "not healthy"
                 logger.info("worker %s announces: %s %s", self.id, state, event.reason)
                 self.watcher.announced(self)
+                self.on_change()
             elif isinstance(event, Progress):
                 self.watcher.progressed(self, event)
             else:
@@ -255,6 +257,7 @@ class Worker:
         else:  # Heartbeat
             beat = self.peer.remote_load
             self._elsewhere = max(0, beat.running + beat.waiting - len(self.streams))
+            self.on_change()
 
     def _touch(self) -> None:
         """Have the writer write, and the timer be right; cheap when nothing changed."""
@@ -273,6 +276,7 @@ class Worker:
 
     def _forget(self, number: int) -> None:
         self.streams.pop(number, None)
+        self.on_change()
 
 
 async def receive(websocket: WebSocket) -> bytes:

@@ -14,7 +14,7 @@ from proxy import prompts
 from proxy.contracts.canonical import CanonicalRequest, Sampling
 from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Started
-from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, tokenizer_key
+from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, WorkerSpan, tokenizer_key
 from proxy.plan import Plan, fork_reason_now
 from proxy.recording import Recording
 from proxy.sessions.normalise import message_digest
@@ -78,7 +78,8 @@ def turn_of(
         model=facts.asked.model,
         served_model=stream.card.name,
         worker_id=stream.worker_id,
-        attempt=0,
+        attempt=stream.attempt,
+        workers=_workers(transcript, stream),
         answer_id=facts.answer_id,
         choice=index,
         retry_of=facts.retry_of,
@@ -125,6 +126,16 @@ def turn_of(
         tokenizer=tokenizer_key(stream.card.tokenizer_digest),
     )
     return turn, row
+
+
+def _workers(transcript: Transcript, stream: Stream) -> list[WorkerSpan]:
+    """Who sampled what, where there were several."""
+    if not transcript.workers:
+        return []
+    spans = [*transcript.workers, (stream.worker_id, transcript.workers[-1][2], transcript.tokens)]
+    return [
+        WorkerSpan.model_construct(worker_id=name, start=start, end=end) for name, start, end in spans if end > start
+    ]
 
 
 def _end(error: StenoError | None) -> str:

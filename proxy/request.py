@@ -20,7 +20,10 @@ from proxy.answering import Client, ClientLeft, Stopping
 from proxy.choice import OpenChoice
 from proxy.contracts.canonical import CanonicalRequest
 from proxy.contracts.errors import EngineFailed, StenoError
+from proxy.contracts.frames import StreamEvent
 from proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, Writer
+from proxy.failover import PASSING, go_on
+from proxy.hub import Hub
 from proxy.joined import Joined
 from proxy.plan import Plan
 from proxy.recorder import Recorder
@@ -38,7 +41,7 @@ class Host(Protocol):
     """What runs requests, as far as one of them cares."""
 
     recorder: Recorder
-
+    hub: Hub
     clock: Callable[[], float]
 
     def forget(self, request: Request) -> None:
@@ -277,12 +280,12 @@ class Request:
 
     async def _choice(self, choice: OpenChoice) -> Choice:
         """Stream one completion and commit it."""
-        transcript = choice.transcript
         try:
-            while transcript.finish is None:
-                await self._take(choice, await choice.stream.next())
-            if transcript.finish.reason in ("cancelled", "error"):
-                raise self._aborted or EngineFailed(f"the worker ended the turn: {transcript.finish.reason}")
+            while choice.transcript.finish is None:
+                await self._take(choice, await self._events(choice))
+            reason = choice.transcript.finish.reason
+            if reason in ("cancelled", "error"):
+                raise self._aborted or EngineFailed(f"the worker ended the turn: {reason}")
             if self._aborted is not None:
                 raise self._aborted
         except asyncio.CancelledError:
@@ -295,10 +298,23 @@ class Request:
             await choice.committed(error)
             raise
         await choice.committed(None, in_one_piece=self._has_whole())
-        choice.finished = transcript.choice(choice.index)
+        choice.finished = choice.transcript.choice(choice.index)
         for joined in self._joined:
             joined.finish(choice.finished)
         return choice.finished
+
+    async def _events(self, choice: OpenChoice) -> list[StreamEvent]:
+        """What comes next, from whichever worker (I9). Raises: StenoError: nothing more will."""
+        while True:
+            try:
+                return await choice.stream.next()
+            except PASSING as error:
+                if self._aborted is not None:
+                    raise
+                untold = not (choice.begun or self._shared or choice.saving)
+                await go_on(self._turns.hub, choice, self.plan, error, untold=untold)
+                if self._aborted is not None:
+                    choice.stream.cancel(self._aborted.code)
 
     async def _take(self, choice: OpenChoice, events: list) -> None:  # type: ignore[type-arg]
         """What has arrived together leaves together."""

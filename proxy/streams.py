@@ -23,12 +23,13 @@ class Stream:
     Attributes:
         worker_id, card: who generates, and the model it serves.
         number: on its worker's channel.
+        attempt: at its turn, from 0. channel: which boot of the worker it is on.
         received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
     """
 
     __slots__ = (
         "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_send", "_spent", "_waiter", "_window",
-        "card", "ended", "number", "received_tokens", "started", "worker_id",
+        "attempt", "card", "channel", "ended", "number", "received_tokens", "started", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +39,8 @@ class Stream:
         self.number = number
         self.worker_id = worker_id
         self.card = card
+        self.attempt = 0
+        self.channel = worker_id
         self.received_tokens = 0
         self.started = False
         self.ended = False  # nothing more will be appended

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.contracts.canonical import TokenLogprob, ToolCallPiece
 from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish, ModelCard, Started
+from proxy.contracts.frames import Delta, Finish, ModelCard, Shown, Started
 from proxy.contracts.records import TokenSpan
 from proxy.dialects.base import Choice, Piece
 from proxy.sessions.call_ids import client_call_id, parse_call_id
@@ -28,13 +28,14 @@ class Transcript:
         reasoning_tokens: those that became reasoning; one that showed nothing goes with what came out next.
         ids, logprobs: int32 LE and float32 LE.
         text_only: there will be no ids; `tokens` is 0 until the Finish tells the upstream's count.
+        workers: who sampled what of it, where there were several: (worker_id, start, end), the last one not among them yet.
         closed: a block of the answer has been closed on its way to the client, so that it may keep what came before (I3).
     """
 
     __slots__ = (
-        "_at", "_block", "_call_prefix", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans",
-        "_synthetic", "_token_logprobs", "_whole", "closed", "delivered", "finish", "ids", "logprobs",
-        "reasoning_tokens", "started", "text_only", "tokens", "turn_id",
+        "_at", "_before", "_block", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans",
+        "_synthetic", "_token_logprobs", "_whole", "call_prefix", "closed", "delivered", "finish", "ids", "logprobs",
+        "reasoning_tokens", "started", "text_only", "tokens", "turn_id", "workers",
     )  # fmt: skip
 
     def __init__(self, turn_id: str, call_prefix: str, card: ModelCard) -> None:
@@ -46,7 +47,7 @@ class Transcript:
         self.reasoning_tokens = 0
         self.ids = bytearray()
         self.logprobs = bytearray()
-        self._call_prefix = call_prefix
+        self.call_prefix = call_prefix
         self.text_only = card.text_only
         self._synthetic = card.synthetic
         self._content: list[str] = []
@@ -60,6 +61,8 @@ class Transcript:
         self._block = _NO_BLOCK  # the one that is open: the index of a call, or which text
         self._at = 0  # where it began in the pieces of that text
         self._said_tokens = 0
+        self._before = 0  # tokens of earlier attempts
+        self.workers: list[tuple[str, int, int]] = []
 
     def take(self, event: Started | Delta | Finish) -> Piece | None:
         """Note one event; for a Delta, what of it the client is to see.
@@ -69,13 +72,17 @@ class Transcript:
         if type(event) is Delta:
             return self._delta(event)
         if type(event) is Started:
+            if self._before:
+                self._check_taken_over(event)
+                return None
             self.started = event
             self._whole = event.constrained or not event.law.is_plain()
         elif type(event) is Finish:
             if self.text_only and not self.tokens:
                 self.tokens, self.reasoning_tokens = event.completion_tokens, event.reasoning_tokens
-            if event.completion_tokens != self.tokens:
-                raise EngineFailed(f"the worker sampled {event.completion_tokens} tokens and sent {self.tokens}")
+            if event.completion_tokens + self._before != self.tokens:
+                sent = self.tokens - self._before
+                raise EngineFailed(f"the worker sampled {event.completion_tokens} tokens and sent {sent}")
             self.finish = event
         return None
 
@@ -120,10 +127,40 @@ class Transcript:
         known = self._calls.get(piece.index)
         if known is None:
             self._calls[piece.index] = [[piece.arguments], piece.name, piece.id]
-            shown = client_call_id(self._call_prefix, self.turn_id, piece.index)
+            shown = client_call_id(self.call_prefix, self.turn_id, piece.index)
             return ToolCallPiece(piece.index, piece.arguments, shown, piece.name)
         known[_CALL_ARGUMENTS].append(piece.arguments)
         return ToolCallPiece(piece.index, piece.arguments)
+
+    # -- attempts
+
+    def is_empty(self) -> bool:
+        """Whether nothing has come yet that another attempt would have to go on from."""
+        return not (self.tokens or self._content or self._reasoning or self._calls)
+
+    def taken_over(self, worker_id: str, card: ModelCard) -> None:
+        """What comes from here on is another worker's, by its card. worker_id: whose was what has come since the last time."""
+        if self.is_empty():
+            self.text_only, self._synthetic = card.text_only, card.synthetic
+        if self.tokens > self._before:
+            self.workers.append((worker_id, self._before, self.tokens))
+        self._before = self.tokens
+
+    def shown(self) -> Shown:
+        calls = [sum(map(len, self._calls[i][_CALL_ARGUMENTS])) for i in sorted(self._calls)]
+        return Shown(sum(map(len, self._reasoning)), sum(map(len, self._content)), calls)
+
+    @property
+    def last_version(self) -> str:
+        """The policy version that sampled last; "" before any has."""
+        return str(self._spans[-1][0]) if self._spans else ""
+
+    def _check_taken_over(self, started: Started) -> None:
+        """Another worker goes on: after the same prompt, to the id (I1)."""
+        assert self.started is not None
+        before, after = self.started, started
+        if (after.prompt_digest, after.prompt_tokens) != (before.prompt_digest, before.prompt_tokens):
+            raise EngineFailed("the worker that took the turn over has another prompt")
 
     # -- what is on the pad
 
@@ -151,7 +188,7 @@ class Transcript:
         if calls:
             message["tool_calls"] = [
                 {
-                    "id": client_call_id(self._call_prefix, self.turn_id, index),
+                    "id": client_call_id(self.call_prefix, self.turn_id, index),
                     "type": "function",
                     "function": {"name": call[_CALL_NAME], "arguments": "".join(call[_CALL_ARGUMENTS])},
                 }
@@ -175,7 +212,7 @@ class Transcript:
     def call_ids(self) -> dict[str, str]:
         """The ids that the client sees -> the model's own, where its format has any."""
         return {
-            client_call_id(self._call_prefix, self.turn_id, index): call[_CALL_OWN_ID]
+            client_call_id(self.call_prefix, self.turn_id, index): call[_CALL_OWN_ID]
             for index, call in sorted(self._calls.items())
             if call[_CALL_OWN_ID]
         }

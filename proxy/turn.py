@@ -24,6 +24,7 @@ from proxy.contracts.errors import BudgetSpent, StenoError
 from proxy.contracts.records import ForkReason
 from proxy.dialects.base import Dialect
 from proxy.hub import Hub
+from proxy.placing import Order
 from proxy.plan import plan
 from proxy.record import Facts
 from proxy.recorder import Recorder
@@ -185,10 +186,9 @@ class Turns:
             seed = (job.sampling.seed + index + 2**63) % 2**64 - 2**63
             job = msgspec.structs.replace(job, sampling=msgspec.structs.replace(job.sampling, seed=seed))
         turn_id = os.urandom(6).hex()
-        stream = self.hub.open(
+        order = Order(
             trial_id=request.recording.trial_id,
             turn_id=turn_id,
-            attempt=0,
             job=job,
             model=facts.asked.model,
             prefix_ids=found.prefix_ids,
@@ -196,8 +196,9 @@ class Turns:
             prefix_finish=found.prefix_finish,
             tokenizer=found.tokenizer if found.prefix_ids else None,
         )
+        stream = self.hub.open(order)
         metrics.STREAMS.inc()
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id
         facts = msgspec.structs.replace(facts, answer_id=first if request.sought.asked.n > 1 else None)
-        return OpenChoice(self.recorder, request.recording, index, stream, transcript, facts, found)
+        return OpenChoice(self.recorder, request.recording, index, order, stream, transcript, facts, found)

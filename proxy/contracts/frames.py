@@ -90,7 +90,7 @@ class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
 
 
 class Shown(msgspec.Struct, array_like=True):
-    """How much of a completion a client may have, in characters: of its reasoning, of its content, and of each call's arguments."""
+    """How much of a completion the proxy was given, in characters: of its reasoning, its content, and each call's arguments."""
 
     reasoning: int = 0
     content: int = 0

@@ -92,6 +92,15 @@ class TokenSpan(BaseModel):
     end: int
 
 
+class WorkerSpan(BaseModel):
+    """Half-open range [start, end) of completion tokens, and the worker that sampled them."""
+
+    model_config = ConfigDict(extra="forbid")
+    worker_id: str
+    start: int
+    end: int
+
+
 class SamplingPolicy(BaseModel):
     """What a trial does to the sampling its agent asks for.
 
@@ -186,6 +195,8 @@ class Turn(BaseModel):
     constrained: [start, end) ranges of completion tokens drawn under a bent law (I1): recorded, never trained.
     delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
     partial: ended before the model did (cancelled or failed), or not ended yet (finish_reason `open`).
+    attempt: of the worker that ended it, from 0: those before were lost (I9). workers: where several sampled it, who did which
+        tokens; worker_id is the last.
     answer_id, choice: where `n` turns answer one request, the turn id of the first of them, and which one this is.
     retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn
         takes the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
@@ -201,6 +212,7 @@ class Turn(BaseModel):
     served_model: str = ""
     worker_id: str = ""
     attempt: int = 0
+    workers: list[WorkerSpan] = Field(default_factory=list)
     answer_id: str | None = None
     choice: int = 0
     retry_of: str | None = None

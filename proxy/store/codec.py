@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn
+from proxy.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn, WorkerSpan
 from proxy.store.images import apart, together
 from proxy.store.text import Text, text
 
@@ -66,6 +66,7 @@ class Meta(msgspec.Struct, array_like=True):
     choice: tuple[Any, int] | None = None
     retry_of: Any = None
     stop: str = ""
+    workers: list[tuple[str, int, int]] = []
 
     def at(self, position: int) -> float | None:
         """A time in Unix s, by its position in `timings`."""
@@ -165,6 +166,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         choice=None if turn.answer_id is None else (pack_id(turn.answer_id), turn.choice),
         retry_of=pack_id(turn.retry_of),
         stop=turn.stop,
+        workers=[(span.worker_id, span.start, span.end) for span in turn.workers],
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
@@ -247,6 +249,7 @@ def decode_turn(
         constrained=meta.constrained,
         finish_reason=row.finish if meta.finish is None else meta.finish,
         stop=meta.stop,
+        workers=[WorkerSpan(worker_id=name, start=start, end=end) for name, start, end in meta.workers],
         partial=row.partial,
         error=meta.error,
         delivered=meta.delivered if delivered is None else delivered,

@@ -19,6 +19,7 @@ from inference_worker.metrics import WorkerMetrics
 from proxy.api.workers import router
 from proxy.contracts.frames import StreamEvent
 from proxy.hub import Hub, RelaySettings, Stream
+from proxy.placing import Order
 from tests.support.counting import CountingEngine, job
 from tests.support.server import serve
 
@@ -70,7 +71,7 @@ class Relay:
         return running
 
     def open(self, tokens: int, trial_id: str = "trial") -> Stream:
-        return self.hub.open(trial_id=trial_id, turn_id=f"{next(_turns):012x}", attempt=1, job=job(tokens))
+        return self.hub.open(Order(trial_id, f"{next(_turns):012x}", job(tokens)))
 
     async def stop_workers(self) -> None:
         for running in self._running:

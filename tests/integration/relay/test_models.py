@@ -6,6 +6,7 @@ import pytest
 
 from proxy.contracts.frames import Generate, ModelCard
 from proxy.contracts.records import tokenizer_key
+from proxy.placing import Order
 from proxy.routing import NoTokenizer
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, job
@@ -34,7 +35,7 @@ async def test_a_worker_with_several_models_is_told_which() -> None:
     async with relay() as running:
         await running.worker(engine)
         for number, name in enumerate(["judge", "actor", "gpt-5", ""]):
-            stream = running.hub.open(trial_id="t", turn_id=f"{number:012x}", attempt=0, job=job(1), model=name)
+            stream = running.hub.open(Order("t", f"{number:012x}", job(1), model=name))
             await drain(stream)
             assert stream.card.name == engine.asked[-1]
     assert engine.asked == ["judge", "actor", "actor", "actor"]
@@ -43,9 +44,8 @@ async def test_a_worker_with_several_models_is_told_which() -> None:
 async def test_recorded_ids_go_to_their_tokenizer_or_nowhere() -> None:
     async with relay() as running:
         await running.worker(TwoModels())
-        given = {"trial_id": "t", "turn_id": "0" * 12, "attempt": 0, "job": job(1)}
-        stream = running.hub.open(**given, model="judge", tokenizer=tokenizer_key("j"))
+        stream = running.hub.open(Order("t", "0" * 12, job(1), model="judge", tokenizer=tokenizer_key("j")))
         assert stream.card.name == "judge"
         await drain(stream)
         with pytest.raises(NoTokenizer):
-            running.hub.open(**given, model="gpt-5", tokenizer=tokenizer_key("j"))
+            running.hub.open(Order("t", "1" * 12, job(1), model="gpt-5", tokenizer=tokenizer_key("j")))

@@ -19,6 +19,7 @@ from proxy.contracts.errors import (
 )
 from proxy.contracts.frames import Finish, Generate, Started
 from proxy.links import MAX_COUNTS
+from proxy.placing import Order
 from tests.integration.relay.conftest import drain, relay, until
 from tests.support.counting import CountingEngine, ids_of, job
 
@@ -110,7 +111,7 @@ async def test_without_a_worker_with_a_full_one_and_with_a_job_that_is_too_large
         big.messages[0]["content"] = "x" * 70_000
         await drain(first)
         with pytest.raises(BodyTooLarge):
-            running.hub.open(trial_id="t", turn_id="f" * 12, attempt=1, job=big)
+            running.hub.open(Order("t", "f" * 12, big))
         assert ids_of(await drain(waiting)) == [0, 1, 2]
 
 

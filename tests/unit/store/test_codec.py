@@ -17,7 +17,7 @@ from proxy.store.text import pack, text, to_json, unpack
 from tests.support.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
-LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": ""}
+LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": []}
 LATER |= {"answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -1,0 +1,149 @@
+"""A worker is killed while it speaks, and no agent sees it (I9): exact words, calls, ids, whatever was cut in the middle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.fleet.fleet import TOOLS, Answer, ask, kill_speaker, names, scripted, wait_for
+from tests.support.stack import Stack, running
+
+GRACE = ["--resume-grace-s", "0.3"]
+_names = names("w")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with running(folder / "logs", scripted(folder, next(_names)), proxy=GRACE) as stack:
+        yield stack
+
+
+@pytest.fixture
+def two(fleet: Stack) -> Stack:
+    """The stack with two workers, whoever has been killed before."""
+    while len(fleet.workers) < 2:
+        name = next(_names)
+        fleet.start_worker(*scripted(fleet.folder.parent, name), name=name)
+    wait_for(fleet, *(name_of(child) for child in fleet.workers))
+    return fleet
+
+
+def name_of(child: Any) -> str:
+    words: list[str] = child.args
+    return words[words.index("--worker-id") + 1]
+
+
+CUTS: list[tuple[str, Callable[[Answer], bool]]] = [
+    ("words", lambda answer: "word10" in answer.content),
+    ("reason", lambda answer: "word10" in answer.reasoning),
+    ("call", lambda answer: "word10" in answer.calls.get(1, {}).get("arguments", "")),
+    ("stop", lambda answer: "word50" in answer.content),
+]
+
+
+@pytest.mark.parametrize(("text", "cut"), CUTS, ids=[text for text, _ in CUTS])
+def test_the_stream_goes_on_from_the_last_token(two: Stack, text: str, cut: Callable[[Answer], bool]) -> None:
+    fields = {"tools": TOOLS, "stop": ["HALT here"]}
+    whole, broken = ask(two, f"{text}-whole", text, **fields), ask(two, f"{text}-cut", text, cut, **fields)
+    assert (broken.content, broken.reasoning, broken.finish, broken.done) == (
+        whole.content, whole.reasoning, whole.finish, True,
+    )  # fmt: skip
+    assert [call["arguments"] for call in broken.calls.values()] == [call["arguments"] for call in whole.calls.values()]
+    [expected], [turn] = two.turns(f"{text}-whole"), two.turns(f"{text}-cut")
+    same = ("completion_ids", "new_prompt_ids", "prompt_digest", "finish_reason", "stop", "law", "versions", "partial")
+    assert {key: turn[key] for key in same} == {key: expected[key] for key in same}
+    assert [call["id"] for call in turn["reply"].get("tool_calls", [])] == [
+        call["id"] for call in broken.calls.values()
+    ]
+    assert turn["reply"]["content"] == broken.content
+    assert turn["attempt"] == 1 and turn["delivered"] == len(turn["completion_ids"])
+    first, second = turn["workers"]
+    assert first["worker_id"] != second["worker_id"] == turn["worker_id"]
+    assert (first["start"], first["end"], second["end"]) == (0, second["start"], len(turn["completion_ids"]))
+
+
+def test_an_answer_in_one_piece_goes_on_too_and_its_conversation_after_it(two: Stack) -> None:
+    said = [{"role": "user", "content": "words"}]
+    found: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: found.append(
+            httpx.post(two.base_url("piece") + "/chat/completions", json={"messages": said}, timeout=120)
+        )
+    )
+    thread.start()
+    kill_speaker(two)
+    thread.join()
+    assert found[0].status_code == 200, found[0].text
+    said += [found[0].json()["choices"][0]["message"], {"role": "user", "content": "reason"}]
+    again = httpx.post(two.base_url("piece") + "/chat/completions", json={"messages": said}, timeout=120)
+    assert again.status_code == 200
+    first, second = two.turns("piece")
+    assert second["parent_id"] == first["turn_id"] and second["fork_reason"] is None
+
+
+def test_what_cant_be_rebuilt_breaks_where_it_was_told_and_starts_again_where_not(two: Stack) -> None:
+    penalty = {"frequency_penalty": 0.5}
+    broken = ask(two, "told", "words", CUTS[0][1], **penalty)
+    assert not broken.done and broken.error is not None
+    [turn] = two.turns("told")
+    assert turn["partial"] and turn["error"].startswith("worker_lost") and turn["attempt"] == 0
+    wait_for(two, *(name_of(child) for child in two.workers))
+    name = next(_names)
+    two.start_worker(*scripted(two.folder.parent, name), name=name)
+    wait_for(two, *(name_of(child) for child in two.workers))
+    found: list[httpx.Response] = []
+    body = {"messages": [{"role": "user", "content": "words"}]} | penalty
+    thread = threading.Thread(
+        target=lambda: found.append(httpx.post(two.base_url("untold") + "/chat/completions", json=body, timeout=120))
+    )
+    thread.start()
+    kill_speaker(two)
+    thread.join()
+    assert found[0].status_code == 200, found[0].text
+    *lost, whole = two.turns("untold")
+    assert not whole["partial"] and whole["attempt"] == 1
+    for turn in lost:  # none, if it was killed before its first token
+        assert turn["partial"] and turn["superseded_by"] == whole["turn_id"]
+
+
+def test_a_worker_that_starts_again_is_another_one_and_a_lone_one_is_waited_for(tmp_path: Path) -> None:
+    with running(tmp_path / "logs", scripted(tmp_path, "only"), proxy=GRACE) as stack:
+
+        def kill_and_start(answer: Answer) -> bool:
+            if "word10" not in answer.content:
+                return False
+            stack.start_worker(*scripted(tmp_path, "next"), name="next")
+            return True
+
+        answer = ask(stack, "t", "words", kill_and_start)
+        assert answer.done and answer.content.endswith("word59")
+        [turn] = stack.turns("t")
+        assert [span["worker_id"] for span in turn["workers"]] == ["only", "next"]
+
+
+def test_a_worker_told_to_stop_hands_over_what_it_has_not_finished(two: Stack) -> None:
+    """drain_s over: its streams fail, and go on elsewhere without any grace."""
+    for child in two.workers:
+        assert child.poll() is None
+    stopped: list[str] = []
+
+    def stop(answer: Answer) -> bool:
+        if "word10" in answer.content and not stopped:
+            speaking = [one["id"] for one in two.get("/workers")["items"] if one["in_flight"]]
+            child = next(one for one in two.workers if name_of(one) == speaking[0])
+            child.terminate()
+            child.terminate()
+            stopped.append(speaking[0])
+            two.workers.remove(child)
+        return False
+
+    answer = ask(two, "stopped", "words", stop)
+    assert answer.done and answer.content.endswith("word59")
+    [turn] = two.turns("stopped")
+    assert turn["attempt"] == 1 and turn["workers"][0]["worker_id"] == stopped[0]
