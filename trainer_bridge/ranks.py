@@ -9,7 +9,9 @@ Started by torchrun, by the deepspeed launcher, or plainly as one process.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -63,6 +66,8 @@ class Ranks:
         where = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
         backend = "nccl" if kind == "cuda" else "gloo"
         timeout = timedelta(seconds=collective_s)
+        if launched:
+            _end_with_the_launcher()
         if not launched:  # alone, so that no port is needed
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
@@ -130,6 +135,13 @@ class Ranks:
     def close(self) -> None:
         """Leave; not needed where the process ends by an error, since the others see its sockets close."""
         dist.destroy_process_group()
+
+
+def _end_with_the_launcher() -> None:
+    """torchrun starts ranks in sessions of their own: killed at once (out of memory, kill -9), it would leave them training and
+    pushing beside the run that takes its place. Linux only; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _tell_deepspeed(kind: str, rank: int, size: int, local_rank: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,16 +29,21 @@ def job(folder: Path, model: Path, **more: Any) -> dict[str, Any]:
     return {"settings": settings | more.pop("settings", {}), "batches": BATCHES, **more}
 
 
+def wait_for(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SLOW_S
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def kill_after_a_checkpoint(folder: Path, job: dict[str, Any]) -> None:
     """Let two ranks take steps until there is a checkpoint, and one step or more after it; then SIGKILL them."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(job | {"forever": True}))
     process = start_ranks(2, "tests.integration.trainer.rank", str(folder))
     try:
-        deadline = time.monotonic() + SLOW_S
-        while not (folder / "saved").exists():
-            assert process.poll() is None and time.monotonic() < deadline, process.stdout and process.stdout.read()
-            time.sleep(0.05)
+        wait_for(lambda: (folder / "saved").exists() or process.poll() is not None)
+        assert process.poll() is None, process.stdout and process.stdout.read()
     finally:
         end(process)
     assert not (folder / "result.pt").exists()
@@ -75,6 +82,21 @@ def test_the_checkpoint_holds_the_full_model_and_older_ones_go(tmp_path: Path) -
     assert all(torch.equal(written[name], weight) for name, weight in found["weights"].items())
     loaded = AutoModelForCausalLM.from_pretrained(copy, dtype=torch.bfloat16)
     assert torch.equal(loaded.lm_head.weight, found["weights"]["model.embed_tokens.weight"])
+
+
+def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, model, save_after=[1], forever=True)))
+    process = start_ranks(2, "tests.integration.trainer.rank", str(tmp_path))
+    try:
+        wait_for(lambda: (tmp_path / "saved").exists() or process.poll() is not None)
+        ranks = psutil.Process(process.pid).children()
+        assert len(ranks) == 2
+        process.kill()
+        gone, alive = psutil.wait_procs(ranks, timeout=SLOW_S)
+        assert (len(gone), alive) == (2, [])
+    finally:
+        end(process)
 
 
 def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Settings of the trainer, and the DeepSpeed configuration that is made of them: what can't be is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.config import TrainerSettings
+from trainer_bridge.engine import learning_rate
+from trainer_bridge.mismatch import Correction
+from trainer_bridge.zero import OWNED, deepspeed_config, reference_config
+
+
+def settings(**fields: Any) -> TrainerSettings:
+    return TrainerSettings(**{"model": "m", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"aggregation": "constant"}, "constant_tokens"),
+        ({"constant_tokens": 5}, "constant_tokens"),
+        ({"mismatch_low": 2.0}, "mismatch_low"),
+        ({"schedule": "cosine"}, "total_steps"),
+        ({"warmup_steps": 5, "total_steps": 4}, "warmup_steps"),
+        ({"offload_parameters": True}, "offload_parameters"),
+        ({"reference": "r"}, "reference"),
+    ],
+)
+def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(**fields).check()
+    assert refused.value.field == named
+
+
+def test_the_defaults_can_be() -> None:
+    settings().check()
+    assert [c.value for c in Correction] == list(TrainerSettings.model_fields["mismatch"].annotation.__args__)
+
+
+def test_the_rate_warms_up_and_ends_at_nothing() -> None:
+    cosine = settings(learning_rate=1.0, warmup_steps=2, total_steps=10, schedule="cosine")
+    rates = [learning_rate(cosine, step) for step in range(12)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[6] == pytest.approx(0.5) and rates[10:] == pytest.approx([0.0, 0.0])
+    linear = settings(learning_rate=1.0, total_steps=4, schedule="linear")
+    assert [learning_rate(linear, step) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert learning_rate(settings(learning_rate=1.0), 10**6) == 1.0
+
+
+def test_the_made_configuration_says_what_deepspeed_would_guess() -> None:
+    made = deepspeed_config(settings(max_grad_norm=0.0), cuda=False)
+    assert made["gradient_clipping"] == 0.0
+    assert made["zero_optimization"]["stage"] == 3
+    assert made["bf16"]["enabled"] and made["data_types"]["grad_accum_dtype"] == "fp32"
+    assert made["managed_gradient_accumulation"] is False
+    assert made["optimizer"]["params"]["torch_adam"]
+    assert "optimizer" not in reference_config(made)
+
+
+def test_adam_of_offloaded_state_is_deepspeeds_own_on_gpus_only() -> None:
+    offloaded = settings(offload_optimizer=True, offload_parameters=True)
+    gpu, cpu = (deepspeed_config(offloaded, cuda=cuda) for cuda in (True, False))
+    assert "torch_adam" not in gpu["optimizer"]["params"] and "zero_force_ds_cpu_optimizer" not in gpu
+    assert cpu["optimizer"]["params"]["torch_adam"] and cpu["zero_force_ds_cpu_optimizer"] is False
+    assert gpu["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}
+    assert "offload_optimizer" not in reference_config(gpu)["zero_optimization"]
+
+
+def test_a_file_is_laid_over_and_keeps_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"reduce_bucket_size": 5}, "aio": {"block_size": 1}}))
+    made = deepspeed_config(settings(deepspeed=file), cuda=False)
+    assert made["zero_optimization"]["reduce_bucket_size"] == 5 and made["zero_optimization"]["stage"] == 3
+    assert made["aio"] == {"block_size": 1}
+
+
+@pytest.mark.parametrize("key", OWNED)
+def test_a_file_may_not_set_what_a_setting_does(key: str, tmp_path: Path) -> None:
+    value: Any = 1
+    for word in reversed(key.split(".")):
+        value = {word: value}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(value))
+    with pytest.raises(ConfigError, match=key) as refused:
+        deepspeed_config(settings(deepspeed=file), cuda=False)
+    assert refused.value.field == "deepspeed"
+    assert not OWNED[key] or (OWNED[key] in TrainerSettings.model_fields and OWNED[key] in str(refused.value))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_file_that_is_none_is_named(content: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"ds\.json"):
+        deepspeed_config(settings(deepspeed=file), cuda=False)

@@ -1,0 +1,115 @@
+"""The model as the step calls it: packed samples give what each gives alone; what is not covered is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from proxy.contracts.errors import ConfigError
+from tests.unit.trainer.rows import row
+from trainer_bridge.attention import Segments, packed_attention
+from trainer_bridge.collate import collate
+from trainer_bridge.errors import BadBatch
+from trainer_bridge.model import check_covered, cost_model, load_model
+from trainer_bridge.sequence import take_share
+
+TINY = str(Path(__file__).resolve().parents[3] / "steno/models/tiny")
+ROWS = [row("a", 9, [3, 8]), row("b", 5, [1, 2, 4], seed=1), row("c", 2, [1], seed=2)]
+ADVANTAGES = {"a": 1.0, "b": -1.0, "c": 0.5}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(TINY, precision="float32", zero=None)
+
+
+def logprobs_of(model, rows, chunks=2):
+    share = take_share(collate(rows, ADVANTAGES, [1.0] * len(rows)))
+    return model(share.packed, share.segments, chunks)
+
+
+def test_packed_samples_do_not_see_each_other(model) -> None:
+    together, entropies = logprobs_of(model, ROWS)
+    alone = [logprobs_of(model, [one]) for one in ROWS]
+    torch.testing.assert_close(together, torch.cat([found[0] for found in alone]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies, torch.cat([found[1] for found in alone]), rtol=1e-5, atol=1e-5)
+
+
+def test_they_are_what_transformers_computes(model) -> None:
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attn_implementation="eager")
+    expected = []
+    for one in ROWS:
+        logprobs = plain(input_ids=one.token_ids_T[None]).logits[0].log_softmax(-1)
+        expected += [logprobs[t - 1, one.token_ids_T[t]] for t in one.loss_mask_T.nonzero()[:, 0].tolist()]
+    torch.testing.assert_close(logprobs_of(model, ROWS)[0], torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_keep_the_models_own_names(model) -> None:
+    from safetensors import safe_open
+
+    with safe_open(f"{TINY}/model.safetensors", "pt") as file:
+        assert {name for name, _ in model.lm.named_parameters()} == set(file.keys())
+
+
+def test_offloaded_states_change_no_gradient() -> None:
+    gradients = []
+    for offload in (False, True):
+        model = load_model(TINY, precision="float32", zero=None, checkpointing=True, offload_activations=offload)
+        logprobs, _ = logprobs_of(model, ROWS)
+        logprobs.sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_the_cost_counts_neither_embedding_nor_head(model) -> None:
+    config = model.lm.config
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    cost = cost_model(model.lm)
+    assert cost.per_token == 6 * (whole - 2 * config.vocab_size * config.hidden_size)
+    assert cost.per_trained == 6 * config.vocab_size * config.hidden_size
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_shares_are_equally_long_and_hold_each_trained_token_once(ranks: int) -> None:
+    packed = collate(ROWS, ADVANTAGES, [1.0] * 3)
+    shares = [take_share(packed, ranks=ranks, rank=rank) for rank in range(ranks)]
+    assert len({share.packed.input_ids_1S.shape for share in shares}) == 1
+    assert torch.equal(torch.cat([share.chosen for share in shares]).sort()[0], torch.arange(len(packed.targets_N)))
+    ids = torch.cat([share.packed.input_ids_1S for share in shares], 1)[0]
+    positions = torch.cat([share.packed.position_ids_1S for share in shares], 1)[0]
+    length = ids.shape[0] // ranks
+    assert torch.equal(ids[:16], packed.input_ids_1S[0]) and len(ids) == shares[0].segments.starts[-1]
+    assert torch.equal(positions[:16], packed.position_ids_1S[0]) and (positions[16:] < ranks).all()
+    for rank, share in enumerate(shares):
+        assert torch.equal(share.packed.predictor_N + rank * length, packed.predictor_N[share.chosen])
+        assert torch.equal(share.packed.targets_N, packed.targets_N[share.chosen])
+
+
+@pytest.mark.parametrize(
+    "bent", [{"final_logit_softcapping": 30.0}, {"logit_scale": 0.0625}, {"attention_dropout": 0.1}]
+)
+def test_models_that_bend_their_logits_are_refused(bent) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bent))) as refused:
+        check_covered(SimpleNamespace(**bent))
+    assert refused.value.field == "model"
+
+
+def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model"):
+        load_model(str(tmp_path), precision="float32", zero=None)
+
+
+@pytest.mark.parametrize("asked", [{"sliding_window": 3}, {"dropout": 0.1}, {"softcap": 5.0}, {"s_aux": torch.ones(1)}])
+def test_attention_that_is_not_covered_is_an_error(asked) -> None:
+    segments = Segments((0, 4), torch.tensor([0, 4], dtype=torch.int32))
+    x = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(BadBatch, match="not covered"):
+        packed_attention(nn.Module(), x, x, x, None, segments=segments, **asked)
+    with pytest.raises(BadBatch, match="does not hand"):
+        packed_attention(nn.Module(), x, x, x, None)

@@ -1,0 +1,78 @@
+"""Orders: what the first rank draws up is what every rank reads, and a mini-batch is weighed as a step of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.unit.trainer.rows import row
+from trainer_bridge.advantages import Estimator, Scored
+from trainer_bridge.aggregation import Aggregation
+from trainer_bridge.errors import BadBatch, BadPlan
+from trainer_bridge.ledger import Ledger, Reason
+from trainer_bridge.orders import Batch, Layout, Orders, draw_up, make_batch
+from trainer_bridge.packing import CostModel
+
+LAYOUT = Layout(
+    packs=2, budget_tokens=30, chunk_tokens=4, aggregation=Aggregation.ROLLOUT_MEAN, constant_tokens=None,
+    cost=CostModel(10.0, 1.0, 5.0),
+)  # fmt: skip
+ROWS = [row(f"t{i // 2}", 8 + i, [3, 4, 5 + i], leaf_id=str(i), seed=i) for i in range(8)]
+BATCH = Batch(ROWS, {f"t{i}": float(i) - 1.5 for i in range(4)})
+
+
+def test_every_rank_reads_what_the_first_one_drew_up() -> None:
+    orders = draw_up(BATCH, LAYOUT, seed="s")
+    read = Orders.decode(orders.encode())
+    assert read == orders
+    rows = read.rows()
+    read.check(rows)
+    for ours, theirs in zip(rows, ROWS, strict=True):
+        assert (ours.trial_id, ours.leaf_id, ours.versions) == (theirs.trial_id, theirs.leaf_id, theirs.versions)
+        for name in ("token_ids_T", "loss_mask_T", "sampling_logprobs_T", "temperatures_T", "version_T"):
+            mine, sent = getattr(ours, name), getattr(theirs, name)
+            assert mine.dtype == sent.dtype
+            torch.testing.assert_close(mine, sent, rtol=0, atol=0, equal_nan=True)
+
+
+def test_each_mini_batch_keeps_trials_whole_and_weighs_one() -> None:
+    orders = draw_up(BATCH, replace(LAYOUT, epochs=2, mini_batches=2), seed="s")
+    assert len(orders.passes) == 4
+    for epoch in (orders.passes[:2], orders.passes[2:]):
+        assert sorted(i for part in epoch for i in part.rows) == list(range(8))
+        first, second = ({ROWS[i].trial_id for i in part.rows} for part in epoch)
+        assert not first & second and first and second
+    for part in orders.passes:
+        weighed = sum(w * ROWS[i].trained_tokens for i, w in zip(part.rows, part.weights, strict=True))
+        assert weighed == pytest.approx(1.0)
+    assert orders == draw_up(BATCH, replace(LAYOUT, epochs=2, mini_batches=2), seed="s")
+    assert orders != draw_up(BATCH, replace(LAYOUT, epochs=2, mini_batches=2), seed="another")
+
+
+def test_what_can_not_be_trained_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(BadBatch, match="without samples"):
+        draw_up(Batch([], {}), LAYOUT, seed="s")
+    with pytest.raises(BadBatch, match="t3"):
+        draw_up(Batch(ROWS, {"t0": 1.0, "t1": 1.0, "t2": 1.0}), LAYOUT, seed="s")
+    with pytest.raises(BadBatch, match="4 trials can't be cut into 5"):
+        draw_up(BATCH, replace(LAYOUT, mini_batches=5), seed="s")
+    with pytest.raises(BadPlan, match="in a budget of 10"):
+        draw_up(BATCH, replace(LAYOUT, budget_tokens=10), seed="s")
+    with pytest.raises(BadBatch, match="not the orders"):
+        Orders.decode(b"\x01")
+
+
+def test_a_trial_without_samples_is_part_of_its_groups_mean() -> None:
+    rows = [row("a", 5, [2]), row("b", 5, [2]), row("c", 5, [2], group_id="equal")]
+    scored = [
+        Scored("a", "g", 1.0), Scored("b", "g", 1.0), Scored("gone", "g", 0.0),
+        Scored("c", "equal", 1.0), Scored("d", "equal", 1.0),
+    ]  # fmt: skip
+    ledger = Ledger()
+    batch, dropped = make_batch(rows, scored, Estimator.GRPO_NO_STD, ledger)
+    assert [kept.trial_id for kept in batch.rows] == ["a", "b"]
+    assert batch.advantages["a"] == pytest.approx(1 / 3)
+    assert dropped == {"equal": Reason.ZERO_VARIANCE}
+    assert ledger.total().untrained == {Reason.ZERO_VARIANCE: 1}
