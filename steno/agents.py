@@ -17,12 +17,16 @@ NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A trial, as an agent needs to know it. urls: by kind of client, as in `rest.Trial`. model: any name; it is recorded."""
+    """A trial, as an agent needs to know it. urls: by kind of client, as in `rest.Trial`. model: any name; it is recorded.
+
+    context_tokens: of the model that serves it, for agents that can't find out; None: not known.
+    """
 
     trial_id: str
     urls: dict[str, str]
     key: str = NO_KEY
     model: str = "policy"
+    context_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def _opencode(target: Target) -> Setup:
         "npm": "@ai-sdk/openai-compatible",
         "name": "Steno",
         "options": {"baseURL": target.urls["openai"], "apiKey": target.key},
-        "models": {target.model: {"name": target.model}},
+        "models": {target.model: {"name": target.model, **_opencode_limit(target.context_tokens)}},
     }
     config = {
         "provider": {"steno": provider},
@@ -116,6 +120,13 @@ def _opencode(target: Target) -> Setup:
         f'opencode run -m {quote("steno/" + target.model)} --format json "$TASK" </dev/null',
         instead={"opencode.json": json.dumps(config, indent=2) + "\n"},
     )
+
+
+def _opencode_limit(context_tokens: int | None) -> dict[str, object]:
+    """What it compacts by: it reads no model list, and without this it never does. A quarter is for the answer, up to its own bound."""
+    if context_tokens is None:
+        return {}
+    return {"limit": {"context": context_tokens, "output": min(32_000, max(1, context_tokens // 4))}}
 
 
 def _mini_swe_agent(target: Target) -> Setup:
@@ -210,7 +221,8 @@ AGENTS: dict[str, Agent] = {
         "npm install -g opencode-ai",
         _BY_TESTS.format("1.18.33"),
         _opencode,
-        "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary.",
+        "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary. "
+        "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts.",
     ),
     "mini-swe-agent": Agent(
         "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent

@@ -7,11 +7,14 @@ them, since that is what they are for.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
+import httpx
 import typer
 
 from proxy.contracts.errors import ConfigError
@@ -20,6 +23,7 @@ from steno.agents import AGENTS, NO_KEY, Setup, Target
 from steno.commands.connection import ClientSettings, connect
 from steno.commands.sessions import Key, KeyFile, Url
 
+log = logging.getLogger(__name__)
 AgentName = StrEnum("AgentName", {name.upper().replace("-", "_"): name for name in AGENTS})  # type: ignore[misc]
 
 
@@ -30,13 +34,20 @@ def env(
     agent_key: Annotated[
         str | None, typer.Option(help="The trial's own key, if known: the proxy is then not asked.")
     ] = None,
+    context_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompt and answer at most, for agents that compact by it; unset: as served."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of shell lines.")] = False,
     url: Url = None,
     key: Key = None,
     key_file: KeyFile = None,
 ) -> None:
     """Print what points a known agent at a trial: `eval "$(steno env claude-code my-trial)"`."""
-    found = AGENTS[agent.value].setup(target(trial_id, model, agent_key, url, key, key_file))
+    trial = target(trial_id, model, agent_key, url, key, key_file)
+    if context_tokens is not None:
+        trial = replace(trial, context_tokens=context_tokens)
+    found = AGENTS[agent.value].setup(trial)
     if as_json:
         shown = {name: getattr(found, name) for name in ("variables", "command", "files", "instead")}
         typer.echo(json.dumps(shown, ensure_ascii=False, indent=2))
@@ -58,7 +69,26 @@ def target(
         return Target(trial_id, urls(settings.url, trial_id), agent_key, model)
     with connect(url, key, key_file) as steno:
         trial = steno.register(trial_id)
-    return Target(trial_id, trial.urls, trial.api_key or NO_KEY, model)
+    base_url = ClientSettings.load({"url": url}, None).url
+    context_tokens = served_context(urls(base_url, trial_id)["openai"], trial.api_key or NO_KEY, model)
+    return Target(trial_id, trial.urls, trial.api_key or NO_KEY, model, context_tokens)
+
+
+def served_context(base_url: str, agent_key: str, model: str) -> int | None:
+    """Context of the model that the trial will be served by, in tokens: of that name, else the smallest, since it may be any.
+
+    None: nothing is served yet, or the list can't be had here.
+    """
+    try:
+        answer = httpx.get(f"{base_url}/models", headers={"authorization": f"Bearer {agent_key}"}, timeout=10)
+    except httpx.HTTPError as error:
+        log.warning("the models can't be listed, so no context is set: %s", error)
+        return None
+    if answer.status_code != 200:
+        log.warning("the models can't be listed, so no context is set: status %d", answer.status_code)
+        return None
+    served = {found["id"]: found["max_model_len"] for found in answer.json()["data"]}
+    return served.get(model) or min(served.values(), default=None)
 
 
 def urls(base_url: str, trial_id: str) -> dict[str, str]:

@@ -63,6 +63,14 @@ def test_an_sdk_finds_its_trial_in_the_environment(locked: Stack, sdk: str, tmp_
     assert json.loads(shown.stdout.splitlines()[0])["counts"]["turns"] == 1
 
 
+def test_opencode_is_told_the_context_of_what_is_served(locked: Stack) -> None:
+    printed = json.loads(steno(locked, "opencode", "env-context", "--json"))
+    config = json.loads(printed["variables"]["OPENCODE_CONFIG_CONTENT"])
+    with Steno(locked.url, ADMIN) as client:
+        served = client.workers()[0]["models"][0]["context_tokens"]
+    assert config["provider"]["steno"]["models"]["policy"]["limit"]["context"] == served
+
+
 def test_the_same_trial_has_the_same_key(locked: Stack) -> None:
     first, again = (json.loads(steno(locked, "openai", "env-twice", "--json")) for _ in range(2))
     assert first == again and first["variables"]["OPENAI_API_KEY"].startswith("sk-steno-")

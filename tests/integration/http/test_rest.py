@@ -149,6 +149,9 @@ async def test_operations(proxy: Proxy) -> None:
     await proxy.chat("t", "x")
     assert (await proxy.http.get("/healthz")).json()["status"] == "ok"
     assert (await proxy.http.get("/readyz")).json()["models"] == ["parrot"]
+    for path in ("/healthz", "/readyz"):
+        head = await proxy.http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
     text = (await proxy.http.get("/metrics")).text
     assert "steno_proxy_turns_total" in text and "steno_proxy_models 1.0" in text
     [policy] = (await proxy.http.get("/policy")).json()["items"]

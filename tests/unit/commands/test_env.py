@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tomllib
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -73,6 +74,20 @@ def test_files_are_of_the_kind_that_their_names_say(name: str) -> None:
         assert isinstance(found, dict) and content.endswith("\n")
     if name == "codex":
         assert found["model"] == ODD.model and found["model_providers"]["steno"]["base_url"] == f"{URL}/t.1/v1"
+
+
+def test_opencode_is_told_the_context_where_it_is_known() -> None:
+    """Without it, it never compacts."""
+    setup = AGENTS["opencode"].setup(replace(ODD, context_tokens=24_000))
+    for config in (setup.variables["OPENCODE_CONFIG_CONTENT"], setup.instead["opencode.json"]):
+        assert json.loads(config)["provider"]["steno"]["models"][ODD.model]["limit"] == {
+            "context": 24_000,
+            "output": 6_000,
+        }
+    assert "limit" not in AGENTS["opencode"].setup(ODD).variables["OPENCODE_CONFIG_CONTENT"]
+    words = ["env", "opencode", "t.1", "--agent-key", "k", "--url", URL, "--context-tokens", "9000", "--json"]
+    found = json.loads(runner.invoke(app, words).stdout)
+    assert '"context": 9000' in found["variables"]["OPENCODE_CONFIG_CONTENT"]
 
 
 def test_json_says_the_same_as_the_shell_lines() -> None:
