@@ -1,0 +1,226 @@
+"""A trainer's weights on their way through the whole product: a real proxy, real workers with the embedded engine, as processes.
+
+The oracle of what a worker serves is what it samples: greedy tokens and their log-probabilities, against the trainer's model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from proxy.client import AsyncSteno
+from steno.models import TINY
+from tests.support.stack import Stack, _spawn, running
+from tests.unit.trainer.weights.models import qwen
+from trainer_bridge.errors import PushFailed
+from trainer_bridge.staleness import Version
+from trainer_bridge.weights.copies import Copies
+from trainer_bridge.weights.probe import make_probe, probe_ids
+from trainer_bridge.weights.publisher import Publisher
+from trainer_bridge.weights.source import ModelWeights
+from trainer_bridge.weights.transports import Filesystem, Stream, Transport
+
+PATIENCE_S = 180.0
+"""The machine may be busy with other tests."""
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    with running(tmp_path / "stack", ()) as stack:
+        yield stack
+
+
+def model_after(steps: int) -> PreTrainedModel:
+    """The worker's own model, moved: as a trainer's after so many steps."""
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(steps)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * steps * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def transport(kind: str, folder: Path) -> Transport:
+    copies = Copies(folder)
+    return Filesystem(copies) if kind == "filesystem" else Stream(copies)
+
+
+def publisher(stack: Stack, how: Transport, **options: Any) -> Publisher:
+    return Publisher(how, [AsyncSteno(stack.url)], **options)
+
+
+def sources(model: PreTrainedModel) -> tuple[ModelWeights, Any]:
+    return ModelWeights(model, bucket_bytes=300_000), make_probe(model, probe_ids(model.config.vocab_size))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it never came to this")
+
+
+def versions(stack: Stack) -> dict[str, list[str]]:
+    """version -> ids of the workers that serve it."""
+    [policy] = stack.get("/policy")["items"] or [{"workers": {}}]
+    return dict(policy["workers"])
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(60)
+
+
+def restart_proxy(stack: Stack) -> None:
+    """Where it was, knowing nothing."""
+    log, command = stack.folder / "proxy.log", ["proxy", "--host", "127.0.0.1", "--port", str(stack.port)]
+    stack.proxy = _spawn(log, sys.executable, *command)
+    until(lambda: answers(stack.url + "/healthz"))
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def check_served(stack: Stack, trial_id: str, version: str, model: PreTrainedModel) -> None:
+    """One turn: its tokens are labelled with the version, and their log-probabilities are this model's."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 1.0}
+    answer = httpx.post(stack.base_url(trial_id) + "/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text + stack.logs()
+    [sample] = stack.get(f"/sessions/{trial_id}/samples")["items"]
+    ids = torch.tensor([sample["token_ids"]])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(ids).logits[0].float(), -1)
+    sampled = [place for place, mask in enumerate(sample["loss_mask"]) if mask]
+    assert sampled
+    for place in sampled:
+        expected = logprobs[place - 1, ids[0, place]].item()
+        assert sample["sampling_logprobs"][place] == pytest.approx(expected, abs=1e-3)
+    [turn] = stack.turns(trial_id)
+    assert {span["version"] for span in turn["versions"]} == {version}
+
+
+@pytest.mark.parametrize("kind", ["filesystem", "stream"])
+def test_what_was_published_is_what_is_sampled_from(stack: Stack, tmp_path: Path, kind: str) -> None:
+    with publisher(stack, transport(kind, tmp_path / "copies")) as sending:
+        for step in (1, 2):
+            model = model_after(step)
+            publication = sending.publish(Version("run", step), *sources(model))
+            update = sending.wait(publication, PATIENCE_S)
+            assert (update.state, publication.failed) == ("done", {}), stack.logs()
+            [worker] = update.workers
+            assert worker.state == "served" and worker.pause_s is not None and worker.load_s is not None
+            check_served(stack, f"trial-{step}", f"run/{step}", model)
+        if kind == "stream":
+            assert publication.bytes_sent == publication.spec.manifest.size
+
+
+def test_a_worker_that_comes_late_catches_up_from_the_copy_before_it_gets_traffic(stack: Stack, tmp_path: Path) -> None:
+    model = model_after(3)
+    with publisher(stack, Stream(Copies(tmp_path / "copies"))) as sending:
+        publication = sending.publish(Version("run", 3), *sources(model))
+        sending.wait(publication, PATIENCE_S)
+        first = stack.workers[0]
+        stack.start_worker("--worker-id", "late", name="late")
+        until(lambda: "late" in versions(stack).get("run/3", []))
+        first.send_signal(signal.SIGTERM)
+        first.wait(60)
+        until(lambda: versions(stack) == {"run/3": ["late"]})
+        check_served(stack, "late-trial", "run/3", model)
+        assert publication.bytes_sent == 2 * publication.spec.manifest.size
+
+
+def test_a_proxy_killed_in_an_update_gets_it_again_when_it_is_back(tmp_path: Path) -> None:
+    model = model_after(1)
+    with (
+        running(tmp_path / "stack", ("--worker-id", "w")) as stack,
+        publisher(stack, Stream(Copies(tmp_path / "copies"))) as sending,
+    ):
+        kill(stack.proxy)
+        publication = sending.publish(Version("run", 1), *sources(model))
+        until(lambda: publication.trouble is not None)
+        with pytest.raises(PushFailed, match="not accepted yet"):
+            sending.wait(publication, 0.0)
+        restart_proxy(stack)
+        assert sending.wait(publication, PATIENCE_S).state == "done", stack.logs()
+        # It kept nothing: killed again, it learns of the version from the publisher, and the worker keeps its weights.
+        kill(stack.proxy)
+        restart_proxy(stack)
+        until(lambda: versions(stack).get("run/1") == ["w"])
+        check_served(stack, "after", "run/1", model)
+
+
+class Cut(AsyncSteno):
+    """A client that does something once in the middle of an upload: after its first piece of 100 kB."""
+
+    def __init__(self, url: str, act: Callable[[], None]) -> None:
+        super().__init__(url)
+        self._acts = [act]
+
+    async def upload_shard(self, update_id: str, name: str, offset: int, data: AsyncIterator[bytes]) -> int:  # type: ignore[override]
+        async def pieces() -> AsyncIterator[bytes]:
+            async for chunk in data:
+                for start in range(0, len(chunk), 100_000):
+                    yield chunk[start : start + 100_000]
+                    if self._acts:
+                        await asyncio.sleep(0.2)  # for the piece to get to the worker
+                        await asyncio.to_thread(self._acts.pop())
+
+        return await super().upload_shard(update_id, name, offset, pieces())
+
+
+@pytest.mark.parametrize("victim", ["worker", "proxy"])
+def test_whoever_is_killed_in_the_middle_of_an_upload_has_the_weights_in_the_end(tmp_path: Path, victim: str) -> None:
+    model = model_after(1)
+    arguments = ("--worker-id", "w", "--staging-dir", str(tmp_path / "staging"))
+    with running(tmp_path / "stack", arguments) as stack:
+
+        def act() -> None:
+            if victim == "proxy":
+                kill(stack.proxy)
+                restart_proxy(stack)
+            else:
+                kill(stack.workers.pop())
+                stack.start_worker(*arguments)
+
+        with Publisher(Stream(Copies(tmp_path / "copies")), [Cut(stack.url, act)]) as sending:
+            publication = sending.publish(Version("run", 1), *sources(model))
+            sending.wait(publication, PATIENCE_S)
+            until(lambda: versions(stack).get("run/1") == ["w"])
+            check_served(stack, "after", "run/1", model)
+            assert publication.failed == {}
+
+
+def test_a_version_with_other_weights_is_refused_by_the_proxy(stack: Stack, tmp_path: Path) -> None:
+    with publisher(stack, Filesystem(Copies(tmp_path / "one"))) as sending:
+        sending.wait(sending.publish(Version("run", 1), *sources(model_after(1))), PATIENCE_S)
+    with publisher(stack, Filesystem(Copies(tmp_path / "other"))) as other:
+        publication = other.publish(Version("run", 1), *sources(model_after(2)))
+        with pytest.raises(PushFailed, match="run/1"):
+            other.wait(publication, PATIENCE_S)
+
+
+def test_weights_of_another_model_are_refused_and_the_old_ones_go_on(stack: Stack, tmp_path: Path) -> None:
+    model = model_after(1)
+    with publisher(stack, Filesystem(Copies(tmp_path))) as sending:
+        sending.wait(sending.publish(Version("run", 1), *sources(model)), PATIENCE_S)
+        publication = sending.publish(Version("run", 2), ModelWeights(qwen()), None)
+        assert sending.wait(publication, PATIENCE_S).state == "failed"
+        assert [why.split(":")[0] for why in publication.failed.values()] == ["weights_refused"]
+        check_served(stack, "still", "run/1", model)
