@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from proxy.client import AsyncSteno
@@ -98,11 +99,13 @@ class Rollouts:
         self._waiting: dict[str, Assignment] = {}
         self._unfinished: dict[str, set[str]] = {}
 
-    async def run(self, planned: Iterable[Planned], *, done: Container[str] = frozenset()) -> list[TrialResult]:
+    async def run(
+        self, planned: Iterable[Planned], *, done: Mapping[str, TrialResult] = MappingProxyType({})
+    ) -> list[TrialResult]:
         """Run every group of `planned` to its end.
 
-        Args: done: trials known to have ended (`results.ended_trials`); a group of nothing else is not looked up again.
-        Returns: results of all trials, in the order in which they ended; of groups that are in `done`, nothing.
+        Args: done: trials known to have ended, by id (`results.ended_trials`); a group of nothing else is not looked up again.
+        Returns: results of all trials, in the order in which they ended.
         Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
         Raises: StenoError: the proxy refuses, or can't be reached. OSError: no folder could be made. All that ran has been ended.
         """
@@ -111,7 +114,11 @@ class Rollouts:
             async with asyncio.TaskGroup() as running:
                 for plan in planned:
                     identity = group_id(self.options.run_id, plan.task.task_id, plan.round)
-                    if not all(f"{identity}.{i}" in done for i in range(self.options.size)):
+                    trials = [f"{identity}.{i}" for i in range(self.options.size)]
+                    if all(trial in done for trial in trials):
+                        for trial in trials:
+                            self._ended(replace(done[trial], earlier=True), results)
+                    else:
                         await self._start(plan, identity, running, results)
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors

@@ -114,15 +114,13 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def _is_left(pid: int, started_at: str) -> bool:
-    """Whether something of the session that this process led still runs. Its number is not given away while that is so."""
+    """Whether something of the session that this process led still runs. While that is so, or while nobody has reaped the
+    process itself, its number is not given to another."""
     leader = _stat(Path(f"/proc/{pid}/stat"))
-    if leader:
-        return leader[19] == started_at and leader[0] != "Z"
-    return any(
-        fields[3] == str(pid) and fields[0] != "Z"
-        for path in Path("/proc").glob("[0-9]*/stat")
-        if (fields := _stat(path))
-    )
+    if leader and leader[19] != started_at:
+        return False
+    members = (_stat(path) for path in Path("/proc").glob("[0-9]*/stat"))
+    return any(fields[3] == str(pid) and fields[0] != "Z" for fields in members if fields)
 
 
 def _started_at(pid: int) -> str:

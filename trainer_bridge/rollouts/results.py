@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,38 +13,37 @@ from proxy.contracts.rest import GroupTrials
 from trainer_bridge.rollouts.outcome import TrialResult
 
 
-def ended_trials(path: Path | None) -> frozenset[str]:
-    """Trials that a results file has. A last line that was cut off by a kill counts for nothing.
+def ended_trials(path: Path | None) -> dict[str, TrialResult]:
+    """Trials that a results file has, by id. A last line that was cut off by a kill counts for nothing.
 
     Raises: ConfigError: the file is something else.
     """
     if path is None or not path.exists():
-        return frozenset()
-    found = []
+        return {}
+    found = {}
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            found.append(str(json.loads(line)["trial_id"]))
-        except (ValueError, KeyError, TypeError):
+            result = TrialResult(**json.loads(line))
+            found[result.trial_id] = result
+        except (ValueError, TypeError):
             if number < len(lines):
                 raise ConfigError(f"results: {path}, line {number}: no result of a trial", field="results") from None
-    return frozenset(found)
+    return found
 
 
 class ResultsFile:
     """An `Observer` that appends, line by line. A trial that the file has already is not written again."""
 
-    def __init__(self, path: Path, known: frozenset[str]) -> None:
+    def __init__(self, path: Path, known: Collection[str]) -> None:
         """Raises: ConfigError: it can't be written."""
         self._known = set(known)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            _trim(path)
             self._file = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise ConfigError(f"results: {path}: {error.strerror}", field="results") from None
-        if cut_off:
-            self._file.write("\n")
 
     def __enter__(self) -> Self:
         return self
@@ -61,3 +61,10 @@ class ResultsFile:
         if result.trial_id not in self._known:
             self._known.add(result.trial_id)
             self._file.write(json.dumps(result.row(), ensure_ascii=False) + "\n")
+
+
+def _trim(path: Path) -> None:
+    """Take off a last line that a kill cut off: with more after it, it would be a broken line in the middle."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)

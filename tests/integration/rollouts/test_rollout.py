@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,3 +110,99 @@ def test_a_task_that_lacks_a_field_is_named_before_anything_is_registered(rollou
     said = rollout(tasks, "--run", "lacking", command=["echo", "{repo}", "{commit}"], code=2)
     assert "{commit}: task 'a' has no such field; it has id, repo, task_id" in said
     assert sessions("lacking") == []
+
+
+def test_a_folder_of_tasks_runs_each_in_a_copy_of_its_environment(rollout: Rollout, sessions: Sessions) -> None:
+    for name in ("one", "two"):
+        folder = rollout.folder / "tasks" / name
+        for inner in ("environment", "tests"):
+            (folder / inner).mkdir(parents=True)
+        (folder / "task.toml").write_text(f"[metadata]\nworth = {len(name)}\n[agent]\ntimeout_sec = 100\n")
+        (folder / "instruction.md").write_text(f"Do {name}.")
+        (folder / "environment" / "start.txt").write_text(name)
+        (folder / "tests" / "expected.txt").write_text("Do it well.")
+    code = (
+        "import os; assert sorted(os.listdir()) == ['instruction.md', 'start.txt']\n"
+        "open('reward.txt', 'w').write('{metadata.worth}')"
+    )
+    rollout(rollout.folder / "tasks", "--run", "folders", "--group-size", "1", command=python(code))
+    recorded = sessions("folders")
+    assert [session.reward for session in recorded] == [3.0, 3.0] and len({s.group_id for s in recorded}) == 2
+
+
+def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollout: Rollout, sessions: Sessions) -> None:
+    flag = rollout.folder / "go"
+    code = (
+        "import os, pathlib, time, openai\n"
+        "openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
+        "pathlib.Path(os.environ['STENO_WORKDIR'], '..', 'begun').touch()\n"
+        f"while not os.path.exists({str(flag)!r}): time.sleep(0.1)\n"
+        "open('reward.txt', 'w').write('1')"
+    )
+    tasks = rollout.tasks({"id": "a"}, {"id": "b"})
+    options = ("--run", "stopped", "--group-size", "2", "--in-flight", "3")
+    with rollout.start(tasks, *options, command=python(code)) as process:
+        try:
+            _until(lambda: len(list((rollout.folder / "work").glob("*/begun"))) == 3)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "cancelled; --run stopped goes on" in said
+    ends = {session.trial_id: session.end_reason for session in sessions("stopped")}
+    assert sorted(ends.values(), key=str) == [None, *["cancelled"] * 3]
+    assert [row["end_reason"] for row in rollout.rows()] == ["cancelled"] * 3
+    flag.touch()
+    said = rollout(tasks, *options, command=python(code))
+    assert "4/4 trials, 3 of them earlier" in said and "mean reward 1.000" in said
+    rows = rollout.rows()
+    assert len(rows) == 4 and rows[-1]["trial_id"] == next(trial for trial, reason in ends.items() if reason is None)
+
+
+def test_a_killed_rollout_goes_on_and_what_it_left_running_is_ended(rollout: Rollout, sessions: Sessions) -> None:
+    flag = rollout.folder / "go"
+    code = (
+        "import os, pathlib, time, openai\n"
+        "pathlib.Path('../own.pid').write_text(str(os.getpid()))\n"
+        "if os.environ['STENO_TASK_TASK_ID'] == 'a':\n"
+        "    openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
+        "    pathlib.Path('../asked').touch()\n"
+        f"while not os.path.exists({str(flag)!r}): time.sleep(0.1)\n"
+        "open('reward.txt', 'w').write('1')"
+    )
+    tasks = rollout.tasks({"id": "a"}, {"id": "b"}, {"id": "c"})
+    options = ("--run", "killed-whole", "--group-size", "1", "--in-flight", "2")
+    work = rollout.folder / "work"
+    with rollout.start(tasks, *options, command=python(code)) as process:
+        try:
+            _until(lambda: len(list(work.glob("*/own.pid"))) == 2 and len(list(work.glob("*/asked"))) == 1)
+        finally:
+            process.kill()
+    left = [int(path.read_text()) for path in work.glob("*/own.pid")]
+    assert all(Path(f"/proc/{pid}").exists() for pid in left)
+    restarted = rollout.start(tasks, *options, command=python(code))
+    try:
+        _until(lambda: not any(_runs(pid) for pid in left))
+        flag.touch()
+        _, said = restarted.communicate(timeout=240)
+    finally:
+        restarted.kill()
+        restarted.wait()
+    assert restarted.returncode == 0, said
+    by_task = {row["task_id"]: row["end_reason"] for row in rollout.rows()}
+    assert by_task == {"a": "interrupted", "b": "completed", "c": "completed"}
+    assert sorted(session.counts.turns for session in sessions("killed-whole")) == [0, 0, 1]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 180
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,261 @@
+"""Rollouts in process, against a real proxy; what runs a command is the test's own, so that it can say when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.client import AsyncSteno, Steno
+from proxy.contracts.errors import Conflict
+from proxy.contracts.records import Session
+from proxy.contracts.rest import Completion, GroupSpec
+from tests.integration.rollouts.conftest import ADMIN
+from tests.support.stack import Stack
+from trainer_bridge.rollouts import runner
+from trainer_bridge.rollouts.build import Prepared
+from trainer_bridge.rollouts.config import RolloutSettings
+from trainer_bridge.rollouts.evaluation import Evaluator, greedy
+from trainer_bridge.rollouts.executor import Exit, Job
+from trainer_bridge.rollouts.harness import epochs
+from trainer_bridge.rollouts.tasks import group_id
+
+Sessions = Callable[[str], list[Session]]
+
+
+@dataclass
+class Stand:
+    """An `Executor` that does what the test says. `says`: trial id, attempt -> its exit; a reward goes to the file."""
+
+    turns: int = 1
+    reward: str | None = "1.0"
+    exits: Callable[[str, int], Exit] = lambda trial, attempt: Exit(0)
+    gate: asyncio.Event | None = None
+    started: list[str] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+    cleared: list[str] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    async def run(self, job: Job) -> Exit:
+        self.started.append(job.trial_id)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            ended = self.exits(job.trial_id, self.started.count(job.trial_id))
+            if ended.code == 0:
+                for _ in range(self.turns):
+                    await self.ask(job)
+                if self.gate is not None:
+                    await self.gate.wait()
+            if self.reward is not None and ended.code == 0:
+                (job.workdir / "reward.txt").write_text(self.reward)
+            return ended
+        finally:
+            self.running -= 1
+
+    async def ask(self, job: Job) -> None:
+        headers = {"authorization": f"Bearer {job.environment['OPENAI_API_KEY']}"}
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+            answer = await http.post(f"{job.environment['OPENAI_BASE_URL']}/chat/completions", json=body)
+            assert answer.is_success, answer.text
+
+    async def clear(self, folder: Path) -> None:
+        self.cleared.append(folder.name)
+
+
+def prepared(stack: Stack, folder: Path, run: str, tasks: int = 1, **settings: Any) -> Prepared:
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(f'{{"id": "t{n}"}}\n' for n in range(tasks)))
+    given = {"group_size": 2, "command": ["agent"], "work_dir": folder / "work", "run": run, "retries": 0} | settings
+    return Prepared.of(RolloutSettings(tasks=path, proxy=stack.url, key=ADMIN, **given), run)  # type: ignore[arg-type]
+
+
+async def rolled(found: Prepared, stand: Stand, count: int = 1, **more: Any) -> list[Any]:
+    async with found.client() as client:
+        return await found.rollouts(client, executor=stand, **more).run(epochs(found.tasks, count))
+
+
+def _name(found: Prepared) -> str:
+    return group_id(found.run_id, found.tasks[0].task_id, "epoch-0")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_so_many_trials_run_at_a_time_and_no_more(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:
+    stand = Stand()
+    results = await rolled(prepared(stack, tmp_path, "flight", tasks=3, in_flight=4), stand, 2)
+    assert stand.most == 4 and len(results) == 12 and {r.reward for r in results} == {1.0}
+    assert len({r.group_id for r in results}) == 6 and {r.round for r in results} == {"epoch-0", "epoch-1"}
+    assert [s.status for s in sessions("flight")] == ["completed"] * 12
+
+
+async def test_sequential_is_one_after_the_other_in_order(stack: Stack, tmp_path: Path) -> None:
+    stand = Stand()
+    results = await rolled(prepared(stack, tmp_path, "sequential", tasks=2, sequential=True), stand)
+    assert stand.most == 1 and [r.task_id for r in results] == ["t0", "t0", "t1", "t1"]
+    assert stand.started == [r.trial_id for r in results]
+
+
+async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """B(S+1) = 2 groups are registered; the third waits until the trainer has taken one, however many trials may run."""
+    acknowledged = 0
+
+    async def in_hand() -> int:
+        return len({session.group_id for session in await asyncio.to_thread(sessions, "bound")}) - acknowledged
+
+    found = prepared(stack, tmp_path, "bound", tasks=4, in_flight=64, groups_per_step=1, max_staleness_steps=1)
+    stand = Stand()
+    running = asyncio.create_task(rolled(found, stand, in_hand=in_hand))
+    await until(lambda: len(stand.started) == 4 and stand.running == 0)
+    await asyncio.sleep(1.5)
+    assert len(stand.started) == 4 and not running.done()
+    acknowledged = 1
+    await until(lambda: len(stand.started) == 6)
+    acknowledged = 4
+    assert len(await running) == 8
+
+
+async def test_without_a_trainer_to_ask_the_bound_counts_what_runs_here(stack: Stack, tmp_path: Path) -> None:
+    stand = Stand()
+    found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
+    await rolled(found, stand)
+    assert stand.most == 2
+
+
+async def test_cancelled_rollouts_end_what_runs_and_leave_the_rest_for_the_next_start(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    stand = Stand(gate=asyncio.Event())
+    found = prepared(stack, tmp_path, "cancelled", group_size=3, in_flight=2)
+    running = asyncio.create_task(rolled(found, stand))
+    await until(lambda: sum(session.counts.turns for session in sessions("cancelled")) == 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert stand.running == 0
+    ends = [(session.status, session.end_reason) for session in sessions("cancelled")]
+    assert ends == [("aborted", "cancelled")] * 2 + [("open", None)]
+    again = Stand()
+    results = await rolled(found, again)
+    assert again.started == [sessions("cancelled")[2].trial_id]
+    assert [(r.end_reason, r.earlier) for r in results] == [("cancelled", True)] * 2 + [("completed", False)]
+
+
+async def test_a_run_that_nobody_can_name_leaves_nothing_open(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:
+    stand = Stand(gate=asyncio.Event())
+    found = prepared(stack, tmp_path, "unnamed", group_size=3, in_flight=1)
+    found = Prepared(found.settings.model_copy(update={"run": None}), "unnamed", found.tasks, None)
+    running = asyncio.create_task(rolled(found, stand))
+    await until(lambda: sum(session.counts.turns for session in sessions("unnamed")) == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [session.end_reason for session in sessions("unnamed")] == ["cancelled"] * 3
+
+
+async def test_trials_that_ran_when_their_rollouts_were_killed_are_interrupted_not_repeated(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    found = prepared(stack, tmp_path, "killed", group_size=3)
+    task = found.tasks[0]
+    spec = GroupSpec(group_id=_name(found), run_id="killed", task=dict(task.fields), size=3)
+    async with found.client() as steno:  # what rollouts that were killed have left: one has ended, one has begun
+        group = await steno.create_group(spec)
+        ended, begun, fresh = group.trials
+        await steno.complete(ended.session.trial_id, Completion(reward=0.5))
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {begun.api_key}"}, timeout=60) as http:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        (await http.post(f"{begun.urls['openai']}/chat/completions", json=body)).raise_for_status()
+    stand = Stand()
+    results = await rolled(found, stand)
+    assert stand.started == [fresh.session.trial_id] and begun.session.trial_id in stand.cleared
+    by_trial = {r.trial_id: (r.end_reason, r.reward, r.earlier) for r in results}
+    assert by_trial == {
+        ended.session.trial_id: ("completed", 0.5, True),
+        begun.session.trial_id: ("interrupted", None, False),
+        fresh.session.trial_id: ("completed", 1.0, False),
+    }
+
+
+async def test_finished_groups_are_not_even_looked_up(stack: Stack, tmp_path: Path) -> None:
+    found = prepared(stack, tmp_path, "known")
+    results = await rolled(found, Stand())
+    async with AsyncSteno("http://127.0.0.1:9", retries=0) as nobody:
+        again = found.rollouts(nobody, executor=Stand())
+        known = await again.run(epochs(found.tasks, 1), done={r.trial_id: r for r in results})
+    assert [(r.trial_id, r.reward, r.earlier) for r in known] == [(f"{_name(found)}.{i}", 1.0, True) for i in range(2)]
+
+
+async def test_an_attempt_is_repeated_only_while_nothing_is_on_record(
+    stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SETTLE_S", 0.1)
+
+    async def ran(run: str, stand: Stand) -> Any:
+        return (await rolled(prepared(stack, tmp_path, run, group_size=1, retries=2), stand))[0]
+
+    flaky = await ran("flaky", Stand(exits=lambda trial, attempt: Exit(0 if attempt == 3 else 1)))
+    assert (flaky.end_reason, flaky.attempts) == ("completed", 3)
+    broken = await ran("broken", Stand(exits=lambda trial, attempt: Exit(None, error="agent: No such file")))
+    assert (broken.end_reason, broken.attempts, broken.detail) == ("start_failed", 3, "agent: No such file")
+
+    class Fails(Stand):
+        async def run(self, job: Job) -> Exit:
+            await super().run(job)
+            return Exit(1)
+
+    late = Fails(reward=None)
+    result = await ran("late", late)
+    assert (result.end_reason, result.attempts, result.turns) == ("exit_code", 1, 1)
+    assert sessions("late")[0].status == "aborted"
+
+
+async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Steno) -> None:
+    class Ends(Stand):
+        async def run(self, job: Job) -> Exit:
+            await asyncio.to_thread(client.complete, job.trial_id, Completion(status="aborted", end_reason="operator"))
+            return Exit(0)
+
+    result = (await rolled(prepared(stack, tmp_path, "itself", group_size=1), Ends()))[0]
+    assert (result.status, result.end_reason, result.reward) == ("aborted", "operator", None)
+
+
+async def test_a_task_that_has_changed_is_a_conflict_and_what_ran_is_ended(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    await rolled(prepared(stack, tmp_path, "changed", group_size=1), Stand())
+    with pytest.raises(Conflict, match="on record with other values"):
+        await rolled(prepared(stack, tmp_path, "changed", group_size=1, max_turns=3), Stand())
+
+
+async def test_an_evaluation_is_greedy_never_trained_and_its_own_for_each_version(
+    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+) -> None:
+    found = greedy(prepared(stack, tmp_path, "evaluated", tasks=2, groups_per_step=1))
+    async with found.client() as steno:
+        stand = Stand(reward="0.5")
+        evaluator = Evaluator(found.rollouts(steno, executor=stand), found.tasks, every_steps=10)
+        assert [step for step in range(25) if evaluator.due(step)] == [0, 10, 20]
+        first = await evaluator.run(0, "a/0")
+        assert (first.mean, first.scalars()["eval/trials"]) == (0.5, 4.0)
+        stand.reward = "1.0"
+        assert (await evaluator.run(0, "a/0")).mean == 0.5 and len(stand.started) == 4
+        assert (await evaluator.run(0, "b/0")).mean == 1.0
+    for session in sessions("evaluated"):
+        assert session.group_id is not None
+        group = client.group(session.group_id)
+        assert group.purpose == "eval" and group.sampling.force == {"temperature": 0.0}
+        assert client.turn_page(session.trial_id).items[0].law["temperature"] == 0.0

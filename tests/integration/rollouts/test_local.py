@@ -1,0 +1,139 @@
+"""Commands as processes of this machine: nothing of them is left, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_bridge.rollouts.executor import Exit, Job
+from trainer_bridge.rollouts.local import LocalExecutor
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Ends what a failing test has left."""
+    (tmp_path / "work").mkdir()
+    yield tmp_path
+    for path in (tmp_path / "work").glob("*.pid"):
+        if alive(path):
+            os.kill(int(path.read_text()), 9)
+
+
+def job(folder: Path, *command: str, timeout_s: float | None = 120.0) -> Job:
+    return Job("g.0", command, {"PATH": os.environ["PATH"], "X": "y"}, folder, folder / "work", timeout_s)
+
+
+def alive(path: Path) -> bool:
+    """Whether the process whose number is in the file runs."""
+    try:
+        return Path(f"/proc/{path.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def until(path: Path) -> None:
+    async with asyncio.timeout(60):
+        while not path.exists() or not path.read_text().strip():
+            await asyncio.sleep(0.02)
+
+
+async def gone(path: Path) -> None:
+    async with asyncio.timeout(60):
+        while alive(path):
+            await asyncio.sleep(0.02)
+
+
+async def test_output_goes_to_files_and_the_exit_code_comes_back(folder: Path) -> None:
+    ended = await LocalExecutor().run(job(folder, "sh", "-c", 'echo "$X in $PWD"; echo bad >&2; exit 7'))
+    assert ended == Exit(7)
+    assert (folder / "stdout.log").read_text() == f"y in {folder / 'work'}\n"
+    assert (folder / "stderr.log").read_text() == "bad\n"
+    assert (await LocalExecutor().run(job(folder, "sh", "-c", "kill -9 $$"))).code == -9
+
+
+async def test_a_command_that_is_not_there_says_so(folder: Path) -> None:
+    ended = await LocalExecutor().run(job(folder, "no-such-command"))
+    assert ended.code is None and "no-such-command: No such file" in ended.error
+
+
+async def test_what_a_command_leaves_behind_is_ended_with_it(folder: Path) -> None:
+    ended = await LocalExecutor().run(job(folder, "sh", "-c", "sleep 600 & echo $! > child.pid"))
+    assert ended == Exit(0)
+    await gone(folder / "work" / "child.pid")
+
+
+async def test_at_its_time_limit_a_command_may_clean_up_and_is_then_ended_with_its_children(folder: Path) -> None:
+    polite = "trap 'echo bye; exit 3' TERM; sleep 600 & echo $! > child.pid; touch up; wait"
+    ended = await LocalExecutor(grace_s=60).run(job(folder, "sh", "-c", polite, timeout_s=3))
+    assert ended == Exit(3, timed_out=True)
+    assert (folder / "stdout.log").read_text() == "bye\n"
+    await gone(folder / "work" / "child.pid")
+
+
+async def test_a_command_that_ignores_sigterm_is_killed(folder: Path) -> None:
+    deaf = "trap '' TERM; echo $$ > own.pid; while :; do sleep 1; done"
+    ended = await LocalExecutor(grace_s=0.2).run(job(folder, "sh", "-c", deaf, timeout_s=2))
+    assert ended == Exit(-9, timed_out=True)
+    assert not alive(folder / "work" / "own.pid")
+
+
+async def test_a_cancelled_job_is_ended_and_a_second_cancellation_does_not_wait(folder: Path) -> None:
+    deaf = "trap '' TERM; echo $$ > own.pid; while :; do sleep 1; done"
+    running = asyncio.create_task(LocalExecutor(grace_s=600).run(job(folder, "sh", "-c", deaf)))
+    await until(folder / "work" / "own.pid")
+    running.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not alive(folder / "work" / "own.pid")
+
+
+async def test_what_killed_rollouts_left_running_is_ended(folder: Path) -> None:
+    """Both while the command itself runs on, and when only a child of it does."""
+    code = (
+        "import asyncio, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.integration.rollouts.test_local import job; from trainer_bridge.rollouts.local import LocalExecutor\n"
+        "asyncio.run(LocalExecutor().run(job(Path(sys.argv[1]), 'sh', '-c', sys.argv[3])))"
+    )
+    root = Path(__file__).resolve().parents[3]
+    for leader_ends in (False, True):
+        for path in (folder / "work").iterdir():
+            path.unlink()
+        shell = "sleep 600 & echo $! > child.pid; echo $$ > own.pid; wait"
+        rollouts = subprocess.Popen([sys.executable, "-c", code, str(folder), str(root), shell], cwd=root)  # noqa: ASYNC220
+        try:
+            await until(folder / "work" / "own.pid")
+            await until(folder / "pid")
+        finally:
+            rollouts.kill()
+            rollouts.wait()
+        if leader_ends:
+            os.kill(int((folder / "work" / "own.pid").read_text()), 9)
+            await gone(folder / "work" / "own.pid")
+        assert alive(folder / "work" / "child.pid")
+        await LocalExecutor().clear(folder)
+        await gone(folder / "work" / "child.pid")
+        assert not alive(folder / "work" / "own.pid") and not (folder / "pid").exists()
+
+
+async def test_a_number_that_somebody_else_has_now_is_left_alone(folder: Path) -> None:
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
+    try:
+        (folder / "pid").write_text(f"{other.pid} 12345")
+        await LocalExecutor().clear(folder)
+        await asyncio.sleep(0.1)
+        assert other.poll() is None and not (folder / "pid").exists()
+    finally:
+        other.kill()
+        other.wait()
+    (folder / "pid").write_text("garbage")
+    await LocalExecutor().clear(folder)

@@ -1,0 +1,145 @@
+"""Rewards: files that trials write, functions that users write, and everything that is wrong with either."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from proxy.contracts.errors import ConfigError
+from trainer_bridge.rollouts.outcome import EndReason, Verdict
+from trainer_bridge.rollouts.reward import RewardError, RewardFunction, Scored, Transcript, read_reward
+from trainer_bridge.rollouts.tasks import Task
+
+
+def scored(folder: Path, exit_code: int | None = 0) -> Scored:
+    task = Task("t", {"seed": 1}, {"_answer": "42"})
+    transcript = Transcript("http://127.0.0.1:9", None, "g.0")
+    return Scored(task, folder, exit_code, folder / "out", folder / "err", "g.0", transcript)
+
+
+def function(folder: Path, code: str, timeout_s: float = 60.0) -> RewardFunction:
+    path = folder / "score.py"
+    path.write_text(code)
+    return RewardFunction(f"{path}:score", timeout_s)
+
+
+async def judged(folder: Path, code: str) -> Verdict:
+    return await function(folder, code)(scored(folder))
+
+
+def test_nothing_written_is_no_verdict(tmp_path: Path) -> None:
+    assert read_reward(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reward", "metrics"),
+    [
+        ("reward.txt", " 0.5\n", 0.5, {}),
+        ("reward.txt", "0", 0.0, {}),
+        ("reward.json", '{"reward": true}', 1.0, {}),
+        (
+            "reward.json",
+            '{"reward": 1, "tests": 3, "metrics": {"lint": 0.5}, "note": "x"}',
+            1.0,
+            {"tests": 3.0, "lint": 0.5},
+        ),
+    ],
+)
+def test_a_file_says_the_reward(tmp_path: Path, name: str, text: str, reward: float, metrics: dict[str, float]) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_reward(tmp_path) == Verdict(EndReason.COMPLETED, reward, metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("reward.txt", "", "reward.txt: one number is expected, not ''"),
+        ("reward.txt", "nan", "finite number"),
+        ("reward.txt", "1 2", "one number is expected"),
+        ("reward.json", "{", "reward.json: not valid JSON"),
+        ("reward.json", "0.5", "an object with `reward` is expected, not 0.5"),
+        ("reward.json", '{"score": 1}', "no `reward` among score"),
+        ("reward.json", '{"reward": "1"}', "reward: a finite number is expected, not '1'"),
+        ("reward.json", '{"reward": 1, "metrics": {"a": "b"}}', "metrics.a: a finite number is expected"),
+        ("reward.json", '{"reward": 1, "metrics": [1]}', "metrics: an object of numbers is expected"),
+        ("reward.txt", "1" * 1_000_001, "more than 1000000 bytes"),
+    ],
+)
+def test_a_malformed_file_is_an_error_that_says_what_is_wrong(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RewardError, match=re.escape(said)):
+        read_reward(tmp_path)
+
+
+def test_a_link_is_no_reward_file(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("1")
+    (tmp_path / "reward.txt").symlink_to(tmp_path / "elsewhere")
+    assert read_reward(tmp_path) is None
+
+
+async def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
+    code = (
+        "def score(task, exit_code, *, workdir, note=1): return {'reward': task['_answer'] == '42', 'code': exit_code}"
+    )
+    assert await judged(tmp_path, code) == Verdict(EndReason.COMPLETED, 1.0, {"code": 0.0})
+    assert (await judged(tmp_path, "def score(**given): return len(given)")).reward == 8.0
+
+
+async def test_a_function_may_be_async_and_may_not_know(tmp_path: Path) -> None:
+    code = "import asyncio\nasync def score(task):\n    await asyncio.sleep(0)\n    task['seed'] = 9\n    return None"
+    found = await judged(tmp_path, code)
+    assert found.reason is EndReason.NO_REWARD and found.reward is None
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def score(task): return task['nope']", "raised KeyError: 'nope'"),
+        ("def score(): return float('inf')", "a finite number is expected, not inf"),
+        ("def score(): return 'good'", "a finite number is expected, not 'good'"),
+        ("def score(): raise SystemExit(1)", "raised RuntimeError: SystemExit(1)"),
+        ("def score(transcript): return transcript.turns", "raised Unreachable"),
+    ],
+)
+async def test_what_a_function_does_wrong_is_its_trials_error(
+    tmp_path: Path, code: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the client's attempts
+    with pytest.raises(RewardError, match=re.escape(said)):
+        await judged(tmp_path, code)
+
+
+async def test_a_function_that_blocks_holds_up_nobody_and_is_given_up(tmp_path: Path) -> None:
+    gate = threading.Event()
+    code = "import builtins\ndef score(): return builtins.steno_test_gate.wait(60)"
+    import builtins
+
+    builtins.steno_test_gate = gate  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(RewardError, match=r"no answer in 0\.01 s"):
+            await asyncio.wait_for(function(tmp_path, code, timeout_s=0.01)(scored(tmp_path)), 30)
+    finally:
+        gate.set()
+        del builtins.steno_test_gate  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("score", "", "is not FILE.py:function"),
+        ("{}/none.py:score", "", "is not a file"),
+        ("{}/score.py:other", "def score(): ...", "has no function other"),
+        ("{}/score.py:score", "import nothing_like_this", "can't be imported: ModuleNotFoundError"),
+        ("{}/score.py:score", "def score(answer): ...", "no such input: answer; there are task, task_folder"),
+    ],
+)
+def test_a_function_that_can_not_be_called_is_refused_at_start(
+    tmp_path: Path, where: str, code: str, said: str
+) -> None:
+    (tmp_path / "score.py").write_text(code)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        RewardFunction(where.format(tmp_path))
