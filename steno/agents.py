@@ -123,7 +123,7 @@ def _opencode(target: Target) -> Setup:
 
 
 def _opencode_limit(context_tokens: int | None) -> dict[str, object]:
-    """What it compacts by: it reads no model list, and without this it never does. A quarter is for the answer, up to its own bound."""
+    """What it compacts by: it reads no model list. A quarter is for the answer, up to what it asks for by itself."""
     if context_tokens is None:
         return {}
     return {"limit": {"context": context_tokens, "output": min(32_000, max(1, context_tokens // 4))}}
