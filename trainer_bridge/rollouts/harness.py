@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from proxy.client import AsyncSteno
+from proxy.contracts.errors import NotFound
 from proxy.contracts.records import Limits, SamplingPolicy
 from proxy.contracts.rest import GroupSpec, GroupTrials
 from trainer_bridge.rollouts.admission import Admission, InHand
@@ -86,18 +87,16 @@ class Rollouts:
     ) -> None:
         """
         Args:
-            in_hand: groups of the run that are not acknowledged yet, for `admission`. Without it: those that were started
-                here and have trials that have not ended.
+            in_hand: groups of the run that are not acknowledged yet, for `admission`; default: as the proxy counts them.
         """
         self._client = client
         self._runner = runner
         self.options = options
         self._admission = admission or Admission()
-        self._in_hand = in_hand or self._own_in_hand
+        self._in_hand = in_hand or self._recorded_in_hand
         self._observers = list(observers)
         self._slots = asyncio.Semaphore(1 if options.sequential else options.in_flight)
         self._waiting: dict[str, Assignment] = {}
-        self._unfinished: dict[str, set[str]] = {}
 
     async def run(
         self, planned: Iterable[Planned], *, done: Mapping[str, TrialResult] = MappingProxyType({})
@@ -132,7 +131,7 @@ class Rollouts:
     ) -> None:
         """Register a group and start its trials, each as soon as there is a place for it."""
         async with self._slots:  # a group is not made before its first trial can run: until then it would only grow old
-            await self._admitted()
+            await self._admitted(identity)
             group = await self._register(plan, identity)
             found = await self._open(group, plan, results)
         trials = []
@@ -182,8 +181,6 @@ class Rollouts:
             else:
                 found.append(assignment)
                 self._waiting[session.trial_id] = assignment
-        if found:
-            self._unfinished[group.group.group_id] = {each.trial.session.trial_id for each in found}
         return found
 
     async def _give_up(self, results: list[TrialResult]) -> None:
@@ -192,15 +189,14 @@ class Rollouts:
             self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)
 
     def _ended(self, result: TrialResult, results: list[TrialResult]) -> None:
-        left = self._unfinished.get(result.group_id, set())
-        left.discard(result.trial_id)
-        if not left:
-            self._unfinished.pop(result.group_id, None)
         results.append(result)
         for observer in self._observers:
             observer.trial_ended(result)
 
-    async def _admitted(self) -> None:
+    async def _admitted(self, identity: str) -> None:
+        """Until the staleness bound admits this group. One that is on record is in hand already, and must be gone on with."""
+        if not self._admission.bounded or await self._is_registered(identity):
+            return
         if await self._admission.admits(self._in_hand):
             return
         for observer in self._observers:
@@ -210,8 +206,15 @@ class Rollouts:
         for observer in self._observers:
             observer.held_back(False)
 
-    async def _own_in_hand(self) -> int:
-        return len(self._unfinished)
+    async def _is_registered(self, identity: str) -> bool:
+        try:
+            await self._client.group(identity)
+        except NotFound:
+            return False
+        return True
+
+    async def _recorded_in_hand(self) -> int:
+        return (await self._client.run(self.options.run_id)).groups.in_hand
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

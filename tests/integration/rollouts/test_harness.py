@@ -128,11 +128,25 @@ async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
     assert len(await running) == 8
 
 
-async def test_without_a_trainer_to_ask_the_bound_counts_what_runs_here(stack: Stack, tmp_path: Path) -> None:
+async def test_what_is_in_hand_is_asked_of_the_proxy(stack: Stack, tmp_path: Path) -> None:
+    """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other."""
     stand = Stand()
     found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
     await rolled(found, stand)
     assert stand.most == 2
+
+
+async def test_groups_that_killed_rollouts_have_left_are_gone_on_with_whatever_is_in_hand(
+    stack: Stack, tmp_path: Path
+) -> None:
+    found = prepared(stack, tmp_path, "left", tasks=2, groups_per_step=1, max_staleness_steps=0)
+    async with found.client() as client:
+        for task in found.tasks:
+            name = group_id("left", task.task_id, "epoch-0")
+            await client.create_group(GroupSpec(group_id=name, run_id="left", task=dict(task.fields), size=2))
+        assert (await client.run("left")).groups.in_hand == 2
+    async with asyncio.timeout(120):
+        assert len(await rolled(found, Stand())) == 4
 
 
 async def test_cancelled_rollouts_end_what_runs_and_leave_the_rest_for_the_next_start(
