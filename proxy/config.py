@@ -81,7 +81,14 @@ class ProxySettings(Settings):
     resume_grace_s: float = Field(30.0, ge=0, description="seconds a worker may be away before its streams are lost")
     max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a worker")
     window_tokens: int = Field(4096, ge=1, description="tokens a worker may send on a stream before its credit")
-    max_waiting: int = Field(1024, ge=0, description="requests accepted beyond what the workers say they run: then 429")
+    max_waiting: int = Field(
+        1024,
+        ge=0,
+        description="requests that may wait for a place on a worker, trials in turn; more are refused with 429",
+    )
+    queue_s: float = Field(
+        60.0, ge=0, description="seconds a request may wait for a place; then 429, or 503 where no worker is there"
+    )
 
     # -- what it says
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")

@@ -99,7 +99,7 @@ class Hub:
 
         Raises: as `placing.place`; BodyTooLarge when the job fits in no packet.
         """
-        worker, card = place(order, self._workers.values(), self.settings.max_waiting)
+        worker, card = place(order, self._workers.values())
         return worker.open(order.generate(card, self.settings.window_tokens), card)
 
     async def place(self, order: Order, *, urgent: bool = False) -> Stream:
@@ -108,19 +108,25 @@ class Hub:
         Args: urgent: before all others; for what has begun. Cancel-safe.
         Raises: as `open`, NoWorker and TooManyRequests after `queue_s`.
         """
-        route = (order.tokenizer, order.model if self._is_name(order.model) else None)
         refusal: StenoError = TooManyRequests("every worker is busy")
-        if urgent or not self.waiting.ahead(route):
+        if urgent or not self.waits(order):
             try:
                 return self.open(order)
             except NOT_YET as error:
                 refusal = error
-        timeout_s = self.settings.queue_s
-        take = partial(self.open, order)
-        return await self.waiting.wait(order.trial_id, route, take, refusal, timeout_s=timeout_s, urgent=urgent)
+        return await self.waiting.wait(
+            order.trial_id, self._route(order), partial(self.open, order), refusal,
+            timeout_s=self.settings.queue_s, urgent=urgent,
+        )  # fmt: skip
 
-    def _is_name(self, model: str) -> bool:
-        return any(card.name == model for worker in self._workers.values() for card in worker.models)
+    def waits(self, order: Order) -> bool:
+        """Whether others wait already for what this order needs."""
+        return bool(self.waiting) and not order.beside and self.waiting.ahead(self._route(order))
+
+    def _route(self, order: Order) -> tuple[bytes | None, str | None]:
+        """Equal for orders that the same workers can take, but for what each avoids."""
+        named = any(card.name == order.model for worker in self._workers.values() for card in worker.models)
+        return order.tokenizer, order.model if named else None
 
     async def count(self, trial_id: str, job: Job) -> int:
         """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.
@@ -134,7 +140,7 @@ class Hub:
                 raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
         if not able:
             raise NoWorker("no worker can count tokens now")
-        return await choose(trial_id, able, self.settings.max_waiting).count(job)
+        return await choose(trial_id, able, full_too=True).count(job)
 
     def cards(self) -> list[ModelCard]:
         """What can be asked for now: one card per model name, over workers that take new turns."""

@@ -126,6 +126,7 @@ def relay_settings(settings: ProxySettings, keys: Keyring) -> RelaySettings:
         max_packet_bytes=settings.max_packet_bytes,
         window_tokens=settings.window_tokens,
         max_waiting=settings.max_waiting,
+        queue_s=settings.queue_s,
         worker_key=keys.worker,
     )
 

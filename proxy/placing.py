@@ -31,7 +31,7 @@ class Order:
     tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: there are none.
     sampled_ids, shown, begun_by, version: of a completion that has begun elsewhere, what `Generate` says of it, the card of who
         began it, and the policy version that sampled last; prefix_ids is the whole prompt then.
-    avoid: channels on which attempts have failed.
+    avoid: channels on which attempts have failed. beside: another choice of its request has a place; it does not wait for one.
     """
 
     trial_id: str
@@ -48,6 +48,7 @@ class Order:
     begun_by: ModelCard | None = None
     version: str = ""
     avoid: frozenset[str] = frozenset()
+    beside: bool = False
 
     def generate(self, card: ModelCard, window_tokens: int) -> Generate:
         """Its frame, but for the stream's number."""
@@ -91,7 +92,7 @@ class Worker(Protocol):
 WorkerT = TypeVar("WorkerT", bound=Worker)
 
 
-def place(order: Order, workers: Iterable[WorkerT], max_waiting: int) -> tuple[WorkerT, ModelCard]:
+def place(order: Order, workers: Iterable[WorkerT]) -> tuple[WorkerT, ModelCard]:
     """The worker for an order, and which of its models.
 
     A worker that is away, and may come back within its grace, still has its say in what a name and a prefix mean: else a short
@@ -116,7 +117,7 @@ def place(order: Order, workers: Iterable[WorkerT], max_waiting: int) -> tuple[W
         if same or order.attempt:
             raise Away("no worker that can serve this is there now")
         raise NoWorker("no worker is connected that can serve this")
-    worker = choose(order.trial_id, list(able), max_waiting)
+    worker = choose(order.trial_id, list(able), full_too=order.beside)
     return worker, able[worker]
 
 

@@ -28,6 +28,12 @@ SLACK_STREAMS = 8
 """Loads below this are never called uneven: a lost prefix cache costs more than a batch of eight."""
 
 
+def at_hand(max_streams: int) -> int:
+    """How many turns a worker is given beyond those it runs, so that it need not wait for the next. The others wait at the proxy,
+    where trials take turns and workers can still be chosen."""
+    return max(1, max_streams // 8)
+
+
 class NoTokenizer(NoWorker):
     """Workers there are, and none that recorded ids can be given to."""
 
@@ -81,13 +87,14 @@ def score(trial_id: str, worker_id: str) -> int:
     return int.from_bytes(blake2b(f"{trial_id}\0{worker_id}".encode(), digest_size=8).digest(), "big")
 
 
-def choose(trial_id: str, workers: Sequence[CandidateT], max_waiting: int) -> CandidateT:
+def choose(trial_id: str, workers: Sequence[CandidateT], *, full_too: bool = False) -> CandidateT:
     """The worker for a turn of this trial.
 
     The first in the trial's order that has room and no more than its share; else the first with room; else, all being full,
-    the least loaded for its size, where the turn waits, up to `max_waiting` turns over its `max_streams`.
+    the least loaded for its size, where the turn is at hand when another ends.
 
-    Raises: NoWorker: none given.  TooManyRequests: all have as many waiting as allowed.
+    Args: full_too: it goes to one of them however many wait there.
+    Raises: NoWorker: none given.  TooManyRequests: all have as many at hand as they may.
     """
     if not workers:
         raise NoWorker("no worker is connected that can serve this")
@@ -96,8 +103,8 @@ def choose(trial_id: str, workers: Sequence[CandidateT], max_waiting: int) -> Ca
     room = [worker for worker in workers if worker.load < worker.max_streams]
     if not room:
         least = min(workers, key=lambda worker: worker.load / worker.max_streams)
-        if least.load >= least.max_streams + max_waiting:
-            raise TooManyRequests("every worker has as many turns waiting as it may")
+        if not full_too and least.load >= least.max_streams + at_hand(least.max_streams):
+            raise TooManyRequests("every worker is busy")
         return least
     per_slot = (
         LOAD_FACTOR * (sum(worker.load for worker in workers) + 1) / sum(worker.max_streams for worker in workers)

@@ -34,7 +34,9 @@ from proxy.request import ABORT_S, Request
 from proxy.retries import Sought
 from proxy.routing import NoTokenizer
 from proxy.sessions import law, limits
+from proxy.streams import Stream
 from proxy.transcript import Transcript
+from proxy.waiting import NOT_YET
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +103,10 @@ class Turns:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)
                 try:
-                    request.choices.append(self._open(request, index, facts))
+                    request.choices.append(await self._open(request, index, facts))
                 except NoTokenizer:
                     request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
-                    request.choices.append(self._open(request, index, facts))
+                    request.choices.append(await self._open(request, index, facts))
         except BaseException as error:
             for choice in request.choices:
                 choice.stream.cancel("a sibling could not be started")
@@ -178,7 +180,27 @@ class Turns:
             job = msgspec.structs.replace(job, sampling=sampling)
         return job, changed
 
-    def _open(self, request: Request, index: int, facts: Facts) -> OpenChoice:
+    async def _place(self, request: Request, order: Order) -> Stream:
+        """A stream for it, after a wait where every worker is busy. Meanwhile much may have become of the session.
+
+        Raises: as `Hub.place`; Gone, BudgetSpent, StoreUnavailable; Stopping.
+        """
+        if not self.hub.waits(order):
+            try:
+                return self.hub.open(order)
+            except NOT_YET:
+                pass
+        stream = await self.hub.place(order)
+        try:
+            if self._draining:
+                raise Stopping("the proxy is about to stop")
+            await self.recorder.enter(request.recording.trial_id)
+        except BaseException:
+            stream.cancel("its session has ended")
+            raise
+        return stream
+
+    async def _open(self, request: Request, index: int, facts: Facts) -> OpenChoice:
         found = request.plan
         job = found.job
         if index and job.sampling.seed is not None:
@@ -195,8 +217,9 @@ class Turns:
             prefix_messages=found.prefix_messages,
             prefix_finish=found.prefix_finish,
             tokenizer=found.tokenizer if found.prefix_ids else None,
+            beside=bool(index),
         )
-        stream = self.hub.open(order)
+        stream = await self._place(request, order)
         metrics.STREAMS.inc()
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id

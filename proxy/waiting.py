@@ -48,7 +48,7 @@ class Waiting(Generic[T]):
 
     def ahead(self, route: Hashable) -> bool:
         """Whether others wait for the same."""
-        return self._routes[route] > 0 if self._routes else False
+        return self._routes[route] > 0
 
     async def wait(
         self, trial_id: str, route: Hashable, take: Callable[[], T], refusal: StenoError, *, timeout_s: float,

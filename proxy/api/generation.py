@@ -260,13 +260,17 @@ class Generation:
             metrics.dropped(self._dialect.name, asked.dropped)
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
         again = is_retry(scope["headers"])
-        request = await self._turns.open(trial_id, self._dialect, asked, client, again=again)
-        client.breaks = request.broken
-        if asked.stream:
-            client.keep_alive_with(self._dialect.keepalive)
-        watch = _Watch(receive, client, request)
+        watch = _Watch(receive, client)
         try:
+            request = watch.request = await self._turns.open(trial_id, self._dialect, asked, client, again=again)
+            client.breaks = request.broken
+            if asked.stream:
+                client.keep_alive_with(self._dialect.keepalive)
             await request.run()
+        except asyncio.CancelledError:
+            if watch.request is not None or not client.gone or not watch.left_in_time():
+                raise
+            raise ClientLeft("the client closed the connection while it waited") from None
         finally:
             watch.stop()
 
@@ -300,22 +304,31 @@ def _check_images(asked: CanonicalRequest, hub: Hub) -> None:
 
 
 class _Watch:
-    """Aborts a request whose client goes away. It looks only once the request has run for WATCH_AFTER_S: the task that waits for
-    a disconnect is a tenth of the cost of a turn that is over by then."""
+    """Aborts a request whose client goes away, or what waits to become one. It looks only after WATCH_AFTER_S: the task that
+    waits for a disconnect is a tenth of the cost of a turn that is over by then.
 
-    __slots__ = ("_client", "_receive", "_request", "_task", "_timer")
+    request: None until it is open; the task that made this is cancelled then, if the client leaves.
+    """
 
-    def __init__(self, receive: Receive, client: HttpClient, request: Answering) -> None:
+    __slots__ = ("_client", "_opening", "_receive", "_task", "_timer", "request")
+
+    def __init__(self, receive: Receive, client: HttpClient) -> None:
         self._receive = receive
         self._client = client
-        self._request = request
+        self.request: Answering | None = None
+        self._opening: asyncio.Task[object] | None = asyncio.current_task()
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
 
     def stop(self) -> None:
         self._timer.cancel()
+        self._opening = None
         if self._task is not None:
             self._task.cancel()
+
+    def left_in_time(self) -> bool:
+        """Whether the cancellation was this one's, which is over now."""
+        return self._opening is not None and self._opening.uncancel() == 0
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._wait())
@@ -323,9 +336,13 @@ class _Watch:
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._request.done.is_set():  # uvicorn says the same of a response that is complete
+        if self.request is None:
             self._client.gone = True
-            self._request.abort(ClientLeft("the client closed the connection"))
+            if self._opening is not None:
+                self._opening.cancel()
+        elif not self.request.done.is_set():  # uvicorn says the same of a response that is complete
+            self._client.gone = True
+            self.request.abort(ClientLeft("the client closed the connection"))
 
 
 class Models:

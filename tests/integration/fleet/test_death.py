@@ -90,7 +90,7 @@ def test_an_answer_in_one_piece_goes_on_too_and_its_conversation_after_it(two: S
 def test_what_cant_be_rebuilt_breaks_where_it_was_told_and_starts_again_where_not(two: Stack) -> None:
     penalty = {"frequency_penalty": 0.5}
     broken = ask(two, "told", "words", CUTS[0][1], **penalty)
-    assert not broken.done and broken.error is not None
+    assert broken.broken and not broken.done
     [turn] = two.turns("told")
     assert turn["partial"] and turn["error"].startswith("worker_lost") and turn["attempt"] == 0
     wait_for(two, *(name_of(child) for child in two.workers))

@@ -100,7 +100,7 @@ async def test_an_engines_errors_come_back_as_they_were() -> None:
 
 
 async def test_without_a_worker_with_a_full_one_and_with_a_job_that_is_too_large() -> None:
-    async with relay(max_waiting=1, max_packet_bytes=65536) as running:
+    async with relay(max_packet_bytes=65536) as running:
         with pytest.raises(NoWorker):
             running.open(1)
         await running.worker(CountingEngine(pace_s=0.05), max_streams=1)

@@ -1,0 +1,147 @@
+"""More requests than the workers run at once: they wait in turn, not for ever, and are refused before any byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from inference_worker.config import WorkerSettings
+from inference_worker.main import Worker
+from inference_worker.metrics import WorkerMetrics
+from proxy.contracts.frames import Generate
+from proxy.contracts.rest import Completion
+from tests.integration.http.conftest import Proxy, running, until
+from tests.support.parrot import ParrotEngine, Say
+
+AT_ONCE = 2  # of a worker that runs one: the next is at hand
+
+
+class Gated(ParrotEngine):
+    """Every completion waits until the test lets it go. begun: trials, in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.gate = asyncio.Event()
+        super().__init__(self._say)
+
+    def _say(self, request: Generate) -> Say:
+        self.begun.append(request.trial_id)
+        return Say("ab", gates={0: self.gate})
+
+
+@contextlib.asynccontextmanager
+async def busy(**settings: Any) -> AsyncIterator[tuple[Proxy, Gated]]:
+    """A proxy with a worker that runs one turn at a time."""
+    engine = Gated()
+    async with running(engine, worker=False, **settings) as proxy:
+        given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], max_streams=1)
+        worker = Worker(given, engine, WorkerMetrics(CollectorRegistry()))
+        task = asyncio.create_task(worker.run())
+        await until(lambda: proxy.app.state.hub.cards())
+        try:
+            yield proxy, engine
+        finally:
+            engine.gate.set()
+            worker.stop()
+            worker.stop()
+            await task
+
+
+def ask(proxy: Proxy, trial: str, **fields: Any) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(proxy.chat(trial, "hello", **fields))
+
+
+def waiting(proxy: Proxy) -> int:
+    return len(proxy.app.state.hub.waiting)
+
+
+async def test_they_wait_at_the_proxy_and_trials_take_turns() -> None:
+    async with busy() as (proxy, engine):
+        first = [ask(proxy, "first") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        many = [ask(proxy, "many") for _ in range(4)]
+        await until(lambda: waiting(proxy) == 4)
+        one = ask(proxy, "one")
+        await until(lambda: waiting(proxy) == 5)
+        engine.gate.set()
+        answers = await asyncio.gather(*first, *many, one)
+        assert {answer.status_code for answer in answers} == {200}
+        assert engine.begun[AT_ONCE : AT_ONCE + 2] == ["many", "one"]
+        assert waiting(proxy) == 0
+        assert len(await proxy.turns("many")) == 4
+
+
+async def test_at_the_deadline_it_is_429_with_retry_after_and_nothing_on_record() -> None:
+    async with busy(queue_s=0.1) as (proxy, engine):
+        running_now = [ask(proxy, "a") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        late = await ask(proxy, "late", stream=True)
+        assert late.status_code == 429 and int(late.headers["retry-after"]) >= 1
+        assert late.json()["error"]["code"] == "rate_limited"
+        engine.gate.set()
+        await asyncio.gather(*running_now)
+        assert (await ask(proxy, "late")).status_code == 200
+        [turn] = await proxy.turns("late")
+        assert turn.fork_reason is None
+
+
+async def test_more_than_may_wait_are_refused_at_once() -> None:
+    async with busy(max_waiting=1) as (proxy, engine):
+        tasks = [ask(proxy, "a") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        tasks.append(ask(proxy, "b"))
+        await until(lambda: waiting(proxy) == 1)
+        assert (await ask(proxy, "c")).status_code == 429
+        engine.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_a_client_that_leaves_while_it_waits_takes_no_place() -> None:
+    async with busy() as (proxy, engine):
+        tasks = [ask(proxy, "a") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        gone = ask(proxy, "gone")
+        await until(lambda: waiting(proxy) == 1)
+        gone.cancel()
+        await until(lambda: waiting(proxy) == 0)
+        engine.gate.set()
+        await asyncio.gather(*tasks)
+        assert "gone" not in engine.begun and not proxy.app.state.turns._running
+
+
+async def test_a_session_that_ends_while_its_request_waits_ends_the_request() -> None:
+    async with busy() as (proxy, engine):
+        tasks = [ask(proxy, "a") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        queued = ask(proxy, "b")
+        await until(lambda: waiting(proxy) == 1)
+        await proxy.steno.complete("b", Completion(reward=1.0))
+        engine.gate.set()
+        assert (await queued).status_code == 410
+        await asyncio.gather(*tasks)
+        assert await proxy.turns("b") == []
+
+
+async def test_all_choices_of_a_request_go_with_the_first() -> None:
+    async with busy() as (proxy, engine):
+        task = ask(proxy, "n", n=5)
+        await until(lambda: len(engine.begun) == 5)
+        engine.gate.set()
+        assert len((await task).json()["choices"]) == 5
+
+
+async def test_with_no_worker_at_all_it_is_503_at_once_and_one_that_is_away_is_waited_for() -> None:
+    async with running(worker=False) as proxy:
+        assert (await proxy.chat("t", "hello")).status_code == 503
+    async with busy(queue_s=60, resume_grace_s=0.3) as (proxy, engine):
+        hub = proxy.app.state.hub
+        [worker] = hub._workers.values()
+        engine.gate.set()
+        worker.link.close(1001, "cut")  # its socket, not its channel: it comes back
+        await until(lambda: not worker.eligible)
+        assert (await proxy.chat("t", "hello")).status_code == 200
