@@ -85,7 +85,7 @@ class Member:
         return self.state in FINAL or (self.attempts > 0 and self.state != "loading")
 
     def fail(self, error: str, now: float, *, lost: bool = False) -> None:
-        self.state, self.error, self.lost, self.cursor = "failed", error, lost, None
+        self.state, self.error, self.lost, self.cursor, self.retry_at = "failed", error, lost, None, None
         if not lost:
             self.awaited = False
             self.retry_at = now + min(FIRST_RETRY_S * 2**self.attempts, MOST_RETRY_S)

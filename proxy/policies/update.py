@@ -108,7 +108,8 @@ class UpdateRun:
             raise ProtocolError(f"Progress: no such state: {said.state[:40]!r}")
         if member is None or (self.state == "superseded" and said.state in ("waiting", "receiving", "ready")):
             return []
-        member.received = max(0, said.received)
+        if said.received >= 0 and (said.received or said.state == "receiving"):
+            member.received = said.received  # others need not say it again
         if said.state == "failed":
             member.fail(f"{said.code or 'failed'}: {said.message}"[:2000], now)
         elif said.state == "served":
@@ -148,8 +149,9 @@ class UpdateRun:
     def revive(self, since: float, now: float) -> list[Step]:
         """It had failed and was posted again: everybody is asked again, and the deadline begins anew."""
         self.state, self.ended_at, self.since, self.applied = "running", None, since, False
+        self.members = {name: member for name, member in self.members.items() if not member.lost}
         for member in self.members.values():
-            if member.state != "served" and not member.lost:
+            if member.state != "served":
                 member.state, member.attempts, member.retry_at, member.awaited = "waiting", 0, None, True
                 self._steps.append(Step(member.worker_id, Do.PREPARE))
         return self._advance(now)
@@ -248,6 +250,8 @@ class UpdateRun:
             self._end(members, late, now)
         elif self.state == "failed" and self.served:
             self.state, self.ended_at = "done", now
+            # Those that came while it rested were not asked.
+            self._steps += [Step(member.worker_id, Do.PREPARE) for member in members if member.state == "waiting"]
         return self._taken()
 
     def _name_late(self, members: list[Member], now: float) -> None:

@@ -1,13 +1,14 @@
 """One upload of a shard's bytes, on to the workers that lack them (`stream`).
 
 What comes is forwarded as it comes, to every worker whose position is there, as far as the credit of all of them goes: what is
-not forwarded is not read, so a proxy holds one piece, and what workers gave credit for. A worker that gives none for PATIENCE_S
-while others do is left behind; its position appears in the update's wants again.
+not forwarded is not read, so a proxy holds one piece, and what workers gave credit for. A worker that has
+held up the others for half of the time is left behind; its position appears in the update's wants again.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from proxy import metrics
@@ -19,6 +20,7 @@ from proxy.policies.update import UpdateRun
 CHUNK_BYTES = 256 * 1024
 """Of one frame: large enough that a gigabyte is some thousands of them, small enough that a turn's Generate waits little."""
 PATIENCE_S = 2.0
+"""How long one worker may hold up the others before it is asked how much of the time that was."""
 STALL_S = 10.0
 """With credit from nobody for so long, the upload ends where it is: its client asks for the wants again."""
 
@@ -40,6 +42,10 @@ class Upload:
         self._send = send
         self._changed = changed
         self._clock = clock
+        self._began = clock()
+        self._held_up_s: defaultdict[str, float] = defaultdict(
+            float
+        )  # worker -> how long it had no room while others had
         self._left_behind: set[str] = set()
 
     async def forward(self, body: AsyncIterator[bytes]) -> int:
@@ -57,22 +63,35 @@ class Upload:
 
     async def _pass_on(self, view: memoryview) -> int:
         """Send the beginning of it; returns how much of it is done with, 0 if nobody wants any (any more)."""
-        began = self._clock()
+        waited_s = 0.0
         while True:
             here, ahead = self._positions(len(view))
             if not here:
                 return min(ahead) - self.at if ahead else 0
             able = {worker_id: cursor for worker_id, cursor in here.items() if cursor.room(self.shard.size)}
-            waited_s = self._clock() - began
-            if able and (len(able) == len(here) or waited_s >= PATIENCE_S):
-                self._left_behind.update(here.keys() - able.keys())
+            if able:
+                self._left_behind.update(
+                    worker_id for worker_id in here.keys() - able.keys() if self._is_slow(worker_id)
+                )
+            if able and here.keys() - able.keys() <= self._left_behind:
                 room = min(cursor.room(self.shard.size) for cursor in able.values())
                 size = min([room, len(view), CHUNK_BYTES, *(position - self.at for position in ahead)])
                 self._chunk(able, bytes(view[:size]))
                 return size
             if waited_s >= STALL_S:
                 return 0
-            await self._changed((PATIENCE_S if able else STALL_S) - waited_s)
+            since = self._clock()
+            await self._changed(PATIENCE_S / 2 if able else STALL_S - waited_s)
+            waited_s += self._clock() - since
+            for worker_id in here.keys() - able.keys() if able else ():
+                self._held_up_s[worker_id] += self._clock() - since
+
+    def _is_slow(self, worker_id: str) -> bool:
+        """Whether the others do not wait for it: past the update's deadline, or when it costs them half of their speed."""
+        if self.run.members[worker_id].state == "failed":
+            return True
+        held_up_s = self._held_up_s[worker_id]
+        return held_up_s >= PATIENCE_S and held_up_s >= (self._clock() - self._began) / 2
 
     def _positions(self, size: int) -> tuple[dict[str, Cursor], list[int]]:
         """Who lacks the next byte, and where, within `size` bytes, others begin to lack some."""

@@ -18,6 +18,19 @@ from proxy.contracts.peer import State, Up
 from proxy.contracts.policy import UpdateSpec
 
 
+class Dropped(bytearray):
+    """Knows how many bytes were added to it."""
+
+    size = 0
+
+    def __iadd__(self, data: Any) -> Any:
+        self.size += len(data)
+        return self
+
+    def __len__(self) -> int:
+        return self.size
+
+
 class UpdatePeer:
     """One boot of a worker.
 
@@ -27,17 +40,20 @@ class UpdatePeer:
         auto: stage and load what is prepared at once; otherwise the test says each step.
         credit: bytes that it takes before its next Progress (`stream`).
         hold: while it is set, no credit is given.
+        most_ahead: bytes that came between two Progresses, at most.
+        discard: count what comes, and keep none of it.
     """
 
     def __init__(
         self, worker_id: str, *, version: str = "base/0", auto: bool = True, credit: int = 1 << 20, policy: str = "default",
-        refuse: str = "", staged: dict[str, dict[str, bytearray]] | None = None, **card: Any,
+        refuse: str = "", discard: bool = False, staged: dict[str, dict[str, bytearray]] | None = None, **card: Any,
     ) -> None:  # fmt: skip
         self.worker_id = worker_id
         self.auto = auto
         self.credit = credit
         self.refuse = refuse
         self.hold = False
+        self.discard = discard
         self.frames: list[Frame] = []
         self.specs: dict[str, UpdateSpec] = {}
         self.staged: dict[str, dict[str, bytearray]] = {} if staged is None else staged
@@ -120,7 +136,7 @@ class UpdatePeer:
             self.specs[frame.update_id] = UpdateSpec.model_validate_json(frame.spec)
             self.staged.setdefault(frame.update_id, {})
         elif isinstance(frame, Chunk):
-            shard = self.staged[frame.update_id].setdefault(frame.shard, bytearray())
+            shard = self.staged[frame.update_id].setdefault(frame.shard, Dropped() if self.discard else bytearray())
             assert zlib.crc32(frame.data) == frame.crc32
             assert frame.offset == len(shard), "in order, none twice"
             self._ahead += len(frame.data)

@@ -13,7 +13,7 @@ import uvloop
 
 from proxy.client import AsyncSteno
 from proxy.config import ProxySettings
-from proxy.contracts.policy import Update
+from proxy.contracts.policy import Update, UpdateSpec
 from proxy.main import create_app
 from proxy.store.base import SessionStore
 from proxy.store.memory import MemoryStore
@@ -64,6 +64,30 @@ class Fleet:
                 task.cancel()
             await asyncio.wait(asked)
         return {peer.worker_id: len(peer.generated) - before[peer.worker_id] for peer in self.peers}
+
+
+def shards_of(spec: UpdateSpec) -> dict[str, bytes]:
+    """Contents for the shards of a spec; no two bytes that are near each other look alike."""
+    found = {}
+    for place, shard in enumerate(spec.manifest.shards):
+        words = ((at * 2654435761 + place) % 2**32 for at in range(shard.size // 4 + 1))
+        found[shard.name] = b"".join(word.to_bytes(4) for word in words)[: shard.size]
+    return found
+
+
+async def publish(fleet: Fleet, spec: UpdateSpec, *, piece: int = 64 * 1024) -> Update:
+    """What a trainer does: post, and upload what is wanted until nothing is, and it has ended."""
+    shards = shards_of(spec)
+    update = await fleet.steno.post_update(spec)
+    async with asyncio.timeout(60):
+        while update.state == "running" or update.wants:
+            for want in update.wants:
+                data = memoryview(shards[want.shard])[want.offset :]
+                pieces = (bytes(data[at : at + piece]) for at in range(0, len(data), piece))
+                if await fleet.steno.upload_shard(update.update_id, want.shard, want.offset, pieces) > want.offset:
+                    break
+            update = await fleet.steno.update(update.update_id, wait_s=5)
+    return update
 
 
 async def until(true: Callable[[], Any], within_s: float = 20.0) -> None:

@@ -1,0 +1,237 @@
+"""One update as a state machine: facts in, frames out, whatever the order of what workers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.contracts.errors import ProtocolError
+from proxy.contracts.frames import Progress
+from proxy.contracts.policy import Want
+from proxy.policies.member import FIRST_RETRY_S, RESEND_S
+from proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, Do, Step, UpdateRun
+from tests.support.policy_contract import SHARD_BYTES, spec
+
+DEADLINE_S = 100.0
+
+
+def run(*, settle_until: float = 0.0, state: str = "running", **fields: Any) -> UpdateRun:
+    asked = spec(1, **({"deadline_s": DEADLINE_S} | fields))
+    return UpdateRun("u", asked, number=1, created_at=0.0, since=0.0, settle_until=settle_until, state=state)
+
+
+def stream(**fields: Any) -> UpdateRun:
+    return run(transport="stream", location="", **fields)
+
+
+def said(state: str, **fields: Any) -> Progress:
+    return Progress("u", state, **fields)
+
+
+def test_those_that_are_there_are_awaited_and_those_that_come_later_are_not() -> None:
+    update = run()
+    assert update.join("a", "base/0", 0.0) == [Step("a", Do.PREPARE)]
+    update.join("b", "base/0", 0.0)
+    assert update.join("late", "base/0", 1.0) == [Step("late", Do.PREPARE)]
+    assert update.progress("a", said("ready"), 2.0) == []
+    assert update.progress("b", said("ready"), 3.0) == [Step("a", Do.APPLY), Step("b", Do.APPLY)]
+    assert update.progress("late", said("ready"), 4.0) == [Step("late", Do.APPLY)]
+
+
+def test_a_proxy_that_has_just_started_waits_for_workers_to_dial() -> None:
+    update = run(settle_until=3.0)
+    update.join("a", "base/0", 0.0)
+    assert update.progress("a", said("ready"), 1.0) == []
+    assert update.next_deadline() == 3.0
+    update.join("b", "base/0", 2.0)
+    assert update.tick(3.0) == [], "it came within those seconds, and is awaited"
+    assert update.progress("b", said("ready"), 4.0) == [Step("a", Do.APPLY), Step("b", Do.APPLY)]
+
+
+def test_who_serves_the_version_already_is_asked_nothing() -> None:
+    update = run()
+    assert update.join("a", "run-a/1", 0.0) == []
+    assert (update.state, update.served) == ("done", True)
+
+
+def test_without_workers_it_waits_until_the_deadline() -> None:
+    update = run()
+    assert (update.tick(DEADLINE_S - 1), update.state, update.next_deadline()) == ([], "running", DEADLINE_S)
+    update.tick(DEADLINE_S)
+    assert (update.state, update.ended_at, update.next_deadline()) == ("failed", DEADLINE_S, None)
+
+
+def test_who_loads_for_too_long_is_named_and_may_still_get_there() -> None:
+    update = run()
+    update.join("a", "base/0", 0.0)
+    assert update.progress("a", said("ready"), DEADLINE_S - 1) == [Step("a", Do.APPLY)]
+    assert update.next_deadline() in (DEADLINE_S, DEADLINE_S - 1 + LOADING_S)
+    update.tick(DEADLINE_S + 1)
+    assert update.state == "running", "it was told a moment ago"
+    update.tick(DEADLINE_S - 1 + LOADING_S)
+    assert update.view().workers[0].error == "deadline: not loaded in time"
+    assert update.state == "failed"
+    update.progress("a", said("served", pause_s=3.0, load_s=120.0), DEADLINE_S + 200)
+    assert (update.state, update.view().workers[0].pause_s) == ("done", 3.0)
+
+
+def test_failed_workers_are_tried_again_ever_more_seldom_once_the_others_serve() -> None:
+    update = run()
+    update.join("good", "base/0", 0.0)
+    update.join("bad", "base/0", 0.0)
+    update.progress("bad", said("failed", code="weights_refused", message="no"), 1.0)
+    update.progress("good", said("ready"), 1.0)
+    update.progress("good", said("served"), 2.0)
+    assert update.state == "done"
+    at, waits = 1.0, []
+    for _ in range(4):
+        due = update.next_deadline()
+        assert due is not None
+        assert update.tick(due - 0.01) == []
+        assert update.tick(due) == [Step("bad", Do.PREPARE)]
+        waits.append(due - at)
+        at = due
+        update.progress("bad", said("failed", code="weights_refused", message="no"), at)
+    assert waits == [FIRST_RETRY_S * 2**n for n in range(4)]
+
+
+def test_a_failed_update_rests_until_it_is_posted_again() -> None:
+    update = run()
+    update.join("a", "base/0", 0.0)
+    update.progress("a", said("failed", code="weights_refused", message="no"), 1.0)
+    assert (update.state, update.next_deadline(), update.tick(50.0)) == ("failed", None, [])
+    assert update.join("b", "base/0", 51.0) == []
+    assert set(update.revive(60.0, 60.0)) == {Step("a", Do.PREPARE), Step("b", Do.PREPARE)}
+    assert (update.state, update.since, update.next_deadline()) == ("running", 60.0, 60.0 + DEADLINE_S)
+
+
+def test_superseded_it_tells_those_that_do_not_load_to_forget() -> None:
+    update = run()
+    for worker, state in (("waits", ""), ("stages", "receiving"), ("is ready", "ready"), ("has failed", "failed")):
+        update.join(worker, "base/0", 0.0)
+        if state:
+            update.progress(worker, said(state), 1.0)
+    update.join("loads", "base/0", 0.0)
+    update.progress("loads", said("loading"), 1.0)
+    assert {step.worker_id for step in update.supersede(2.0)} == {"waits", "stages", "is ready"}
+    assert update.supersede(3.0) == []
+    assert (update.state, update.ended_at) == ("superseded", 2.0)
+    assert update.progress("is ready", said("ready"), 4.0) == []
+    update.progress("loads", said("served"), 5.0)
+    assert update.served
+
+
+def test_wants_are_what_workers_lack_and_have_room_for() -> None:
+    update = stream()
+    for worker in ("a", "b", "c", "full"):
+        update.join(worker, "base/0", 0.0)
+    name = [shard.name for shard in update.spec.manifest.shards]
+    update.progress("a", said("receiving", shard=name[1], offset=10, credit=100), 1.0)
+    update.progress("b", said("receiving", shard=name[0], offset=7, credit=100), 1.0)
+    update.progress("c", said("receiving", shard=name[1], offset=10, credit=5), 1.0)
+    update.progress("full", said("receiving", shard=name[0], offset=3, credit=0), 1.0)
+    assert update.wants() == [Want(shard=name[0], offset=7), Want(shard=name[1], offset=10)]
+    cursor = update.members["b"].cursor
+    assert cursor is not None
+    cursor.advance(107, 2.0)
+    assert update.wants() == [Want(shard=name[1], offset=10)], "all that it had room for is on the way"
+    update.progress("b", said("receiving", shard=name[0], offset=107, credit=100), 3.0)
+    assert update.wants()[0] == Want(shard=name[0], offset=107)
+    cursor.advance(200, 4.0)
+    update.tick(4.0 + RESEND_S)
+    assert update.wants()[0] == Want(shard=name[0], offset=107), "nothing was confirmed for a long time"
+
+
+def test_bytes_that_came_another_way_are_not_sent_again_and_lost_ones_are() -> None:
+    update = stream()
+    update.join("a", "base/0", 0.0)
+    name = update.spec.manifest.shards[0].name
+    update.progress("a", said("receiving", shard=name, offset=0, credit=500), 1.0)
+    update.progress("a", said("receiving", shard=name, offset=400, credit=500), 2.0)
+    assert update.wants() == [Want(shard=name, offset=400)], "by way of another replica"
+    update.progress("a", said("receiving", shard=name, offset=100, credit=500), 3.0)
+    assert update.wants() == [Want(shard=name, offset=100)], "it lost its disk"
+    update.progress("a", said("receiving", shard=name, offset=100, credit=2**40), 3.0)
+    cursor = update.members["a"].cursor
+    assert cursor is not None
+    assert cursor.limit == 100 + MAX_CREDIT_BYTES
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"state": "dancing"},
+        {"state": "receiving", "shard": "other.safetensors"},
+        {"state": "receiving", "shard": "model-0.safetensors", "offset": SHARD_BYTES + 1},
+        {"state": "receiving", "shard": "model-0.safetensors", "offset": -1},
+        {"state": "receiving", "shard": "model-0.safetensors", "credit": -1},
+    ],
+)
+def test_what_cannot_be_breaks_the_protocol(wrong: dict[str, Any]) -> None:
+    update = stream()
+    update.join("a", "base/0", 0.0)
+    with pytest.raises(ProtocolError):
+        update.progress("a", Progress("u", **wrong), 1.0)
+
+
+WORKERS = ["a", "b", "c"]
+FACTS = st.one_of(
+    st.tuples(st.just("join"), st.sampled_from(WORKERS), st.sampled_from(["base/0", "run-a/1"])),
+    st.tuples(st.just("announced"), st.sampled_from(WORKERS), st.sampled_from(["base/0", "run-a/1", ""])),
+    st.tuples(st.just("leave"), st.sampled_from(WORKERS)),
+    st.tuples(
+        st.just("progress"), st.sampled_from(WORKERS),
+        st.sampled_from(["waiting", "receiving", "ready", "loading", "served", "failed"]),
+    ),
+    st.tuples(st.just("tick")),
+    st.tuples(st.just("supersede")),
+    st.tuples(st.just("revive")),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(FACTS, st.floats(0.0, 30.0)), max_size=60), st.booleans())
+def test_whatever_happens_it_ends_by_its_deadlines_and_orders_make_sense(
+    facts: list[tuple[tuple[Any, ...], float]], streamed: bool
+) -> None:
+    """I10: a worker is told to load only what it said is ready; what has served stays so; and every update comes to an end."""
+    update = stream() if streamed else run()
+    now, ended = 0.0, ""
+    for (what, *given_), wait_s in facts:
+        now += wait_s
+        before = {name: member.state for name, member in update.members.items()}
+        if what in ("tick", "supersede"):
+            steps = getattr(update, what)(now)
+        elif what == "revive":
+            steps = update.revive(now, now) if update.state == "failed" else []
+        elif what == "progress":
+            shard = update.spec.manifest.shards[0].name
+            steps = update.progress(given_[0], said(given_[1], shard=shard, offset=0, credit=10), now)
+            before[given_[0]] = given_[1]
+        elif what == "leave":
+            steps = update.leave(given_[0], now)
+        else:
+            steps = getattr(update, what)(given_[0], given_[1], now)
+        for step in steps:
+            if step.do is Do.APPLY:
+                assert before.get(step.worker_id) == "ready"
+                assert update.state != "superseded"
+            if step.do is Do.PREPARE:
+                assert update.state in ("running", "done") or now >= update.since + DEADLINE_S
+        if ended == "superseded":
+            assert update.state == "superseded"
+        if ended == "done":
+            assert update.state in ("done", "superseded")
+        ended = update.state
+        due = update.next_deadline()
+        assert due is None or due > now or update.tick(due) is not None
+        update.view()
+    for _ in range(6):
+        now += DEADLINE_S + LOADING_S
+        update.tick(now)
+    assert update.state != "running"
+    if update.state == "done":
+        assert update.served
