@@ -1,5 +1,5 @@
-"""A marked retry at another replica than the one that refused or still runs the attempt: two proxies on one Redis. They do not join
-across replicas; what is sampled at either is on record once, and no token of it is trained twice."""
+"""A marked retry at another replica than the one that refused or still runs the attempt: two proxies on one Redis. They do
+not join across replicas; what is sampled at either is on record once, and no token of it is trained twice."""
 
 from __future__ import annotations
 
