@@ -56,7 +56,7 @@ async def test_a_refusal_leaves_the_others_updated_and_takes_that_worker_out_of_
         ("good", "served", None),
     ]
     assert fleet.eligible() == ["good"]
-    assert await fleet.turns(12) == {"good": 12, "bad": 0}
+    assert await fleet.turns(6) == {"good": 6, "bad": 0}
     behind = {worker["id"]: worker["behind"] for worker in await fleet.steno.workers()}
     assert behind == {"bad": ["default"], "good": []}
     bad.refuse = ""

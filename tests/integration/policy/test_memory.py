@@ -1,0 +1,51 @@
+"""What an update may cost the proxy: memory of a few chunks, whatever the size of the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from proxy.client import AsyncSteno
+from tests.support.policy_contract import spec
+from tests.support.stack import running
+from tests.support.update_peer import UpdatePeer
+
+MIB = 1 << 20
+MODEL_BYTES = 200 * MIB
+CREDIT_BYTES = 8 * MIB
+
+
+def resident_mb(pid: int, field: str) -> float:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(field)]
+    return int(line.split()[1]) / 1024
+
+
+async def test_a_proxy_holds_a_few_chunks_of_what_it_passes_on(tmp_path: Path) -> None:
+    with running(tmp_path / "run", None) as stack:
+        peers = [UpdatePeer(name, discard=True, credit=CREDIT_BYTES) for name in ("one", "two")]
+        for peer in peers:
+            await peer.dial(stack.port)
+        async with AsyncSteno(stack.url) as steno:
+            update = await steno.post_update(spec(1, transport="stream", location="", shards=1, size=MODEL_BYTES))
+            before_mb = resident_mb(stack.proxy.pid, "VmRSS")
+            sent = 0
+
+            async def zeros(offset: int) -> AsyncIterator[bytes]:
+                nonlocal sent
+                for at in range(offset, MODEL_BYTES, MIB):
+                    sent += min(MIB, MODEL_BYTES - at)
+                    yield bytes(min(MIB, MODEL_BYTES - at))
+
+            async with asyncio.timeout(300):
+                while update.state == "running":
+                    for want in update.wants:
+                        await steno.upload_shard(update.update_id, want.shard, want.offset, zeros(want.offset))
+                    update = await steno.update(update.update_id, wait_s=10)
+        assert (update.state, [worker.received for worker in update.workers]) == ("done", [MODEL_BYTES] * 2)
+        assert sent < 1.5 * MODEL_BYTES, "one upload serves both"
+        assert all(peer.most_ahead <= CREDIT_BYTES for peer in peers)
+        grown_mb = resident_mb(stack.proxy.pid, "VmHWM") - before_mb
+        assert grown_mb < 64, f"{grown_mb:.0f} MB for {MODEL_BYTES / MIB:.0f} MB of weights and two workers"
+        for peer in peers:
+            await peer.die()
