@@ -312,8 +312,13 @@ class Client:
             settings.worker_id,
             self._boot_id,
             self._updates.cards(),
-            settings.max_streams,
+            self._max_streams(),
         )
+
+    def _max_streams(self) -> int:
+        """What the settings say, or where they say nothing, the engine (vLLM has a bound of its own)."""
+        own = getattr(self._engine, "max_streams", None)
+        return self._settings.max_streams if own is None or "max_streams" in self._settings.model_fields_set else own
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -68,6 +68,11 @@ class ChatEngine:
         more = [word for word in words if word not in card.capabilities]
         return [msgspec.structs.replace(card, capabilities=[*card.capabilities, *more])]
 
+    @property
+    def max_streams(self) -> int | None:
+        """How many completions the engine runs at once, where that is its own to say."""
+        return getattr(self._engine, "max_streams", None)
+
     def load(self) -> tuple[int, int, float]:
         return self._engine.load()
 

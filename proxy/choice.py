@@ -107,7 +107,8 @@ class OpenChoice:
         await self._recorder.commit(self._recording, turn, row)
 
     async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
-        """Commit, to the end even if this task is cancelled meanwhile: half a commit is none.
+        """Commit, to the end even if this task is cancelled meanwhile: half a commit is none. Nothing is recorded of what failed
+        before its first token in a way that passes.
 
         Args: in_one_piece: somebody gets the answer whole, right after this. It counts as delivered, rather than being written a
             second time; `undelivered` takes that back.
@@ -115,6 +116,8 @@ class OpenChoice:
         """
         if self.transcript.started is None or self.commit is not None:
             return
+        if error is not None and error.retryable and self.saving is None and self.transcript.is_empty():
+            return  # nothing was sampled, and who asks again is no sibling of nothing
         self.commit = asyncio.ensure_future(self._commit(error, in_one_piece))
         await asyncio.shield(self.commit)
 
@@ -139,9 +142,10 @@ class OpenChoice:
         except StenoError as failure:
             if turn.index < 0:
                 metrics.UNRECORDED_TOKENS.labels(failure.code).inc(transcript.tokens)
-                log.error(
-                    "turn %s could not be recorded, %d tokens: %s", turn.turn_id, transcript.tokens, failure.message
-                )
+                # A session that is deleted takes what runs in it along.
+                level = logging.INFO if isinstance(failure, Gone) else logging.ERROR
+                words = "turn %s could not be recorded, %d tokens: %s"
+                log.log(level, words, turn.turn_id, transcript.tokens, failure.message)
             if error is None:
                 raise
         finally:

@@ -18,7 +18,7 @@ import hmac
 from collections.abc import Iterable
 
 from proxy.config import ProxySettings
-from proxy.contracts.errors import Forbidden, Unauthorized
+from proxy.contracts.errors import Forbidden, StoreUnavailable, Unauthorized
 
 _BEARER = b"bearer "
 
@@ -28,6 +28,8 @@ class Keyring:
 
     Attributes:
         enabled: whether any key is asked for.
+        pending: what the trial secret will be, unless the store has kept another; None: it is settled. Until then no agent's and
+            no harness's key can be told from a wrong one, and asking for one is StoreUnavailable.
         worker: what a worker must show; "" where none is asked for.
     """
 
@@ -37,6 +39,21 @@ class Keyring:
         self.worker = (worker_key or admin_key or "") if self.enabled else ""
         secret = trial_secret or admin_key or ""
         self._secret = hashlib.blake2b(secret.encode(), person=b"steno trials", digest_size=32).digest()
+        self._derived = self.enabled and trial_secret is None
+        self.pending: bytes | None = None
+
+    def await_store(self) -> None:
+        """A secret that nobody gave is made of the admin key once, and kept in the store: a new admin key then ends no running
+        trial. It is not known before the store is there (`settle`)."""
+        self.pending = self._secret if self._derived else None
+
+    def check_settled(self) -> None:
+        """Raises: StoreUnavailable."""
+        if self.pending is not None:
+            raise StoreUnavailable("the proxy has not reached its store yet")
+
+    def settle(self, secret: bytes) -> None:
+        self._secret, self.pending = secret, None
 
     @classmethod
     def of(cls, settings: ProxySettings) -> Keyring:
@@ -52,6 +69,7 @@ class Keyring:
         return f"hk-steno-{self._derive(b'harness', group_id)}" if self.enabled else None
 
     def _derive(self, kind: bytes, name: str) -> str:
+        self.check_settled()
         digest = hmac.digest(self._secret, kind + b"\0" + name.encode(), "sha256")
         return base64.urlsafe_b64encode(digest[:24]).decode()
 

@@ -32,6 +32,7 @@ from proxy.contracts.errors import StenoError
 from proxy.http import BoundedHttp
 from proxy.hub import Hub, RelaySettings
 from proxy.keys import Keyring
+from proxy.opening import begin
 from proxy.policies.keeper import Policies
 from proxy.recorder import Recorder
 from proxy.store.base import SessionStore
@@ -63,15 +64,16 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await store.open()
+        opening = await begin(store, keys)
         sweeper = asyncio.create_task(_sweep(store, recorder, settings))
         keeper = asyncio.create_task(policies.run())
         try:
             yield
         finally:
-            sweeper.cancel()
-            keeper.cancel()
-            await asyncio.wait({sweeper, keeper})
+            tasks = {sweeper, keeper, *([opening] if opening else ())}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await hub.close()
             policies.close()
             await recorder.close()

@@ -101,6 +101,11 @@ class VllmTokens:
         """Started, and neither stopped nor dead."""
         return self._llm is not None and not self._death and not self._llm.errored
 
+    @property
+    def max_streams(self) -> int:
+        """Sequences that the schedulers run at once, over all data-parallel ranks."""
+        return int(self._config.scheduler_config.max_num_seqs * self._config.parallel_config.data_parallel_size)
+
     def card(self) -> ModelCard:
         served = self._args.engine.served_model_name
         name = served if isinstance(served, str) else served[0] if served else Path(self._args.engine.model).name

@@ -22,11 +22,13 @@ class Health(BaseModel):
     models: list[str] = []
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", response_model=Health, summary="The process answers")
 async def healthz(request: Request) -> Response:
     return encoded(request, Health(status="ok"))
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get(
     "/readyz",
     response_model=Health,
@@ -38,6 +40,7 @@ async def readyz(request: Request) -> Response:
     models = [card.name for card in found.hub.cards()]
     try:
         await found.store.ping()
+        found.keys.check_settled()
     except StenoError as error:
         return encoded(request, Health(status="store", store=error.message, models=models), 503)
     return encoded(request, Health(status="ok" if models else "no worker", models=models))

@@ -53,6 +53,10 @@ class SessionStore(Protocol):
         """Raises StoreUnavailable."""
         ...
 
+    async def keep(self, name: str, value: bytes) -> bytes:
+        """What is kept under this name, for good: the value that came first. Replicas agree by it."""
+        ...
+
     # -- groups and sessions
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         """Create a group and its sessions. The same group again returns the recorded one; a different one is Conflict."""

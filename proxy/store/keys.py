@@ -38,6 +38,8 @@
     steno:{:policy}:versions:P   hash    none                 post: version -> digest of its weights, for good (I10)
     steno:{:policy}:update:U     hash    none; 3600 s once    post, end: what was posted (spec), and how it went
                                          nobody needs it
+    steno:kept:N                 string  none                 keep: what replicas agreed on by who came first; N is
+                                                              `trial_secret`, which agents' keys derive from
 
 T is a trial id, G a group id, U an update id, R is `:run:` and a run id, percent-encoded (`:run`: of what has
 none). All keys of a trial share one hash tag, hence one cluster slot, so that one script
@@ -90,6 +92,10 @@ def status_key(status: str) -> str:
 
 def group_key(group_id: str) -> str:
     return f"{PREFIX}group:{{{group_id}}}"
+
+
+def kept_key(name: str) -> str:
+    return f"{PREFIX}kept:{name}"
 
 
 def group_index_key(group_id: str) -> str:

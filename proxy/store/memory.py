@@ -107,6 +107,7 @@ class MemoryStore:
         self._tombstones: dict[str, float] = {}
         self._buried_of: dict[str, tuple[str | None, dict[str, Tokens]]] = {}  # deleted trials: run, open turns
         self._now = 0.0
+        self._kept: dict[str, bytes] = {}
         self.runs = MemoryRuns(self._living)
         self.policies = MemoryPolicies()
 
@@ -118,6 +119,9 @@ class MemoryStore:
 
     async def ping(self) -> None:
         """Always there."""
+
+    async def keep(self, name: str, value: bytes) -> bytes:
+        return self._kept.setdefault(name, value)
 
     def _get(self, trial_id: str) -> _Recording:
         recording = self._recordings.get(trial_id)

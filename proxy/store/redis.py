@@ -16,7 +16,7 @@ from proxy.contracts.records import Group, Session, Turn
 from proxy.store.base import Page
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
-from proxy.store.keys import group_key, trial_keys
+from proxy.store.keys import group_key, kept_key, trial_keys
 from proxy.store.redis_accounts import RedisAccounts
 from proxy.store.redis_index import RedisIndex
 from proxy.store.redis_link import RedisLink
@@ -63,6 +63,10 @@ class RedisStore(RedisRecordings):
 
     async def ping(self) -> None:
         await self._link.call(self._link.client.ping())
+
+    async def keep(self, name: str, value: bytes) -> bytes:
+        before: bytes | None = await self._link.call(self._link.client.set(kept_key(name), value, nx=True, get=True))
+        return value if before is None else before
 
     # -- groups and sessions
 

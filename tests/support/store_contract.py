@@ -31,6 +31,11 @@ async def listed(store: SessionStore, **filters: Any) -> list[str]:
 
 
 class StoreContract:
+    async def test_what_is_kept_first_is_kept(self, store: SessionStore) -> None:
+        first = await store.keep("name of this test", b"one")
+        assert await store.keep("name of this test", b"two") == first == b"one"
+        assert await store.keep("another name of this test", b"two") == b"two"
+
     # -- sessions
 
     async def test_a_session_comes_back_as_it_was_registered(self, store: SessionStore) -> None:
