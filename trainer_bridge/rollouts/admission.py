@@ -14,10 +14,14 @@ InHand = Callable[[], Awaitable[int]]
 
 @dataclass(frozen=True)
 class Admission:
-    """At most `groups_per_step * (max_staleness_steps + 1)` groups in hand. Without `groups_per_step`: no bound."""
+    """At most `groups_per_step * (max_staleness_steps + 1)` groups in hand. Without `groups_per_step`: no bound.
+
+    ask_again_s: between two looks at what is in hand, while no group is admitted. A step takes seconds at least.
+    """
 
     groups_per_step: int | None = None
     max_staleness_steps: int = 1
+    ask_again_s: float = 0.5
 
     def __post_init__(self) -> None:
         if self.groups_per_step is not None and self.groups_per_step < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from proxy.client import AsyncSteno
 from proxy.contracts.records import Limits, SamplingPolicy
@@ -19,6 +20,16 @@ from trainer_bridge.rollouts.tasks import Task, load_tasks
 
 CLIENT_RETRIES = 8
 """Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
+
+
+def located(command: Sequence[str]) -> tuple[str, ...]:
+    """A program that is given by a relative path means the one that is there now: trials run in folders of their own. One that is
+    not there is left as it is: the task may bring it."""
+    program, *words = command or ("",)
+    path = Path(program)
+    if "/" in program and not path.is_absolute() and path.exists():
+        program = str(path.resolve())
+    return (program, *words) if command else ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Prepared:
         """Args: executor: default: processes of this machine. in_hand: as in `Rollouts`."""
         settings = self.settings
         options = RunnerOptions(
-            command=tuple(settings.command),
+            command=located(settings.command),
             proxy_url=settings.proxy,
             work_dir=settings.work_dir,
             timeout_s=settings.timeout_s,

@@ -26,9 +26,6 @@ from trainer_bridge.rollouts.outcome import EndReason, TrialResult, recorded_res
 from trainer_bridge.rollouts.runner import Assignment, TrialRunner
 from trainer_bridge.rollouts.tasks import Task, group_id
 
-ASK_AGAIN_S = 0.5
-"""Between two looks at what is in hand, while the bound admits nothing. A step takes seconds at least."""
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -202,7 +199,7 @@ class Rollouts:
         for observer in self._observers:
             observer.held_back(True)
         while not await self._admission.admits(self._in_hand):  # noqa: ASYNC110  # the proxy is asked: nobody tells
-            await asyncio.sleep(ASK_AGAIN_S)
+            await asyncio.sleep(self._admission.ask_again_s)
         for observer in self._observers:
             observer.held_back(False)
 

@@ -1,0 +1,3 @@
+def mean(values):
+    """Arithmetic mean."""
+    return sum(values) // len(values)
