@@ -20,7 +20,7 @@ import msgspec
 import torch
 from rich.console import Console
 
-from proxy.client import AsyncSteno
+from proxy.client import AsyncSteno, Steno
 from trainer_bridge.checkpoint import Checkpoints, RunState
 from trainer_bridge.crew import Crew
 from trainer_bridge.engine import PolicyEngine
@@ -107,9 +107,9 @@ class Duties:
     def _transport(self) -> Transport:
         settings = self._settings
         if settings.transport == "nccl":
-            from trainer_bridge.weights.nccl import Nccl
+            from trainer_bridge.weights.nccl import Nccl, workers_of
 
-            return Nccl(self._ranks)
+            return Nccl(self._ranks, workers_of(Steno(settings.proxy, settings.key), settings.policy))
         copies = Copies(settings.weights_dir, ranks=self._ranks)
         if settings.transport == "stream":
             return Stream(copies)

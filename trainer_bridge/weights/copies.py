@@ -17,14 +17,13 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from proxy.contracts.policy import Manifest, ShardEntry, TensorEntry
 from trainer_bridge.errors import CopyFailed
 from trainer_bridge.ranks import Ranks
 from trainer_bridge.staleness import Version
+from trainer_bridge.weights.exchange import Exchange
 from trainer_bridge.weights.shards import shard_name, write_shard
 from trainer_bridge.weights.source import WeightSource
 
@@ -92,9 +92,9 @@ class Copies:
         if keep < 1:
             raise ValueError(f"keep: {keep} would remove the newest copy")
         self.root = root
-        self._ranks = ranks
-        self._rank = ranks.rank if ranks else 0
-        self._writers = list(writers) if writers is not None else list(range(ranks.size if ranks else 1))
+        self._exchange = Exchange(ranks)
+        self._rank = self._exchange.rank
+        self._writers = list(writers) if writers is not None else list(range(self._exchange.size))
         self._keep = keep
         self._extra = list(extra)
 
@@ -107,9 +107,9 @@ class Copies:
         Raises: CopyFailed: a rank could not write, or the version is there with other weights.
         """
         with contextlib.ExitStack() as cleanup:
-            folder = Path(self._first(lambda: str(self._begin(version, cleanup))))
-            outcomes = self._gather(self._write_mine(folder, source))
-            done = self._first(lambda: self._finish(folder, version, outcomes))
+            folder = Path(self._exchange.first(lambda: str(self._begin(version, cleanup)), failure=CopyFailed))
+            outcomes = self._exchange.gather(self._write_mine(folder, source))
+            done = self._exchange.first(lambda: self._finish(folder, version, outcomes or []), failure=CopyFailed)
         return Copy(Path(done["folder"]), str(version), Manifest.model_validate(done["manifest"]))
 
     def complete(self) -> list[Copy]:
@@ -214,30 +214,6 @@ class Copies:
                 log.info("removing %s, whose writer has died", lock.with_suffix(""))
                 _remove(lock.with_suffix(""))
                 lock.unlink()
-
-    # -- between ranks ----------------------------------------------------------------------------------------------------------
-
-    def _first(self, act: Callable[[], Any]) -> Any:
-        """What the first rank's `act` gives, on all ranks, as JSON carries it; its failure is everybody's."""
-        told: dict[str, Any] = {}
-        if self._rank == 0:
-            try:
-                told = {"made": act()}
-            except (OSError, StenoError) as error:
-                told = {"problem": f"{self.root}: {error}"}
-        if self._ranks is not None:
-            told = json.loads(self._ranks.share(json.dumps(told).encode() if self._rank == 0 else None))
-        if "problem" in told:
-            raise CopyFailed(told["problem"])
-        return told["made"]
-
-    def _gather(self, mine: list[Written] | str) -> list[list[Written] | str]:
-        """On the first rank what all have; a barrier's worth of waiting on the gloo group, which is patient."""
-        if self._ranks is None or self._ranks.size == 1:
-            return [mine]
-        everything: list[Any] | None = [None] * self._ranks.size if self._rank == 0 else None
-        dist.gather_object(mine, everything, dst=0, group=self._ranks.control)
-        return everything or []
 
 
 def _name(version: Version) -> str:

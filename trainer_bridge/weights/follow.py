@@ -20,7 +20,9 @@ from trainer_bridge.weights.stream import UpdateClient, Uploader
 log = logging.getLogger(__name__)
 
 RUNNING_WAIT_S = 5.0
-"""How long a poll may hang while workers are loading: an answer comes with the next change."""
+"""How long a poll may hang while workers are loading: it is answered when that has ended, or when bytes are wanted."""
+CARRIED_WAIT_S = 0.25
+"""With `nccl` all ranks wait for workers to begin loading, so this is asked more often."""
 SETTLED_WAIT_S = 15.0
 """And once it is settled, when only late workers and restarted proxies are of interest. Below the client's read timeout."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 5.0
@@ -94,7 +96,8 @@ class Follower:
         if update is None:
             latest = await client.post_update(self._publication.spec)
         else:
-            wait_s = RUNNING_WAIT_S if update.state == "running" else SETTLED_WAIT_S
+            running_s = CARRIED_WAIT_S if update.transport == "nccl" else RUNNING_WAIT_S
+            wait_s = running_s if update.state == "running" else SETTLED_WAIT_S
             latest = await client.update(update.update_id, wait_s=wait_s)
         self._publication.seen(latest)
         if self._uploader is None or not latest.wants:

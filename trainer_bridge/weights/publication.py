@@ -14,14 +14,14 @@ from trainer_bridge.errors import PushFailed
 class Publication:
     """Weights on their way. `update` is the newest known state, None until the proxy has answered once.
 
-    copy_s: how long writing the full copy took, which is how long the training loop stood still. push_s: from then until the
-    update was settled; None until it is. bytes_sent: uploaded (`stream`). trouble: why it does not get on, if it does not.
+    copy_s: how long the training loop stood still: for the full copy, or (`nccl`) until all was sent. push_s: from the post until
+    the update was settled; None until it is. bytes_sent: uploaded (`stream`). trouble: why it does not get on, if it does not.
     """
 
-    def __init__(self, spec: UpdateSpec, folder: Path | None = None, *, copy_s: float = 0.0) -> None:
+    def __init__(self, spec: UpdateSpec, folder: Path | None = None) -> None:
         self.spec = spec
         self.folder = folder
-        self.copy_s = copy_s
+        self.copy_s = 0.0
         self.push_s: float | None = None
         self.bytes_sent = 0
         self.update: Update | None = None
@@ -38,6 +38,13 @@ class Publication:
     def settled(self) -> bool:
         """Whether every worker has served it or has been named, a newer one came, or it was refused."""
         return self._settled.is_set()
+
+    @property
+    def outcome(self) -> str:
+        """In words, as far as it is known."""
+        if self._refused is not None:
+            return f"refused: {self._refused}"
+        return self.update.state if self.update else "not accepted yet"
 
     @property
     def failed(self) -> dict[str, str]:

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from proxy.contracts.errors import StenoError
 from proxy.contracts.policy import Probe, Update, UpdateSpec
 from trainer_bridge.errors import PushFailed
 from trainer_bridge.ranks import Ranks
 from trainer_bridge.staleness import Version
+from trainer_bridge.weights.exchange import Exchange
 from trainer_bridge.weights.follow import Client, Follower
 from trainer_bridge.weights.publication import Publication
 from trainer_bridge.weights.source import WeightSource
@@ -55,7 +54,7 @@ class Publisher:
         """
         self._transport = transport
         self._clients = clients
-        self._ranks = ranks
+        self._exchange = Exchange(ranks)
         self._policy, self._run_id, self._kv, self._deadline_s = policy, run_id, kv, deadline_s
         self._thread: _Thread | None = None
 
@@ -70,9 +69,17 @@ class Publisher:
     ) -> Publication:
         """Send the weights that `source` holds now. Returns once they may change; what follows is in the background.
 
-        The same version with the same weights again is the same update. Raises: CopyFailed, on all ranks.
+        The same version with the same weights again is the same update. Raises, on all ranks: CopyFailed;
+        PushFailed (`nccl`, where the weights have been sent when this returns).
         """
         started = time.monotonic()
+        while True:
+            publication = self._post(version, source, probe, parent)
+            if self._transport.carry(publication, source):
+                publication.copy_s = time.monotonic() - started
+                return publication
+
+    def _post(self, version: Version, source: WeightSource, probe: Probe | None, parent: Version | None) -> Publication:
         staged = self._transport.stage(version, source)
         spec = UpdateSpec(
             run_id=self._run_id,
@@ -87,8 +94,8 @@ class Publisher:
             probe=probe,
             deadline_s=self._deadline_s,
         )
-        publication = Publication(spec, staged.folder, copy_s=time.monotonic() - started)
-        if self._ranks is None or self._ranks.first:
+        publication = Publication(spec, staged.folder)
+        if self._exchange.is_first:
             if self._thread is None:
                 self._thread = _Thread(self._clients)
             self._thread.follow(publication)
@@ -99,23 +106,14 @@ class Publisher:
 
         Raises: PushFailed: refused, or not settled in time.
         """
-        told: dict[str, Any] = {}
-        if self._ranks is None or self._ranks.first:
-            try:
-                told = {"update": publication.wait(timeout_s).model_dump()}
-            except (StenoError, TimeoutError) as error:
-                told = {"problem": str(error)}
-        if self._ranks is not None:
-            told = json.loads(self._ranks.share(json.dumps(told).encode() if self._ranks.first else None))
-        if "problem" in told:
-            raise PushFailed(told["problem"])
-        return Update.model_validate(told["update"])
+        return Update.model_validate(self._exchange.first(lambda: publication.wait(timeout_s).model_dump()))
 
     def close(self) -> None:
         """Stop following. Workers that still lack the newest version go on where the next publisher posts it."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+        self._transport.close()
 
 
 class _Thread:

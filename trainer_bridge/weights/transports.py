@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from proxy.contracts.policy import Manifest
 from trainer_bridge.staleness import Version
 from trainer_bridge.weights.copies import Copies
+from trainer_bridge.weights.publication import Publication
 from trainer_bridge.weights.source import WeightSource
 
 
@@ -31,8 +32,17 @@ class Transport(Protocol):
     def name(self) -> Literal["filesystem", "stream", "nccl"]: ...
 
     def stage(self, version: Version, source: WeightSource) -> Staged:
-        """Make `version` of what the source holds now: it may change once this returns. A collective; idempotent."""
+        """Make `version` of what the source holds now. A collective; idempotent."""
         ...
+
+    def carry(self, publication: Publication, source: WeightSource) -> bool:
+        """What is left to do once the update was posted; after it, what the source holds may change. A collective.
+
+        Returns: False: to be staged and posted again.
+        """
+        ...
+
+    def close(self) -> None: ...
 
 
 class Filesystem:
@@ -49,6 +59,12 @@ class Filesystem:
         root = self._seen_as or self._copies.root.absolute()
         return Staged(str(root / copy.folder.name), copy.manifest, copy.folder)
 
+    def carry(self, publication: Publication, source: WeightSource) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The copies stay: workers may be reading, and late ones will."""
+
 
 class Stream:
     """The proxy is all that both sides reach. The copies' folder must be the first rank's own: on several nodes without a shared
@@ -62,3 +78,9 @@ class Stream:
     def stage(self, version: Version, source: WeightSource) -> Staged:
         copy = self._copies.write(version, source)
         return Staged("", copy.manifest, copy.folder)
+
+    def carry(self, publication: Publication, source: WeightSource) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The copies stay, for the next publisher of the same version."""

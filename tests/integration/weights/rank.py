@@ -164,6 +164,46 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
     return {"state": update.state, "version": update.version, "calls": len(proxy.calls), "probe": probe.logprobs}
 
 
+def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
+    """An NCCL update whose first group breaks in the middle: what the second one is given, and what the ranks gathered."""
+    from tests.integration.weights.test_nccl import Fleet, Recorded
+    from trainer_bridge.staleness import Version
+    from trainer_bridge.weights.nccl import Nccl
+    from trainer_bridge.weights.publisher import Publisher
+    from trainer_bridge.weights.source import ModelWeights
+
+    fleet = Fleet(a=1.0)
+
+    class Breaking(Recorded):
+        def send(self, metas: Any, tensors: Any) -> None:
+            next(tensors)
+            raise RuntimeError("NCCL error: remote process exited")
+
+    opened: list[Any] = []
+
+    def open_group(meeting: Any) -> Any:
+        opened.append(fleet.open(meeting) if opened else Breaking(meeting, fleet.proxy.sent))
+        return opened[-1]
+
+    passes: list[list[str]] = []
+
+    class Seen(ModelWeights):
+        def buckets(self) -> Any:
+            passes.append([])
+            for bucket in super().buckets():
+                passes[-1] += bucket
+                yield bucket
+
+    transport = Nccl(ranks, lambda: fleet.workers, address="127.0.0.1", open_group=open_group)
+    with Publisher(transport, [fleet.proxy] if ranks.first else [], ranks=ranks) as publisher:
+        published = publisher.publish(Version("run", 0), Seen(engine.module, bucket_bytes=job["bucket_bytes"]))
+        update = publisher.wait(published, 60)
+        if ranks.first:
+            [(_, pairs)] = opened[-1].rounds
+            torch.save(dict(pairs), folder / "sent.pt")
+    return {"passes": passes, "state": update.state, "digest": published.spec.manifest.digest}
+
+
 def _status(field: str) -> int:
     """Of /proc/self/status, bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():

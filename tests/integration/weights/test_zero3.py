@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(folder: Path) -> list[dict[str, Any]]:
     """Of a tied model of about 130 kB, in buckets of 20 kB."""
-    return run(folder, ["publish", "copies", "failure"], 20_000, tied=True)
+    return run(folder, ["publish", "nccl", "copies", "failure"], 20_000, tied=True)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -91,6 +91,15 @@ def test_the_probe_of_a_partitioned_model_is_that_of_the_whole_one(folder: Path,
     expected = make_probe(qwen(tied=True), probe_ids(64)).logprobs
     for rank in seen:
         assert rank["publish"]["probe"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_nccl_update_gathers_in_step_also_when_its_group_breaks(folder: Path, seen: list[dict[str, Any]]) -> None:
+    one, other = (rank["nccl"] for rank in seen)
+    assert one == other and one["state"] == "done"
+    digests_and_two_attempts = 4
+    assert len(one["passes"]) == digests_and_two_attempts and len({tuple(names) for names in one["passes"]}) == 1
+    sent, start = torch.load(folder / "sent.pt"), tensors(folder / "model")
+    assert sent.keys() == start.keys() and all(torch.equal(sent[name], start[name]) for name in start)
 
 
 def test_a_copy_takes_the_memory_of_a_few_buckets_not_of_the_model(
