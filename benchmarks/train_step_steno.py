@@ -1,0 +1,67 @@
+"""Steno's side of `train_step`: one process, ZeRO-3 of one rank. Prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.train_step_batch import completions, forget_peak, peak
+from trainer_bridge.batch import Row
+from trainer_bridge.config import TrainerSettings
+from trainer_bridge.engine import PolicyEngine
+from trainer_bridge.orders import Batch
+from trainer_bridge.ranks import Ranks
+from trainer_bridge.staleness import Verdict
+from trainer_bridge.step import Stepper
+
+
+def batch(job: dict[str, Any]) -> Batch:
+    rows, advantages = [], {}
+    for number, (prompt, completion, trained, advantage) in enumerate(completions(job)):
+        mask = torch.cat([torch.zeros(len(prompt), dtype=torch.bool), trained])
+        rows.append(
+            Row(
+                trial_id=f"t{number}", group_id="g", leaf_id="l", reward=0.0,
+                token_ids_T=torch.cat([prompt, completion]), loss_mask_T=mask,
+                sampling_logprobs_T=torch.where(mask, -10.0, torch.nan), temperatures_T=torch.ones(len(mask)),
+                version_T=torch.where(mask, 0, -1), versions=("a/0",), verdict=Verdict(None),
+            )
+        )  # fmt: skip
+        advantages[f"t{number}"] = advantage
+    return Batch(rows, advantages)
+
+
+def main(job: dict[str, Any]) -> None:
+    settings = TrainerSettings(
+        model=job["model"], precision="float32", learning_rate=1e-6, max_grad_norm=1.0, mismatch="off",
+        micro_batch_tokens=job["prompt"] + max(job["completions"]),
+    )  # fmt: skip
+    ranks = Ranks.open("cpu")
+    stepper = Stepper(PolicyEngine.open(settings, ranks))
+    fixed = batch(job)
+    norms, seconds, cpu, rest = [], [], [], 0
+    for number in range(job["steps"] + 1):
+        if number == 1:
+            rest = forget_peak()
+        started, spent = time.perf_counter(), time.process_time()
+        report = stepper.step(fixed)
+        seconds.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - spent)
+        norms.append(report.metrics["optimizer/grad_norm"])
+    found = {
+        "step_s": statistics.median(seconds[1:]),
+        "cpu_s": statistics.median(cpu[1:]),
+        "seconds": seconds,
+        "grad_norms": norms,
+    }
+    print(json.dumps(found | {"rest_bytes": rest, "peak_bytes": peak()}), flush=True)
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

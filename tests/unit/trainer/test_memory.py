@@ -1,0 +1,130 @@
+"""The memory estimate: what of it can be counted without a GPU is; the docs' table and the sample configurations are its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from trainer_bridge import attention
+from trainer_bridge.attention import Segments
+from trainer_bridge.config import TrainerSettings
+from trainer_bridge.memory import GIB, SAMPLES, Choice, Machine, Shape, estimate, longest_sample, table
+from trainer_bridge.zero import deepspeed_config
+
+ROOT = Path(__file__).resolve().parents[3]
+KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def built(kind: str, **fields: Any) -> PreTrainedModel:
+    attention.register()
+    configuration, model = KINDS[kind]
+    known = {
+        "vocab_size": 128, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32,
+    }  # fmt: skip
+    return model._from_config(
+        configuration(**{**known, **fields}), dtype=torch.bfloat16, attn_implementation=attention.NAME
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_the_model(kind: str, tied: bool) -> None:
+    model = built(kind, tie_word_embeddings=tied, num_key_value_heads=2)
+    shape = Shape.of(model.config.to_dict())
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fields", [{}, {"hidden_size": 512, "intermediate_size": 256}, {"head_dim": 64}])
+def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, int]) -> None:
+    model = built(kind, **fields)
+    owned = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    tokens, kept = 256, {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    states = torch.randn(1, tokens, model.config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    positions = torch.arange(tokens)[None]
+    segments = Segments((0, tokens), torch.tensor([0, tokens], dtype=torch.int32))
+    embeddings = model.base_model.rotary_emb(states, positions)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.base_model.layers[0](
+            states, attention_mask=None, position_embeddings=embeddings, position_ids=positions, segments=segments
+        )
+    measured = sum(size for size, _ in kept.values()) / tokens
+    assert Shape.of(model.config.to_dict()).saved_per_token == pytest.approx(measured, rel=0.05)
+
+
+def test_every_choice_takes_what_it_should_off_the_gpu() -> None:
+    _, shape, plain = SAMPLES["14b"]
+    machine = Machine()
+    before = estimate(shape, machine, Choice(), 8192)
+    assert before.gpu["weights"] + before.gpu["gradients"] + before.gpu["optimizer"] == pytest.approx(
+        18 * shape.parameters / 8
+    )
+    assert estimate(shape, machine, replace(plain, offload_optimizer=True), 8192).gpu["optimizer"] == 0
+    shared = estimate(shape, machine, Choice(sequence_parallel=8), 8192)
+    assert shared.gpu["states"] == before.gpu["states"] / 8
+    lengths = [
+        longest_sample(shape, machine, choice)
+        for choice in (
+            Choice(), plain,
+            replace(plain, offload_optimizer=True, activation_offload=True),
+        )
+    ]  # fmt: skip
+    assert lengths == sorted(lengths) and lengths[0] < lengths[1] < lengths[2]
+    assert longest_sample(shape, replace(machine, gpus=1), Choice()) == 0
+    fits = estimate(shape, machine, Choice(), lengths[0]).gpu_total
+    assert fits <= 80 * GIB < fits + 20 * GIB
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_configuration_is_one_that_its_estimate_carries(name: str) -> None:
+    settings = TrainerSettings.load({}, ROOT / f"deploy/deepspeed/{name}.yaml")
+    settings.check()
+    assert settings.deepspeed is not None
+    made = deepspeed_config(settings.model_copy(update={"deepspeed": ROOT / settings.deepspeed}), cuda=True)
+    model, shape, choice = SAMPLES[name]
+    zero = made["zero_optimization"]
+    assert model in settings.model
+    assert choice.live == zero["stage3_max_live_parameters"]
+    assert choice.buckets == zero["reduce_bucket_size"] + zero["stage3_prefetch_bucket_size"]
+    assert choice.chunk_tokens == settings.chunk_tokens
+    assert (choice.offload_optimizer, choice.activation_offload) == (
+        settings.offload_optimizer,
+        settings.activation_offload,
+    )
+    assert settings.micro_batch_tokens <= longest_sample(shape, Machine(), choice)
+
+
+def test_the_table_in_the_docs_is_the_one_that_is_computed() -> None:
+    assert table() in (ROOT / "docs/training.md").read_text(), "run python -m trainer_bridge.memory"
+
+
+def test_a_models_own_configuration_is_read() -> None:
+    config = json.loads((ROOT / "steno/models/tiny/config.json").read_text())
+    shape = Shape.of(config)
+    assert (shape.qk_norm, shape.attention_bias, shape.tied, shape.head_size) == (True, False, False, 32)
