@@ -5,6 +5,7 @@ A worker says where it stands (`Progress`); what was sent to it and not confirme
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +24,7 @@ class Cursor:
     """Bytes of the one shard that a worker asks for (`stream`).
 
     confirmed: the next byte it lacks, as it said. sent: the next byte to send. limit: the first that it has given no credit for.
+    ends: of the chunks between the two.
     """
 
     shard: str
@@ -30,17 +32,24 @@ class Cursor:
     sent: int
     limit: int
     moved_at: float
+    ends: deque[int] = field(default_factory=deque)
 
     def report(self, offset: int, credit: int, now: float) -> None:
-        """A new position on the same shard. Below the last one: it has lost what it had; above what was sent: others sent it."""
-        if offset < self.confirmed or offset > self.sent:
+        """A new position on the same shard. Below the last one: it has lost what it had. Not where a chunk of ours ends: another
+        proxy has sent it bytes, and what of ours lay across their end was left out."""
+        end = self.confirmed
+        while self.ends and self.ends[0] <= offset:
+            end = self.ends.popleft()
+        if offset != end:
             self.sent = offset
+            self.ends.clear()
         if offset != self.confirmed:
             self.moved_at = now
         self.confirmed, self.limit = offset, offset + credit
 
     def advance(self, sent: int, now: float) -> None:
         self.sent, self.moved_at = sent, now
+        self.ends.append(sent)
 
     @property
     def unconfirmed(self) -> bool:
@@ -50,6 +59,7 @@ class Cursor:
         """Send again what was not confirmed in time. Returns whether there is something."""
         if self.unconfirmed and now >= self.moved_at + RESEND_S:
             self.sent, self.moved_at = self.confirmed, now
+            self.ends.clear()
             return True
         return False
 

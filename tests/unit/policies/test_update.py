@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.contracts.errors import ProtocolError
 from proxy.contracts.frames import Progress
 from proxy.contracts.policy import Want
-from proxy.policies.member import FIRST_RETRY_S, RESEND_S
+from proxy.policies.member import FIRST_RETRY_S, RESEND_S, Cursor
 from proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, Do, Step, UpdateRun
 from tests.support.policy_contract import SHARD_BYTES, spec
 
@@ -141,6 +141,7 @@ def test_wants_are_what_workers_lack_and_have_room_for() -> None:
     update.progress("b", said("receiving", shard=name[0], offset=107, credit=100), 3.0)
     assert update.wants()[0] == Want(shard=name[0], offset=107)
     cursor.advance(200, 4.0)
+    assert update.next_deadline() == 4.0 + RESEND_S
     update.tick(4.0 + RESEND_S)
     assert update.wants()[0] == Want(shard=name[0], offset=107), "nothing was confirmed for a long time"
 
@@ -158,6 +159,23 @@ def test_bytes_that_came_another_way_are_not_sent_again_and_lost_ones_are() -> N
     cursor = update.members["a"].cursor
     assert cursor is not None
     assert cursor.limit == 100 + MAX_CREDIT_BYTES
+
+
+def test_two_proxies_that_cut_a_shard_otherwise_do_not_stall_each_other() -> None:
+    """A worker takes what begins where it is. The chunk that lies across the end of what another proxy sent is left out."""
+    cursor = Cursor("s", 0, 0, 10_000, 0.0)
+    for end in (250, 500, 750):
+        cursor.advance(end, 1.0)
+    cursor.report(500, 10_000, 2.0)
+    assert cursor.sent == 750, "at an end of ours: what follows it is on its way"
+    cursor.advance(1000, 2.0)
+    cursor.report(800, 10_000, 3.0)
+    assert cursor.sent == 800, "in the middle of ours: it will not be taken"
+    cursor.report(1200, 10_000, 4.0)
+    assert cursor.sent == 1200
+    cursor.advance(1300, 5.0)
+    cursor.report(1200, 10_000, 6.0)
+    assert cursor.sent == 1300, "said again, it says nothing"
 
 
 @pytest.mark.parametrize(
