@@ -37,6 +37,7 @@ from trainer_bridge.step import Stepper
 from trainer_bridge.trackers import Prometheus, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from trainer_bridge.view import View
 from trainer_bridge.weights.copies import Copies
+from trainer_bridge.weights.exchange import beside_first
 from trainer_bridge.weights.publication import Publication
 from trainer_bridge.weights.publisher import Publisher
 from trainer_bridge.weights.source import ModelWeights
@@ -110,9 +111,9 @@ class Duties:
             from trainer_bridge.weights.nccl import Nccl, workers_of
 
             return Nccl(self._ranks, workers_of(Steno(settings.proxy, settings.key), settings.policy))
-        copies = Copies(settings.weights_dir, ranks=self._ranks)
         if settings.transport == "stream":
-            return Stream(copies)
+            return Stream(Copies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks)))
+        copies = Copies(settings.weights_dir, ranks=self._ranks)
         seen_as = settings.weights_dir_at_workers
         return Filesystem(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
 

@@ -176,6 +176,9 @@ class Copies:
             tensors=[tensor for _, _, tensors in written for tensor in tensors],
             shards=[shard for _, shard, _ in written],
         )
+        for _, shard, _ in written:
+            if not (folder / shard.name).is_file():
+                raise CopyFailed(f"{shard.name} was written by another rank and is not here: is the folder shared?")
         for path in self._extra:
             shutil.copyfile(path, folder / path.name)
         weight_map = {tensor.name: shard.name for _, shard, tensors in written for tensor in tensors}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -49,3 +50,17 @@ class Exchange:
         everything: list[Any] | None = [None] * self.size if self.is_first else None
         dist.gather_object(mine, everything, dst=0, group=self._ranks.control)
         return everything
+
+    def everywhere(self, mine: Any) -> list[Any]:
+        """Everybody's, by rank, on all ranks."""
+        if self._ranks is None or self.size == 1:
+            return [mine]
+        everything: list[Any] = [None] * self.size
+        dist.all_gather_object(everything, mine, group=self._ranks.control)
+        return everything
+
+
+def beside_first(ranks: Ranks | None) -> list[int]:
+    """The ranks on the first one's machine, which share its disks. A collective."""
+    hosts = Exchange(ranks).everywhere(socket.gethostname())
+    return [rank for rank, host in enumerate(hosts) if host == hosts[0]]

@@ -67,8 +67,8 @@ class Filesystem:
 
 
 class Stream:
-    """The proxy is all that both sides reach. The copies' folder must be the first rank's own: on several nodes without a shared
-    one, let only ranks of the first node write (`Copies(writers=…)`)."""
+    """The proxy is all that both sides reach. The first rank uploads, so its machine must have the whole copy: without a shared
+    folder, let the ranks beside it write (`Copies(writers=beside_first(ranks))`)."""
 
     name: Literal["stream"] = "stream"
 

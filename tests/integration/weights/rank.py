@@ -148,6 +148,7 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
     from tests.unit.trainer.weights.fake_proxy import FakeProxy
     from trainer_bridge.staleness import Version
     from trainer_bridge.weights.copies import Copies
+    from trainer_bridge.weights.exchange import beside_first
     from trainer_bridge.weights.probe import make_probe, probe_ids
     from trainer_bridge.weights.publisher import Publisher
     from trainer_bridge.weights.source import ModelWeights
@@ -155,13 +156,19 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 
     probe = make_probe(engine.module, probe_ids(engine.module.config.vocab_size))
     proxy = FakeProxy()
-    transport = Stream(Copies(folder / "published", ranks=ranks, writers=[0]))
+    transport = Stream(Copies(folder / "published", ranks=ranks, writers=beside_first(ranks)))
     with Publisher(transport, [proxy] if ranks.first else [], ranks=ranks) as publisher:
         published = publisher.publish(
             Version("run", 0), ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"]), probe
         )
         update = publisher.wait(published, 60)
-    return {"state": update.state, "version": update.version, "calls": len(proxy.calls), "probe": probe.logprobs}
+    return {
+        "state": update.state,
+        "version": update.version,
+        "calls": len(proxy.calls),
+        "probe": probe.logprobs,
+        "writers": beside_first(ranks),
+    }
 
 
 def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:

@@ -84,6 +84,7 @@ def test_one_ranks_failure_is_told_to_all_and_the_next_copy_works(folder: Path, 
 
 def test_all_ranks_hear_how_an_update_ended_and_one_alone_speaks(seen: list[dict[str, Any]]) -> None:
     assert [(rank["publish"]["state"], rank["publish"]["version"]) for rank in seen] == [("done", "run/0")] * 2
+    assert seen[0]["publish"]["writers"] == seen[1]["publish"]["writers"] == [0, 1]  # one machine
     assert seen[0]["publish"]["calls"] > 0 and seen[1]["publish"]["calls"] == 0
 
 

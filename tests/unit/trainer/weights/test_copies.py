@@ -109,6 +109,19 @@ def test_a_failed_write_leaves_nothing_and_takes_all_buckets(tmp_path: Path, mon
     assert names(tmp_path) == []
 
 
+def test_a_folder_that_ranks_do_not_share_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.write_shard
+
+    def elsewhere(path: Path, tensors: dict[str, Tensor]):
+        there = tmp_path / "other machine"
+        there.mkdir(exist_ok=True)
+        return real(there / path.name, tensors)
+
+    monkeypatch.setattr(module, "write_shard", elsewhere)
+    with pytest.raises(CopyFailed, match="is the folder shared"):
+        Copies(tmp_path / "here").write(at(1), Fixed(1.0))
+
+
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CopyFailed, match="file"):
