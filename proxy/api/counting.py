@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 from starlette.types import Receive, Scope, Send
 
 from proxy import logs, metrics
-from proxy.api.generation import ID_HEADERS, HttpClient, read_body, refusal_headers, valid_trial_id
+from proxy.api.agent_http import ID_HEADERS, HttpClient, read_body, refusal_headers, valid_trial_id
 from proxy.contracts.canonical import Job
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.hub import Hub

@@ -18,8 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs
+from proxy.api.agent_http import HttpClient, valid_trial_id
 from proxy.api.counting import Counting
-from proxy.api.generation import Generation, HttpClient, Models, valid_trial_id
+from proxy.api.generation import Generation
+from proxy.api.models import Models
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.contracts.frames import ModelCard
 from proxy.contracts.records import TRIAL_ID

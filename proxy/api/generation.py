@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
-import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy import logs, metrics
 from proxy.answering import Answering, ClientLeft
+from proxy.api.agent_http import ID_HEADERS, HttpClient, read_body, refusal_headers, valid_trial_id
+from proxy.api.models import Models
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, CanonicalRequest
-from proxy.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
-from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
+from proxy.contracts.errors import BadRequest, NotFound, StenoError
+from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import Chat
 from proxy.dialects.completions import Completions
 from proxy.dialects.messages import Messages
-from proxy.dialects.openai import error_body
 from proxy.dialects.openai_schema import MODELS
 from proxy.dialects.responses import Responses
 from proxy.hub import Hub
@@ -41,170 +38,8 @@ from proxy.turn import Turns
 log = logging.getLogger(__name__)
 
 DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Messages(), Responses())
-ID_HEADERS = {"messages": (b"x-request-id", b"request-id")}
-"""Where a dialect's SDK looks for the request's id, if not in `x-request-id` alone."""
 WATCH_AFTER_S = 0.05
 """How long a request runs before anybody looks whether its client is still there. Seconds."""
-_TRIAL_ID = re.compile(TRIAL_ID.replace("$", r"\Z"))
-_JSON = (b"content-type", b"application/json")
-_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect a stream before it passes it on
-]
-
-
-class BodyTimeout(StenoError):
-    """The client took too long to send its body."""
-
-    status = 408
-    code = "body_timeout"
-
-
-def valid_trial_id(trial_id: str) -> bool:
-    return _TRIAL_ID.match(trial_id) is not None and trial_id not in RESERVED_TRIAL_IDS
-
-
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The request's body; never more than `max_bytes` in memory.
-
-    Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; BodyTimeout; ClientLeft.
-    """
-    too_large = f"the body is larger than {max_bytes} bytes"
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value[:20]) > max_bytes:
-            raise BodyTooLarge(too_large)
-        if name == b"content-encoding" and value.lower() != b"identity":
-            coding = value[:40].decode("latin-1")
-            raise BadRequest(
-                f"content-encoding {coding!r} can't be read: send the body as it is", field="content-encoding"
-            )
-    message = await _receive(receive, timeout_s)
-    if not message.get("more_body", False) and message["type"] == "http.request":
-        body: bytes = message.get("body", b"")
-        if len(body) > max_bytes:
-            raise BodyTooLarge(too_large)
-        return body
-    deadline = time.monotonic() + timeout_s
-    parts, size = [], 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise ClientLeft("the client left before its request was complete")
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if size > max_bytes:
-            raise BodyTooLarge(too_large)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
-
-
-async def _receive(receive: Receive, timeout_s: float) -> Message:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await receive()
-    except TimeoutError:
-        raise BodyTimeout(f"the body did not come within {timeout_s:g} s") from None
-
-
-class HttpClient:
-    """`turn.Client` over ASGI. The response starts with the first bytes, or with the first keepalive."""
-
-    __slots__ = (
-        "_head",
-        "_keepalive",
-        "_keepalive_s",
-        "_loop",
-        "_send",
-        "_sent_at",
-        "_timer",
-        "breaks",
-        "gone",
-        "started",
-        "status",
-    )
-
-    def __init__(
-        self, send: Send, request_id: bytes, keepalive_s: float = 1.0, named: Sequence[bytes] = (b"x-request-id",)
-    ) -> None:
-        """named: headers that carry the request's id."""
-        self.gone = False
-        self.breaks: Callable[[StenoError], bytes] | None = None  # the events that end an answer which fails midway
-        self.started = False
-        self.status = 0
-        self._send = send
-        self._head = [(name, request_id) for name in named]
-        self._keepalive = b""
-        self._keepalive_s = keepalive_s
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._sent_at = 0.0
-
-    def keep_alive_with(self, comment: bytes) -> None:
-        """The answer is a stream: fill its silences with this."""
-        self._keepalive = comment
-
-    def ready(self) -> None:
-        if self._keepalive and self._timer is None:
-            self._sent_at = self._loop.time()
-            self._timer = self._loop.call_later(self._keepalive_s, self._tick)
-
-    async def write(self, data: bytes) -> None:
-        if not self.gone:
-            self._sent_at = self._loop.time()
-            await self._start()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, data: bytes) -> None:
-        self.close()
-        if not self.gone:
-            await self._start()
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
-
-    async def answer(self, body: bytes) -> None:
-        await self.respond(200, body, [])
-
-    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """A whole answer, of any status."""
-        self.close()
-        if self.gone:
-            return
-        self.started, self.status = True, status
-        length = (b"content-length", b"%d" % len(body))
-        all_headers = [_JSON, length, *self._head, *headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    def close(self) -> None:
-        """No more keepalives."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._keepalive = b""
-
-    async def _start(self) -> None:
-        if not self.started:
-            self.started, self.status = True, 200
-            headers = [*_STREAM, *self._head]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    def _tick(self) -> None:
-        """One timer for a stream, moved on lazily: it costs nothing per token."""
-        self._timer = None
-        if self.gone or not self._keepalive:
-            return
-        silent_s = self._loop.time() - self._sent_at
-        if silent_s >= self._keepalive_s - 0.001:
-            task = self._loop.create_task(self.write(self._keepalive))
-            task.add_done_callback(_observed)
-            silent_s = 0.0
-        self._timer = self._loop.call_later(self._keepalive_s - silent_s, self._tick)
-
-
-def _observed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.warning("a keepalive could not be written: %s", type(task.exception()).__name__)
 
 
 class Generation:
@@ -287,16 +122,6 @@ class Generation:
         await client.respond(error.status, self._dialect.error(error, request_id), refusal_headers(error))
 
 
-def refusal_headers(error: StenoError) -> list[tuple[bytes, bytes]]:
-    """What the head of an error answer says besides its status."""
-    headers = []
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
-    if error.status in (408, 413):
-        headers.append((b"connection", b"close"))  # what is left of the body is not read
-    return headers
-
-
 def _check_images(asked: CanonicalRequest, hub: Hub) -> None:
     """Raises: BadRequest naming the first image, where models are served and none takes any: before anything waits for one."""
     if asked.images and (cards := hub.cards()) and not any(IMAGES in card.capabilities for card in cards):
@@ -343,55 +168,6 @@ class _Watch:
         elif not self.request.done.is_set():  # uvicorn says the same of a response that is complete
             self._client.gone = True
             self.request.abort(ClientLeft("the client closed the connection"))
-
-
-class Models:
-    """`GET /{trial_id}/v1/models` (and one model by name): what the workers serve, in a shape that OpenAI's clients
-    read, and Anthropic's too."""
-
-    def __init__(self, hub: Hub, keys: Keyring) -> None:
-        self._hub = hub
-        self._keys = keys
-        self._created = int(time.time())
-        self._created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = os.urandom(8).hex()
-        trial_id = scope["path_params"]["trial_id"]
-        logs.bind(trial_id, request_id)
-        client = HttpClient(send, request_id.encode())
-        try:
-            if not valid_trial_id(trial_id):
-                raise NotFound("no such trial")
-            self._keys.check_agent(key_of(scope["headers"]), trial_id)
-            body = self._list() if "model" not in scope["path_params"] else self._one(scope["path_params"]["model"])
-        except StenoError as error:
-            await client.respond(error.status, error_body(error), [])
-            return
-        await client.respond(200, msgspec.json.encode(body), [])
-
-    def _list(self) -> dict[str, Any]:
-        models = [self._model(card.name, card.context_tokens) for card in self._hub.cards()]
-        ids = [model["id"] for model in models] or [None]
-        return {"object": "list", "data": models, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
-
-    def _one(self, name: str) -> dict[str, Any]:
-        for card in self._hub.cards():
-            if card.name == name:
-                return self._model(card.name, card.context_tokens)
-        raise NotFound("no worker serves a model of this name", field="model")
-
-    def _model(self, name: str, context_tokens: int) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "steno",
-            "max_model_len": context_tokens,
-            "type": "model",
-            "display_name": name,
-            "created_at": self._created_at,
-        }
 
 
 def routes(turns: Turns, hub: Hub, keys: Keyring, **limits: Any) -> list[Route]:

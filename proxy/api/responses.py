@@ -14,8 +14,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from proxy import logs, stored
+from proxy.api.agent_http import HttpClient, refusal_headers, valid_trial_id
 from proxy.api.counting import Counting
-from proxy.api.generation import HttpClient, refusal_headers, valid_trial_id
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.openai import error_body

@@ -14,8 +14,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
 
+from proxy.api.agent_http import valid_trial_id
 from proxy.api.common import ERRORS, admin, encoded, harness_of_trial, services, trial
-from proxy.api.generation import valid_trial_id
 from proxy.contracts.errors import BadRequest, Gone, StenoError
 from proxy.contracts.records import TRIAL_ID, Session
 from proxy.contracts.rest import Completion, SampleList, SessionPage, SessionSpec, Trial, TurnPage

@@ -36,10 +36,7 @@ class Chat:
         wants_logprobs = request.job.top_logprobs is not None
         return to_json(
             {
-                "id": f"chatcmpl-{header.answer_id}",
-                "object": "chat.completion",
-                "created": header.created,
-                "model": header.model,
+                **openai.envelope(header, "chatcmpl", "chat.completion"),
                 "choices": [
                     {
                         "index": choice.index,
@@ -51,7 +48,6 @@ class Chat:
                 ],
                 "usage": openai.usage(choices),
                 "service_tier": None,
-                "system_fingerprint": None,
             }
         )
 
@@ -98,14 +94,7 @@ class ChatWriter:
     def __init__(self, request: CanonicalRequest, header: Header) -> None:
         self._wants_logprobs = request.job.top_logprobs is not None
         self._include_usage = request.include_usage
-        constant = {
-            "id": f"chatcmpl-{header.answer_id}",
-            "object": "chat.completion.chunk",
-            "created": header.created,
-            "model": header.model,
-            "system_fingerprint": None,
-        }
-        self._constant = b"data: " + to_json(constant)[:-1]
+        self._constant = b"data: " + to_json(openai.envelope(header, "chatcmpl", "chat.completion.chunk"))[:-1]
         self._heads = [
             self._constant + b',"choices":[{"index":%d,"delta":' % index for index in range(max(request.n, 1))
         ]

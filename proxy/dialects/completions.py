@@ -76,10 +76,7 @@ class Completions:
         wants = request.job.top_logprobs
         return to_json(
             {
-                "id": f"cmpl-{header.answer_id}",
-                "object": "text_completion",
-                "created": header.created,
-                "model": header.model,
+                **openai.envelope(header, "cmpl", "text_completion"),
                 "choices": [
                     {
                         "index": choice.index,
@@ -90,7 +87,6 @@ class Completions:
                     for choice in choices
                 ],
                 "usage": openai.usage(choices),
-                "system_fingerprint": None,
             }
         )
 
@@ -142,14 +138,7 @@ class CompletionsWriter:
     def __init__(self, request: CanonicalRequest, header: Header) -> None:
         self._wants_logprobs = request.job.top_logprobs is not None
         self._include_usage = request.include_usage
-        constant = {
-            "id": f"cmpl-{header.answer_id}",
-            "object": "text_completion",
-            "created": header.created,
-            "model": header.model,
-            "system_fingerprint": None,
-        }
-        self._constant = b"data: " + to_json(constant)[:-1]
+        self._constant = b"data: " + to_json(openai.envelope(header, "cmpl", "text_completion"))[:-1]
         self._heads = [
             self._constant + b',"choices":[{"index":%d,"text":' % index for index in range(max(request.n, 1))
         ]

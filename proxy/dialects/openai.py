@@ -13,7 +13,7 @@ import msgspec
 
 from proxy.contracts.canonical import Sampling
 from proxy.contracts.errors import BadRequest, StenoError
-from proxy.dialects.base import Choice, check_range
+from proxy.dialects.base import Choice, Header, check_range
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n"
@@ -122,6 +122,17 @@ def _token_ids(name: str, given: list[int]) -> list[int]:
         if not 0 <= value <= MAX_TOKENS:
             raise BadRequest(f"{name}.{i} is not a token id", field=f"{name}.{i}")
     return given
+
+
+def envelope(header: Header, prefix: str, kind: str) -> dict[str, Any]:
+    """What every answer and every chunk says. prefix: of its id. kind: its `object`."""
+    return {
+        "id": f"{prefix}-{header.answer_id}",
+        "object": kind,
+        "created": header.created,
+        "model": header.model,
+        "system_fingerprint": None,
+    }
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:

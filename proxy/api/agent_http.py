@@ -1,0 +1,192 @@
+"""HTTP as the agents' routes need it, in plain ASGI: a bounded body in; out, an answer, a refusal with its head, or a stream
+whose silences are filled. Knows no dialect and no turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.types import Message, Receive, Scope, Send
+
+from proxy.answering import ClientLeft
+from proxy.contracts.errors import BadRequest, BodyTooLarge, StenoError
+from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
+
+log = logging.getLogger(__name__)
+
+ID_HEADERS = {"messages": (b"x-request-id", b"request-id")}
+"""Where a dialect's SDK looks for the request's id, if not in `x-request-id` alone."""
+_TRIAL_ID = re.compile(TRIAL_ID.replace("$", r"\Z"))
+_JSON = (b"content-type", b"application/json")
+_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect a stream before it passes it on
+]
+
+
+class BodyTimeout(StenoError):
+    """The client took too long to send its body."""
+
+    status = 408
+    code = "body_timeout"
+
+
+def valid_trial_id(trial_id: str) -> bool:
+    return _TRIAL_ID.match(trial_id) is not None and trial_id not in RESERVED_TRIAL_IDS
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The request's body; never more than `max_bytes` in memory.
+
+    Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; BodyTimeout; ClientLeft.
+    """
+    too_large = f"the body is larger than {max_bytes} bytes"
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > max_bytes:
+            raise BodyTooLarge(too_large)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            coding = value[:40].decode("latin-1")
+            raise BadRequest(
+                f"content-encoding {coding!r} can't be read: send the body as it is", field="content-encoding"
+            )
+    message = await _receive(receive, timeout_s)
+    if not message.get("more_body", False) and message["type"] == "http.request":
+        body: bytes = message.get("body", b"")
+        if len(body) > max_bytes:
+            raise BodyTooLarge(too_large)
+        return body
+    deadline = time.monotonic() + timeout_s
+    parts, size = [], 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client left before its request was complete")
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(too_large)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+
+
+async def _receive(receive: Receive, timeout_s: float) -> Message:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await receive()
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not come within {timeout_s:g} s") from None
+
+
+class HttpClient:
+    """`turn.Client` over ASGI. The response starts with the first bytes, or with the first keepalive."""
+
+    __slots__ = (
+        "_head",
+        "_keepalive",
+        "_keepalive_s",
+        "_loop",
+        "_send",
+        "_sent_at",
+        "_timer",
+        "breaks",
+        "gone",
+        "started",
+        "status",
+    )
+
+    def __init__(
+        self, send: Send, request_id: bytes, keepalive_s: float = 1.0, named: Sequence[bytes] = (b"x-request-id",)
+    ) -> None:
+        """named: headers that carry the request's id."""
+        self.gone = False
+        self.breaks: Callable[[StenoError], bytes] | None = None  # the events that end an answer which fails midway
+        self.started = False
+        self.status = 0
+        self._send = send
+        self._head = [(name, request_id) for name in named]
+        self._keepalive = b""
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = 0.0
+
+    def keep_alive_with(self, comment: bytes) -> None:
+        """The answer is a stream: fill its silences with this."""
+        self._keepalive = comment
+
+    def ready(self) -> None:
+        if self._keepalive and self._timer is None:
+            self._sent_at = self._loop.time()
+            self._timer = self._loop.call_later(self._keepalive_s, self._tick)
+
+    async def write(self, data: bytes) -> None:
+        if not self.gone:
+            self._sent_at = self._loop.time()
+            await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        self.close()
+        if not self.gone:
+            await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, body: bytes) -> None:
+        await self.respond(200, body, [])
+
+    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """A whole answer, of any status."""
+        self.close()
+        if self.gone:
+            return
+        self.started, self.status = True, status
+        length = (b"content-length", b"%d" % len(body))
+        all_headers = [_JSON, length, *self._head, *headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def close(self) -> None:
+        """No more keepalives."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._keepalive = b""
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started, self.status = True, 200
+            headers = [*_STREAM, *self._head]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _tick(self) -> None:
+        """One timer for a stream, moved on lazily: it costs nothing per token."""
+        self._timer = None
+        if self.gone or not self._keepalive:
+            return
+        silent_s = self._loop.time() - self._sent_at
+        if silent_s >= self._keepalive_s - 0.001:
+            task = self._loop.create_task(self.write(self._keepalive))
+            task.add_done_callback(_observed)
+            silent_s = 0.0
+        self._timer = self._loop.call_later(self._keepalive_s - silent_s, self._tick)
+
+
+def _observed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("a keepalive could not be written: %s", type(task.exception()).__name__)
+
+
+def refusal_headers(error: StenoError) -> list[tuple[bytes, bytes]]:
+    """What the head of an error answer says besides its status."""
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if error.status in (408, 413):
+        headers.append((b"connection", b"close"))  # what is left of the body is not read
+    return headers
