@@ -191,6 +191,19 @@ PANELS = (
         "> 0",
     ),
     Panel(
+        "Workers behind",
+        "steno_proxy_workers_behind",
+        "Short after a policy update: workers that came late, or failed. What stays is a worker that can't load it; the update "
+        "(`GET /policy`, then `GET /policy/updates/{update_id}`) says why",
+        "> 0 for 15m",
+    ),
+    Panel(
+        "Policy updates, by how they ended",
+        "sum by (transport, state) (increase(steno_proxy_policy_update_seconds_count[1h]))",
+        "`failed`: no worker took it. Beside it, `steno_proxy_policy_pause_seconds`: what generation loses by each",
+        'increase(steno_proxy_policy_update_seconds_count{state="failed"}[1h]) > 0',
+    ),
+    Panel(
         "Tokens that no record holds",
         "sum by (reason) (increase(steno_proxy_unrecorded_tokens_total[1h]))",
         "The ledger does not balance without them (I4)",

@@ -15,7 +15,7 @@ import pytest
 
 from proxy import client as module
 from proxy.client import AsyncSteno, Steno
-from proxy.contracts.errors import BudgetSpent, Gone, NotFound, ProtocolError, StenoError, Unreachable
+from proxy.contracts.errors import BudgetSpent, Gone, NotFound, NoWorker, ProtocolError, StenoError, Unreachable
 from proxy.contracts.records import Session, Timings, Turn, ids_to_bytes
 from proxy.contracts.rest import Completion, GroupSpec
 
@@ -205,3 +205,55 @@ def test_both_clients_offer_the_same_public_calls() -> None:
 
     assert public(Steno) == public(AsyncSteno)
     assert asyncio.iscoroutinefunction(AsyncSteno.close)
+
+
+UPDATE = {"update_id": "u", "version": "run/1", "transport": "stream", "created_at": 1.0}
+
+
+def test_an_update_is_waited_for_longer_than_other_answers() -> None:
+    asked: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return msgpack(UPDATE)
+
+    with steno(handle, timeout_s=7.0) as client:
+        assert client.update("u", wait_s=20).version == "run/1"
+        client.update("u")
+    waits, at_once = asked
+    assert waits.url.path == "/prefix/policy/updates/u"
+    assert (waits.url.query, waits.extensions["timeout"]["read"]) == (b"wait_s=20", 27.0)
+    assert (at_once.url.query, at_once.extensions["timeout"]["read"]) == (b"", 7.0)
+
+
+def test_whole_bytes_of_a_shard_are_sent_again_and_pieces_are_not() -> None:
+    bodies: list[bytes] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.read())
+        if len(bodies) == 1:
+            return refusal(503, "no_worker")
+        return msgpack({"received": 7}) if len(bodies) == 2 else refusal(503, "no_worker")
+
+    with steno(handle) as client:
+        assert client.upload_shard("u", "a b.safetensors", 4, b"abc") == 7
+        with pytest.raises(NoWorker):
+            client.upload_shard("u", "a.safetensors", 4, (piece for piece in (b"ab", b"c")))
+    assert bodies == [b"abc"] * 3
+
+
+async def test_shards_go_up_in_pieces_from_either_kind_of_iterable() -> None:
+    bodies: list[bytes] = []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        bodies.append(await request.aread())
+        return msgpack({"received": 3})
+
+    async def pieces():
+        yield b"x"
+        yield b"yz"
+
+    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(handle)) as client:
+        assert await client.upload_shard("u", "a.safetensors", 0, pieces()) == 3
+        assert await client.upload_shard("u", "a.safetensors", 0, iter([b"x", b"yz"])) == 3
+    assert bodies == [b"xyz", b"xyz"]
