@@ -1,8 +1,8 @@
 """Stands between agents and the proxy, passes everything on, and remembers what was asked (`tests/wire`).
 
 `Stack` puts one before its proxy where `STENO_TEST_RECORD_WIRE` names a folder. When the stack ends, what each trial sent is
-written there, by the trial's name, without prose, keys and what changes with each run. A trial with a broken or failed turn is
-left out: those are tested as they happen, and a replay has no such engine.
+written there, by the trial's name, without prose, keys and what changes with each run. Where an answer broke off, what its client
+had of it is written too, so that a replay can break off there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ MEANT = frozenset(
     "accept content-type anthropic-version anthropic-beta openai-beta x-app x-stainless-retry-count".split()
 )
 """Headers that are kept with their values."""
+CLOSING = frozenset({"content_block_stop", "response.output_item.done"})
+"""Events after which a client has a block of an answer whole."""
 _HOP = frozenset({"host", "connection", "keep-alive", "transfer-encoding", "content-length"})
 _BEYOND = frozenset({"authorization", "x-api-key", "x-goog-api-key"}) | _HOP
 _FOLDER = re.compile(r"/tmp/pytest-of-[^/\"\\]+/pytest-\d+/[^/\"\\]+")
@@ -73,7 +75,7 @@ class WireRecorder:
                 trials.setdefault(trial, []).append(seen)
         for trial, requests in trials.items():
             turns = turns_of(trial)
-            if turns and not any(turn["partial"] for turn in turns):
+            if turns:
                 folder.mkdir(parents=True, exist_ok=True)
                 write(Recording("", "", exchanges(trial, requests, turns)), folder / f"{trial}.jsonl")
 
@@ -89,6 +91,11 @@ def exchanges(trial: str, requests: list[_Seen], turns: list[dict[str, Any]]) ->
         )
         if turn_id is not None:
             answered.setdefault(turn_id, n)
+    # A failure in one piece names no turn: such requests and the turns that broke are in the same order.
+    failed = (n for n, seen in enumerate(requests) if seen.status >= 500)
+    for turn in turns:
+        if turn["partial"] and turn["turn_id"] not in answered and (n := next(failed, None)) is not None:
+            answered[turn["turn_id"]] = n
     of_request = {n: by_id[turn_id] for turn_id, n in answered.items()}
     ours = {text for turn in turns for text in _said(turn["reply"])}
     found = []
@@ -99,13 +106,10 @@ def exchanges(trial: str, requests: list[_Seen], turns: list[dict[str, Any]]) ->
             body = without_prose(json.loads(named(text, answered)), ours)
         headers = {k: v if k in MEANT else "" for k, v in sorted(seen.headers.items()) if k not in _BEYOND}
         path = re.sub(r"([?&])key=[^&]*&?", r"\1", seen.path.replace(f"/{trial}/", "/{trial}/", 1))
-        answer = _answer(of_request[n], answered) if n in of_request else None
+        events = _events(seen.answer)
+        answer = _answer(of_request[n], answered, events) if n in of_request else None
         dropped = _dialect(of_request[n]["dialect"]).parse(seen.body).dropped if n in of_request else []
-        found.append(
-            Exchange(
-                trial, seen.method, path, headers, body, seen.status, _events(seen.answer), sorted(dropped), answer
-            )
-        )
+        found.append(Exchange(trial, seen.method, path, headers, body, seen.status, events, sorted(dropped), answer))
     return found
 
 
@@ -120,13 +124,15 @@ def _said(reply: dict[str, Any]) -> set[str]:
     return said
 
 
-def _answer(turn: dict[str, Any], numbers: dict[str, int]) -> Answer:
+def _answer(turn: dict[str, Any], numbers: dict[str, int], events: list[str]) -> Answer:
     reply = turn["reply"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in reply.get("tool_calls", [])]
     parent = numbers[turn["parent_id"]] if turn["parent_id"] else None
+    closed = turn["partial"] and not CLOSING.isdisjoint(events)
     return Answer(
-        parent, turn["fork_reason"], turn["finish_reason"], reply["content"], reply.get("reasoning_content", ""), calls
-    )
+        parent, turn["fork_reason"], turn["finish_reason"], reply["content"], reply.get("reasoning_content", ""), calls,
+        closed, numbers[turn["retry_of"]] if turn["retry_of"] else None,
+    )  # fmt: skip
 
 
 def _dialect(name: str) -> Dialect:

@@ -30,7 +30,9 @@ _TURN = re.compile(r"\{\{turn (\d+)\}\}")
 class Answer:
     """The turn that a request became.
 
-    parent: number of the request whose turn it goes on from, None at a root. calls: (name, arguments).
+    parent: number of the request whose turn it goes on from, None at a root. calls: (name, arguments). closed: where the answer
+    broke off (finish_reason `error` or `cancelled`), whether a block of it had been closed: then content, reasoning and calls are
+    those that the client has whole. retry_of: number of the request whose turn this one supersedes.
     """
 
     parent: int | None
@@ -39,6 +41,12 @@ class Answer:
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
+    closed: bool = False
+    retry_of: int | None = None
+
+    @property
+    def broke(self) -> bool:
+        return self.finish_reason in ("error", "cancelled")
 
 
 @dataclass
@@ -46,7 +54,7 @@ class Exchange:
     """One request. headers: those that mean something with their values, of others the name alone ("").
 
     status: of the answer. events: the kinds of events that it was streamed in, in order of their first. dropped: types of the
-    items that were left out. answer: None where nothing is recorded (`models`, `count_tokens`).
+    items that were left out. answer: None where nothing is recorded (`models`, `count_tokens`, what was refused).
     """
 
     trial: str

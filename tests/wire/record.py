@@ -34,11 +34,11 @@ class Agent:
 
 
 AGENTS = {
-    "claude-code": Agent("test_claude_code.py", "dozen or sub_agents or compaction", program="claude"),
-    "codex": Agent("test_codex.py", "dozen or sub_agents or compaction or namespaces", program="codex"),
-    "opencode": Agent("test_opencode.py", "dozen or sub_agents or compaction or rewrites", program="opencode"),
-    "gemini-cli": Agent("test_gemini_cli.py", "dozen", program="gemini"),
-    "mini-swe-agent": Agent("test_mini_swe_agent.py", "ten_tool_calls", package="mini_swe_agent"),
+    "claude-code": Agent("test_claude_code.py", "not length", program="claude"),
+    "codex": Agent("test_codex.py", "not connection", program="codex"),
+    "opencode": Agent("test_opencode.py", "not usage", program="opencode"),
+    "gemini-cli": Agent("test_gemini_cli.py", "", program="gemini"),
+    "mini-swe-agent": Agent("test_mini_swe_agent.py", "", package="mini_swe_agent"),
 }
 
 

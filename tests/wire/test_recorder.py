@@ -52,7 +52,7 @@ async def test_it_writes_what_was_asked_and_answered_without_prose_and_keys(tmp_
     assert one.answer.calls == [("look", '{"at": "pwd"}')]
 
 
-async def test_a_stream_that_breaks_breaks_through_it_and_its_trial_is_left_out(tmp_path: Path) -> None:
+async def test_a_stream_that_breaks_breaks_through_it_and_what_came_of_it_is_written(tmp_path: Path) -> None:
     async with running(ParrotEngine(lambda request: Say("I look for it.", fail_after=3))) as proxy:
         with WireRecorder(proxy.port) as recorder:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=20) as agent:
@@ -63,4 +63,27 @@ async def test_a_stream_that_breaks_breaks_through_it_and_its_trial_is_left_out(
                 return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns").json()["items"])
 
             await asyncio.to_thread(recorder.write, tmp_path, turns_of)
-    assert list(tmp_path.iterdir()) == []
+    [exchange] = read(tmp_path / "broken.jsonl").exchanges
+    assert exchange.answer is not None and exchange.answer.broke and not exchange.answer.closed
+    assert (exchange.status, exchange.answer.content, exchange.answer.parent) == (200, "I l", None)
+
+
+async def test_a_failure_in_one_piece_is_known_for_the_turn_that_broke(tmp_path: Path) -> None:
+    saying = [Say("I look for it.", fail_after=3), Say("Done.")]
+    async with running(ParrotEngine(lambda request: saying.pop(0))) as proxy:
+        with WireRecorder(proxy.port) as recorder:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=20) as agent:
+                body = ASKED | {"stream": False}
+                first = await agent.post("/whole/v1/chat/completions", json=body)
+                again = await agent.post(
+                    "/whole/v1/chat/completions", json=body, headers={"x-stainless-retry-count": "1"}
+                )
+                assert (first.status_code, again.status_code) == (503, 200)
+
+            def turns_of(trial: str) -> list[dict[str, Any]]:
+                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns").json()["items"])
+
+            await asyncio.to_thread(recorder.write, tmp_path, turns_of)
+    broke, whole = read(tmp_path / "whole.jsonl").exchanges
+    assert broke.answer is not None and broke.answer.broke and broke.answer.content == "I l" and broke.status == 503
+    assert whole.answer is not None and whole.answer.retry_of == 0

@@ -11,9 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy import metrics
+from proxy.contracts.errors import NoWorker
 from proxy.contracts.frames import Generate
 from proxy.contracts.records import Turn
 from proxy.metrics import DROPPED
@@ -41,6 +43,7 @@ class Again:
     async def send(self, number: int, exchange: Exchange) -> None:
         """Raises: AssertionError: it was not taken, or its stream broke."""
         content = None
+        self.saying = Say(refuse=NoWorker("nobody is there just now"))  # where nothing is on record, nothing was begun
         if exchange.body is not None:
             content = renamed(json.dumps(exchange.body, ensure_ascii=False), lambda n: self.turns[n].turn_id).encode()
         if exchange.answer is not None:
@@ -48,18 +51,37 @@ class Again:
         headers = {name: value for name, value in exchange.headers.items() if value}
         path = exchange.path.replace("{trial}", self.trial)
         before = await self.proxy.store.turns(self.trial) if self.turns else []
-        answer = await self.proxy.http.request(exchange.method, path, content=content, headers=headers)
-        assert answer.status_code == exchange.status, f"request {number}: {answer.text[:1000]}"
+        status, text, whole = await self._read(exchange.method, path, content, headers)
+        assert status == exchange.status, f"request {number}: {text[:1000]}"
         if exchange.answer is None:
             return
-        assert "event: error" not in answer.text and "response.failed" not in answer.text
+        failed = not whole or status >= 500 or "event: error" in text or "response.failed" in text
+        assert failed == exchange.answer.broke, f"request {number}: {text[-1000:]}"
         turns = await self.proxy.turns(self.trial, len(before) + 1)
         [self.turns[number]] = turns[len(before) :]
+
+    async def _read(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, str, bool]:
+        """Status, text, and whether it came to its end."""
+        got = b""
+        async with self.proxy.http.stream(method, path, content=content, headers=headers) as answer:
+            try:
+                async for piece in answer.aiter_bytes():
+                    got += piece
+            except httpx.RemoteProtocolError:
+                return answer.status_code, got.decode(), False
+            return answer.status_code, got.decode(), True
 
 
 def said(answer: Answer) -> Say:
     calls = [(f"own{i}", name, arguments) for i, (name, arguments) in enumerate(answer.calls)]
-    return Say(answer.content, answer.reasoning, calls, finish=answer.finish_reason)
+    if not answer.broke:
+        return Say(answer.content, answer.reasoning, calls, finish=answer.finish_reason)
+    if answer.closed:  # by what came next, and has no end
+        calls.append(("half", "half", '{"a'))
+    after = len(answer.reasoning) + len(answer.content) + len(calls)
+    return Say(answer.content, answer.reasoning, calls, fail_after=after)
 
 
 def dropped() -> Counter[str]:
@@ -95,10 +117,19 @@ async def test_what_an_agent_sent_is_taken_and_recognised_as_it_was_then(
         turn = again.turns[number]
         assert (number, numbers[turn.parent_id] if turn.parent_id else None) == (number, answer.parent)
         assert plain(turn.reply) == (answer.content, answer.reasoning, answer.calls)
+        assert (number, turn.partial) == (number, answer.broke)
+        assert (number, numbers[turn.retry_of] if turn.retry_of else None) == (number, answer.retry_of)
         if turn.parent_id:  # which of several roots came first, an agent that sends them together leaves to chance
             assert (number, turn.fork_reason) == (number, answer.fork_reason)
     roots = [number for number, turn in again.turns.items() if turn.parent_id is None]
     assert len(roots) == sum(answer.parent is None for answer in answers.values())
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=[path.stem for path in FIXTURES])
+def test_each_fixture_has_a_refusal_and_an_answer_that_broke_off(path: Path) -> None:
+    exchanges = read(path).exchanges
+    assert any(each.status == 503 for each in exchanges)
+    assert any(each.answer is not None and each.answer.broke and each.answer.content for each in exchanges)
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=[path.stem for path in FIXTURES])

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,8 @@ import pytest
 
 from proxy.contracts.records import OPEN
 from tests.integration.agents.codex_script import FIXED, STEPS, SUBTASK, SUMMARY
-from tests.support.stack import Stack, running
+from tests.integration.agents.support import npm_programs, output, places, prompt_ids, run, scripted
+from tests.support.stack import Stack
 from tests.support.tcprelay import TcpRelay
 
 pytestmark = pytest.mark.agents
@@ -30,30 +29,23 @@ TASK = "Fix the bug in src/calc.py."
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    worker = ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "200000"]
-    with running(tmp_path_factory.mktemp("codex"), worker) as one:
+    with scripted(tmp_path_factory.mktemp("codex"), SCRIPT) as one:
         yield one
 
 
 def codex(base_url: str, folder: Path, task: str = TASK, *settings: str, model: str = "policy") -> list[dict[str, Any]]:
     """Run it to its end; returns the events that it printed."""
-    home, work = folder / "home", folder / "work"
-    home.mkdir()
-    work.mkdir()
+    work, home = places(folder)
     options = [
         "model_provider=steno", "model_providers.steno.name=steno", f"model_providers.steno.base_url={base_url}",
         "model_providers.steno.env_key=STENO_KEY", 'model_providers.steno.wire_api="responses"', *settings,
     ]  # fmt: skip
-    done = subprocess.run(
-        [
-            str(Path(os.environ["STENO_AGENTS_NPM"]) / "node_modules/.bin/codex"), "exec", "--disable", "plugins",
-            "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json", "-m", model,
-            *(word for option in options for word in ("-c", option)), task,
-        ],
-        cwd=work, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home), "STENO_KEY": "none", "TERM": "dumb"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    words = [
+        str(npm_programs() / "codex"), "exec", "--disable", "plugins", "--dangerously-bypass-approvals-and-sandbox",
+        "--skip-git-repo-check", "--json", "-m", model, *(word for option in options for word in ("-c", option)), task,
+    ]  # fmt: skip
+    done = run(words, work, home, {"CODEX_HOME": str(home), "STENO_KEY": "none"})
+    assert done.returncode == 0, output(done)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -64,13 +56,6 @@ def main_of(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if turn is turns[0] or turn["parent_id"] in found:
             found.add(turn["turn_id"])
     return [turn for turn in turns if turn["turn_id"] in found]
-
-
-def prompt_ids(turns: list[dict[str, Any]], turn: dict[str, Any]) -> list[int]:
-    """The whole prompt of a turn, put together from the record."""
-    by_id = {each["turn_id"]: each for each in turns}
-    parent = by_id.get(turn["parent_id"])
-    return ([] if parent is None else prompt_ids(turns, parent) + parent["completion_ids"]) + turn["new_prompt_ids"]
 
 
 def is_straight(turns: list[dict[str, Any]]) -> None:
@@ -117,12 +102,8 @@ def test_sub_agents_are_roots_of_their_own(stack: Stack, tmp_path: Path) -> None
 def test_a_refused_request_is_asked_again(stack: Stack, tmp_path: Path) -> None:
     codex(stack.base_url("refused"), tmp_path, f"{TASK} REFUSED")
     turns = stack.turns("refused")
-    [failed] = [turn for turn in turns if turn["partial"]]
-    assert (failed["completion_ids"], failed["delivered"]) == ([], 0) and failed["error"].startswith("no_worker")
-    main = [turn for turn in turns if turn is not failed]
-    assert len(main) == len(STEPS) + 1
-    assert [turn["fork_reason"] for turn in main] == [None] * 3 + ["sibling"] + [None] * (len(STEPS) - 3)
-    assert [turn["parent_id"] for turn in main[1:]] == [turn["turn_id"] for turn in main[:-1]]
+    assert len(turns) == len(STEPS) + 1 and not any(turn["partial"] for turn in turns)
+    is_straight(turns)
 
 
 def test_what_it_keeps_of_a_stream_that_failed_is_recognised(stack: Stack, tmp_path: Path) -> None:

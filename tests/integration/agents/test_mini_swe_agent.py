@@ -9,12 +9,14 @@ import itertools
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from steno.agents import AGENTS, Target
+from steno.commands.env import urls
 from tests.integration.agents.mini_script import COMMANDS
-from tests.support.stack import Stack, running
+from tests.integration.agents.support import is_fixed, output, prompt_ids, run, scripted
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.agents
 
@@ -24,61 +26,21 @@ SCRIPT = Path(__file__).with_name("mini_script.py")
 def run_mini(
     stack: Stack, trial_id: str, folder: Path, task: str = "Fix the bug in src/calc.py"
 ) -> subprocess.CompletedProcess[str]:
-    mini = Path(os.environ["STENO_AGENTS_VENV"]) / "bin/mini"
     home = folder / "home"
     home.mkdir()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "OPENAI_API_KEY": "none",
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "TERM": "dumb",
-    }
-    return subprocess.run(
-        [
-            str(mini),
-            "-y",
-            "--exit-immediately",
-            "-l",
-            "0",
-            "-m",
-            "openai/policy",
-            "--model-class",
-            "litellm",
-            "-c",
-            "mini.yaml",
-            "-c",
-            f"model.model_kwargs.api_base={stack.base_url(trial_id)}",
-            "-t",
-            task,
-        ],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def prompt_ids(turns: list[dict[str, Any]], turn: dict[str, Any]) -> list[int]:
-    """The whole prompt of a turn, put together from the record."""
-    by_id = {each["turn_id"]: each for each in turns}
-    parent = by_id.get(turn["parent_id"])
-    return ([] if parent is None else prompt_ids(turns, parent) + parent["completion_ids"]) + turn["new_prompt_ids"]
+    setup = AGENTS["mini-swe-agent"].setup(Target(trial_id, urls(stack.url, trial_id)))
+    programs = Path(os.environ["STENO_AGENTS_VENV"]) / "bin"
+    path = {"PATH": f"{programs}:{os.environ['PATH']}", "TASK": task, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    return run(setup.command, folder, home, path | setup.variables)
 
 
 def test_an_unmodified_mini_swe_agent_finishes_ten_tool_calls_and_every_token_is_on_record(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    with running(
-        tmp_path / "logs", ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "100000"]
-    ) as stack:
+    with scripted(tmp_path / "logs", SCRIPT, 100_000) as stack:
         done = run_mini(stack, "mini-1", work)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + stack.logs()
-        assert (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+        assert done.returncode == 0, output(done, stack)
+        assert is_fixed(work)
         session = stack.get("/sessions/mini-1")
         turns = stack.turns("mini-1")
     assert session["counts"]["turns"] == len(turns) == len(COMMANDS)
@@ -92,20 +54,27 @@ def test_an_unmodified_mini_swe_agent_finishes_ten_tool_calls_and_every_token_is
         assert turn["prompt_tokens"] == len(prompt_ids(turns, turn))
 
 
-@pytest.mark.parametrize(("word", "tokens", "code"), [("REFUSED", 0, "no_worker"), ("CUT", 12, "engine_failed")])
-def test_a_request_that_failed_is_asked_again_and_only_the_good_answer_is_trained(
-    tmp_path: Path, word: str, tokens: int, code: str
-) -> None:
+def test_a_turn_that_was_refused_with_503_is_asked_again(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    worker = ["--engine", "scripted", "--script", f"{SCRIPT}:reply", "--context-tokens", "100000"]
-    with running(tmp_path / "logs", worker) as stack:
-        done = run_mini(stack, "again", work, f"Fix the bug in src/calc.py {word}")
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + stack.logs()
-        turns = stack.turns("again")
-    assert (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    with scripted(tmp_path / "logs", SCRIPT, 100_000) as stack:
+        done = run_mini(stack, "refused", work, "Fix the bug in src/calc.py REFUSED")
+        assert done.returncode == 0, output(done, stack)
+        turns = stack.turns("refused")
+    assert is_fixed(work) and len(turns) == len(COMMANDS)
+    assert [(turn["partial"], turn["fork_reason"]) for turn in turns] == [(False, None)] * len(turns)
+
+
+def test_an_answer_that_broke_is_asked_again_and_only_the_good_one_is_trained(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    with scripted(tmp_path / "logs", SCRIPT, 100_000) as stack:
+        done = run_mini(stack, "cut", work, "Fix the bug in src/calc.py CUT")
+        assert done.returncode == 0, output(done, stack)
+        turns = stack.turns("cut")
+    assert is_fixed(work)
     [failed] = [turn for turn in turns if turn["partial"]]
-    assert failed["error"].startswith(code) and len(failed["completion_ids"]) == tokens
+    assert failed["error"].startswith("engine_failed") and len(failed["completion_ids"]) == 12
     assert failed["delivered"] == 0, "an answer in one piece is delivered whole or not at all"
     main = [turn for turn in turns if turn is not failed]
     assert len(main) == len(COMMANDS)

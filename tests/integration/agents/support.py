@@ -1,0 +1,94 @@
+"""What the tests of agents' own programs have in common: a scripted stack, a place to work, a run without a human, and how the
+record is read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.stack import Stack, running
+
+Turn = dict[str, Any]
+TASK_S = 300
+"""Seconds that an agent may take for a task, on a machine that does other things as well."""
+
+
+@contextlib.contextmanager
+def scripted(folder: Path, script: Path, context_tokens: int = 200_000) -> Iterator[Stack]:
+    """A proxy and a worker whose engine says what `reply` in this file says."""
+    worker = ["--engine", "scripted", "--script", f"{script}:reply", "--context-tokens", str(context_tokens)]
+    with running(folder, worker) as stack:
+        yield stack
+
+
+def npm_programs() -> Path:
+    return Path(os.environ["STENO_AGENTS_NPM"]) / "node_modules/.bin"
+
+
+def places(folder: Path, *, git: bool = False, goes_on: bool = False) -> tuple[Path, Path]:
+    """`folder/work` and `folder/home`, new unless the agent goes on there. git: the first is a repository."""
+    work, home = folder / "work", folder / "home"
+    work.mkdir(exist_ok=goes_on)
+    home.mkdir(exist_ok=goes_on)
+    if git:
+        subprocess.run(["git", "init", "-q", str(work)], check=True)
+    return work, home
+
+
+def run(
+    command: str | Sequence[str], work: Path, home: Path, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """An agent, to its end, in an environment with nothing but this. command: words, or a line of shell."""
+    words = ["bash", "-c", command] if isinstance(command, str) else list(command)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", **variables}
+    return subprocess.run(
+        words, cwd=work, env=environment, capture_output=True, text=True, timeout=TASK_S, stdin=subprocess.DEVNULL
+    )
+
+
+def output(done: subprocess.CompletedProcess[str], stack: Stack | None = None) -> str:
+    """For a failed test: the ends of what it and the product printed."""
+    return done.stdout[-3000:] + done.stderr[-3000:] + (stack.logs() if stack is not None else "")
+
+
+def is_fixed(work: Path) -> bool:
+    """Whether the task is done that most of these tests set."""
+    return (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+
+
+def prompt_ids(turns: list[Turn], turn: Turn) -> list[int]:
+    """The whole prompt of a turn, put together from the record."""
+    by_id = {each["turn_id"]: each for each in turns}
+    parent = by_id.get(turn["parent_id"])
+    return ([] if parent is None else prompt_ids(turns, parent) + parent["completion_ids"]) + turn["new_prompt_ids"]
+
+
+def branch(turns: list[Turn], leaf: Turn) -> list[Turn]:
+    """From the root to this turn."""
+    by_id = {turn["turn_id"]: turn for turn in turns}
+    path = [leaf]
+    while path[-1]["parent_id"]:
+        path.append(by_id[path[-1]["parent_id"]])
+    return path[::-1]
+
+
+def main_branch(turns: list[Turn]) -> list[Turn]:
+    """The one that ends with the script's last words."""
+    [leaf] = [turn for turn in turns if turn["reply"]["content"] == "All done."]
+    return branch(turns, leaf)
+
+
+def check_continuous(turns: list[Turn], dialect: str) -> None:
+    """I2, for every turn that continues one."""
+    by_id = {turn["turn_id"]: turn for turn in turns}
+    for turn in turns:
+        assert turn["dialect"] == dialect
+        assert turn["prompt_tokens"] == len(prompt_ids(turns, turn))
+        if turn["parent_id"]:
+            before = by_id[turn["parent_id"]]
+            whole = prompt_ids(turns, before) + before["completion_ids"]
+            assert prompt_ids(turns, turn)[: len(whole)] == whole
