@@ -37,7 +37,8 @@ def scripted(folder: Path, name: str, pace_s: float = 0.01) -> list[str]:
     script.write_text(SCRIPT)
     model = str(ROOT / "steno/models/tiny")
     return [
-        "--engine", "scripted", "--script", f"{script}:say", "--model", model, "--worker-id", name, "--",
+        "--engine", "scripted", "--script", f"{script}:say", "--model", model, "--worker-id", name,
+        "--drain-s", "0.1", "--",
         "pace_s", str(pace_s),
     ]  # fmt: skip
 

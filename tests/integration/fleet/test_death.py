@@ -13,14 +13,14 @@ import pytest
 from tests.integration.fleet.fleet import TOOLS, Answer, ask, kill_speaker, names, scripted, wait_for
 from tests.support.stack import Stack, running
 
-GRACE = ["--resume-grace-s", "0.3"]
+PROXY = ["--resume-grace-s", "0.3", "--queue-s", "300"]
 _names = names("w")
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("fleet")
-    with running(folder / "logs", scripted(folder, next(_names)), proxy=GRACE) as stack:
+    with running(folder / "logs", scripted(folder, next(_names)), proxy=PROXY) as stack:
         yield stack
 
 
@@ -113,7 +113,7 @@ def test_what_cant_be_rebuilt_breaks_where_it_was_told_and_starts_again_where_no
 
 
 def test_a_worker_that_starts_again_is_another_one_and_a_lone_one_is_waited_for(tmp_path: Path) -> None:
-    with running(tmp_path / "logs", scripted(tmp_path, "only"), proxy=GRACE) as stack:
+    with running(tmp_path / "logs", scripted(tmp_path, "only"), proxy=PROXY) as stack:
 
         def kill_and_start(answer: Answer) -> bool:
             if "word10" not in answer.content:
@@ -137,7 +137,6 @@ def test_a_worker_told_to_stop_hands_over_what_it_has_not_finished(two: Stack) -
         if "word10" in answer.content and not stopped:
             speaking = [one["id"] for one in two.get("/workers")["items"] if one["in_flight"]]
             child = next(one for one in two.workers if name_of(one) == speaking[0])
-            child.terminate()
             child.terminate()
             stopped.append(speaking[0])
             two.workers.remove(child)

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.contracts.canonical import Sampling, ToolCallPiece
 from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish, ModelCard, Started
+from proxy.contracts.frames import Delta, Finish, ModelCard, Shown, Started
 from proxy.contracts.records import TokenSpan, bytes_to_ids, floats_to_bytes, ids_to_bytes
 from proxy.transcript import Transcript
 
@@ -99,3 +99,34 @@ def test_what_is_closed_leaves_out_the_block_that_is_open() -> None:
         (None, "", []), ("r", "", []), ("r", "", []), ("r", "ab", []), ("r", "ab", ["f"]), ("r", "ab", ["f", "g"])
     ]  # fmt: skip
     assert transcript.message()["content"] == "abc"
+
+
+def test_another_worker_goes_on_after_the_same_prompt_and_nothing_of_the_first_is_lost() -> None:
+    transcript = pad()
+    transcript.take(delta([1, 2], content="a", tool_calls=[ToolCallPiece(0, '{"x', "own", "look")]))
+    transcript.take(delta([3], reasoning="why"))
+    assert not transcript.is_empty() and transcript.last_version == "base/0"
+    assert transcript.shown() == Shown(3, 1, [3])
+    transcript.taken_over("first", ModelCard("m", 100))
+    transcript.take(Started(0, 1, b"", 1, b"", Sampling()))
+    transcript.take(delta([4, 5], "base/1", tool_calls=[ToolCallPiece(0, '": 1}')]))
+    transcript.take(Finish(0, "tool_calls", 2))
+    assert bytes_to_ids(bytes(transcript.ids)).tolist() == [1, 2, 3, 4, 5]
+    assert transcript.versions() == [
+        TokenSpan(version="base/0", start=0, end=3),
+        TokenSpan(version="base/1", start=3, end=5),
+    ]
+    [call] = transcript.message()["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"x": 1}'} and transcript.own_call_ids() == ["own"]
+    assert transcript.workers == [("first", 0, 3)]
+
+
+def test_another_prompt_or_a_wrong_count_of_the_second_part_is_an_error() -> None:
+    transcript = pad()
+    transcript.take(delta([1, 2]))
+    transcript.taken_over("first", ModelCard("m", 100))
+    with pytest.raises(EngineFailed, match="another prompt"):
+        transcript.take(Started(0, 1, b"", 1, b"other", Sampling()))
+    transcript.take(delta([3]))
+    with pytest.raises(EngineFailed, match="sampled 3 tokens and sent 1"):
+        transcript.take(Finish(0, "stop", 3))
