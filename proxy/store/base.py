@@ -97,7 +97,8 @@ class SessionStore(Protocol):
     ) -> Session:
         """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone.
 
-        `settle` is to follow. final False: a reward may be posted yet, and the trial's group waits for it until its deadline.
+        `settle` is to follow. final False: a limit of the trial's own ended it. Its harness may post a reward yet, or give it up,
+        and the trial's group waits for that until its deadline.
         """
         ...
 

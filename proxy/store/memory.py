@@ -215,6 +215,8 @@ class MemoryStore:
         head = recording.head
         if head.status == "open":
             head.status, head.end_reason, head.ended, head.updated = status, end_reason or None, now, now
+        elif status == "aborted" and final and not head.final and head.reward is None:
+            head.status, head.updated = status, now
         elif head.status != status or (head.reward is not None and head.reward != reward):
             raise Conflict(f"session {trial_id} has ended with another status or reward")
         if head.reward is None and reward is not None:

@@ -74,9 +74,11 @@ class RedisAccounts:
         """A turn for a record that takes none any more: its tokens are booked, less what was counted of it while it was open."""
         if not turn.partial or turn.finish_reason == OPEN:
             return
-        await self.settle(trial_id, now)
         keys = trial_keys(trial_id)
         fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
+        if b"owed" in fields:
+            await self.settle(trial_id, now)
+            fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
         if doc is not None and fields:
             run_id, reason = run_of(doc), NotTrained.LATE
             if not accountable(head_from_hash(fields).group, run_id):

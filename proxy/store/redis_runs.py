@@ -176,16 +176,14 @@ class RedisRuns:
         return [run_id_of(tag.decode()) for tag in tags]
 
     async def close_due(self, *, now: float) -> None:
-        for run_id in await self._known():
-            await self._woke(run_id, await self._run("due", run_id, now, DUE_AT_ONCE))
+        known = await self._known()
+        ready = await asyncio.gather(*(self._run("due", run_id, now, DUE_AT_ONCE) for run_id in known))
+        for run_id, woke in zip(known, ready, strict=True):
+            await self._woke(run_id, woke)
 
     async def in_hand(self, *, now: float) -> InHand:
-        total = [0, 0, 0]
-        for run_id in await self._known():
-            totals, _, ready, leased = await self._run("view", run_id, now)
-            running = dict(_pairs(totals)).get(b"train:running", 0)
-            total = [have + more for have, more in zip(total, (int(running), ready, leased), strict=True)]
-        return InHand(*total)
+        counts = await asyncio.gather(*(self._run("in_hand", run_id, now) for run_id in await self._known()))
+        return InHand(*(sum(column) for column in zip([0, 0, 0], *counts, strict=True)))
 
     # -- waiting
 

@@ -200,6 +200,19 @@ class LeaseContract:
         await end(store, "h.1", 0.5, now=110.0)
         assert unaccounted(await store.runs.view(RUN, now=110.0), one, late) == {}
 
+    async def test_a_trial_that_its_own_limit_ended_may_be_given_up(self, store: SessionStore) -> None:
+        await group(store, "g", 1)
+        await speak(store, "g.0", 5)
+        await end(store, "g.0", None, final=False)
+        await end(store, "g.0", None, status="aborted")
+        assert (await store.session("g.0")).status == "aborted"
+        view = await store.runs.view(RUN, now=20.0)
+        assert (view.groups.empty, view.not_trained) == (1, {"aborted": {"l/1": 5}})
+        await group(store, "h", 1)
+        await end(store, "h.0", None)
+        with pytest.raises(Conflict):
+            await end(store, "h.0", None, status="aborted")
+
     # -- leases
 
     async def test_the_oldest_ready_group_goes_first_and_runs_are_apart(self, store: SessionStore) -> None:

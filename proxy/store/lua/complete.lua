@@ -3,7 +3,8 @@
 -- KEYS  1 session  2 doc  3 events
 -- ARGV  1 status  2 reward as Python's repr, "" for none  3 end_reason  4 metrics, JSON  5 now  6 final: "1" | "0"
 -- Returns  {1, fields, doc} frozen now, or before with the same status and reward; {-1} no such session, {-2} deleted,
---          {-4} frozen with another status or reward. A reward where none was posted yet is not another reward.
+--          {-4} frozen with another status or reward. A reward where none was posted yet is not another reward; and a session that
+--          only a limit of its own has ended may be given up.
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status then return {-1} end
 if status == 'deleted' then return {-2} end
@@ -11,8 +12,11 @@ if status == 'open' then
   redis.call('HSET', KEYS[1], 'status', ARGV[1], 'end_reason', ARGV[3], 'ended', ARGV[5], 'updated', ARGV[5])
   redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', 1, '*', 't', 'end')
 else
-  if status ~= ARGV[1] then return {-4} end
-  local reward = redis.call('HGET', KEYS[1], 'reward')
+  local reward, final = unpack(redis.call('HMGET', KEYS[1], 'reward', 'final'))
+  if status ~= ARGV[1] then
+    if ARGV[1] ~= 'aborted' or ARGV[6] == '0' or reward or final then return {-4} end
+    redis.call('HSET', KEYS[1], 'status', ARGV[1], 'updated', ARGV[5])
+  end
   if reward and reward ~= ARGV[2] then return {-4} end
 end
 if ARGV[2] ~= '' and redis.call('HSETNX', KEYS[1], 'reward', ARGV[2]) == 1 and status ~= 'open' then

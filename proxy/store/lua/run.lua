@@ -310,11 +310,16 @@ function run.finish()
   return {1, group.t}
 end
 
--- Returns  {totals, ledger, groups that can be leased, groups that are}
-function run.view()
+-- Returns  {training groups that run, that can be leased, that are leased}
+function run.in_hand()
   local back = redis.call('ZCOUNT', leased, '-inf', now)
   local held = redis.call('ZCARD', leased) - back
-  local waiting = redis.call('XLEN', ready) - held
+  return {tonumber(redis.call('HGET', totals, 'train:running') or 0), redis.call('XLEN', ready) - held, held}
+end
+
+-- Returns  {totals, ledger, groups that can be leased, groups that are leased}
+function run.view()
+  local _, waiting, held = unpack(run.in_hand())
   return {redis.call('HGETALL', totals), redis.call('HGETALL', ledger), waiting, held}
 end
 

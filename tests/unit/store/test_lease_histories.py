@@ -1,0 +1,23 @@
+"""Whatever happens in whatever order, the ledger balances and no group has two holders (I4): random histories in memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from proxy.store.memory import MemoryStore
+from tests.support.lease_history import STEPS, Play, Step, history
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+async def test_the_ledger_balances(steps: list[Step]) -> None:
+    await Play(MemoryStore()).run(steps)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 50) for first in range(0, 300, 50)], ids=lambda seeds: f"from-{seeds[0]}"
+)
+async def test_the_ledger_balances_after_long_histories(seeds: range) -> None:
+    for seed in seeds:
+        await Play(MemoryStore()).run(history(seed))
