@@ -64,11 +64,19 @@ async def _rollout(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
 
 @contextlib.contextmanager
 def _cancelled_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one does not wait for that."""
+    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one gives them no time for that."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        for each in asyncio.all_tasks(loop) if asked else [task]:
+            each.cancel()
+        asked = True
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -157,6 +158,23 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
     assert "4/4 trials, 3 of them earlier" in said and "mean reward 1.000" in said
     rows = rollout.rows()
     assert len(rows) == 4 and rows[-1]["trial_id"] == next(trial for trial, reason in ends.items() if reason is None)
+
+
+def test_a_second_ctrl_c_leaves_a_command_no_time(rollout: Rollout, sessions: Sessions) -> None:
+    deaf = "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('../begun').touch(); time.sleep(600)"
+    options = ("--run", "twice", "--group-size", "1", "--grace-s", "500")
+    with rollout.start(rollout.tasks({"id": "a"}), *options, command=python(deaf)) as process:
+        try:
+            _until(lambda: bool(list((rollout.folder / "work").glob("*/begun"))))
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=200)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert [session.end_reason for session in sessions("twice")] == ["cancelled"]
 
 
 def test_a_killed_rollout_goes_on_and_what_it_left_running_is_ended(rollout: Rollout, sessions: Sessions) -> None:

@@ -1,0 +1,75 @@
+"""Rollouts of the model that ships with the project: what they leave is a trainer's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.client import AsyncSteno
+from proxy.contracts.leases import LeaseRequest
+from steno.demo_task import make_world
+from tests.integration.rollouts.conftest import TOY
+from tests.support.stack import ROOT, running
+from trainer_bridge.rollouts.build import Prepared
+from trainer_bridge.rollouts.config import RolloutSettings
+from trainer_bridge.rollouts.harness import epochs
+
+REWARD = """
+async def solved(task, transcript):
+    return task["_answer"] in transcript.last_reply.lower()
+"""
+
+
+@pytest.mark.usefixtures("clean_environment")
+async def test_groups_go_to_the_trainer_and_their_places_to_the_next(tmp_path: Path) -> None:
+    """A bound of one group: the second is started when the trainer has acknowledged the first, and not before."""
+    (tmp_path / "score.py").write_text(REWARD)
+    lines = [{"id": f"w{n}", "seed": n, "_answer": make_world(n).code_word} for n in (1, 2)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with running(tmp_path / "stack", []) as stack:
+        settings = RolloutSettings(
+            tasks=tmp_path / "tasks.jsonl", command=TOY, reward=f"{tmp_path / 'score.py'}:solved", proxy=stack.url,
+            group_size=2, in_flight=8, groups_per_step=1, max_staleness_steps=0, work_dir=tmp_path / "work", run="r",
+        )  # fmt: skip
+        prepared = Prepared.of(settings, "r")
+        async with prepared.client() as client, asyncio.timeout(300):
+            rolling = asyncio.create_task(prepared.rollouts(client).run(epochs(prepared.tasks, 1)))
+            for number in range(2):
+                (lease,) = await leased(client)
+                assert [trial.status for trial in lease.trials] == ["completed"] * 2 and not lease.left_out
+                groups = (await client.run("r")).groups
+                assert (groups.acknowledged, groups.in_hand) == (number, 1)
+                assert not rolling.done() or number == 1
+                await client.acknowledge(lease.lease_id)
+            results = await rolling
+        assert len(results) == 4 and all(result.reward is not None for result in results)
+        assert all(result.turns >= 2 and result.completion_tokens > 20 for result in results)
+
+
+async def leased(client: AsyncSteno) -> list:  # type: ignore[type-arg]
+    while not (found := await client.lease(LeaseRequest(run_id="r", consumer="t", max_groups=5, wait_s=5))):
+        pass
+    return found
+
+
+def test_the_command_says_how_it_went_on_a_terminal(tmp_path: Path) -> None:
+    """Under a pseudo-terminal: a live line, and a last one that stays."""
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n')
+    with running(tmp_path / "stack", None) as stack:
+        words = [
+            sys.executable, "-m", "steno", "rollout", "--tasks", str(tmp_path / "tasks.jsonl"), "--proxy", stack.url,
+            "--group-size", "2", "--work-dir", str(tmp_path / "work"), "--", "sh", "-c", "sleep 2; echo 1 > reward.txt",
+        ]  # fmt: skip
+        code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=200
+        )
+    assert done.returncode == 0, done.stdout
+    assert (
+        "0/2 trials, 2 running" in done.stdout and "2/2 trials, 0 running, 1 groups, mean reward 1.000" in done.stdout
+    )
