@@ -94,7 +94,6 @@ class Update:
 
     def want_nothing(self) -> None:
         self._shard = None
-        self.report()
 
     def arrived(self, chunk: Chunk, send: Send) -> None:
         """Queue what was asked for. Two proxies may have been asked for the same, so bytes that are here already are left
@@ -122,6 +121,9 @@ class Update:
             self.report_to(send)
 
     def report_to(self, send: Send) -> None:
+        """A stream that can't say yet which bytes it lacks, or lacks none, says nothing until it can."""
+        if self.step is Step.RECEIVING and self._shard is None and self.spec.transport == "stream":
+            return
         progress = Progress(self.id, self.step.value, self.received, pause_s=self.pause_s, load_s=self.load_s)
         if self.step is Step.RECEIVING and self._shard is not None:
             progress.shard, progress.offset = self._shard.name, self._arrived

@@ -59,11 +59,13 @@ class Proxy:
 
     def __init__(self, bench: Bench) -> None:
         self.frames: list[Progress] = []
+        self.streams = True
         self._bench = bench
         self._told = asyncio.Event()
 
     def send(self, frame: Frame) -> None:
         assert isinstance(frame, Progress)
+        assert frame.state != "receiving" or bool(frame.shard) is self.streams, "a proxy takes it for a broken protocol"
         self._bench.log.append(frame)
         self.frames.append(frame)
         self._told.set()
@@ -72,6 +74,7 @@ class Proxy:
         self._bench.updates.handle(frame, self.send)
 
     def prepare(self, spec: UpdateSpec, update_id: str = "u1") -> None:
+        self.streams = spec.transport == "stream"
         self.tell(Prepare(update_id, spec.model_dump_json().encode()))
 
     async def until(self, state: str) -> Progress:
@@ -164,9 +167,6 @@ async def test_a_stream_is_received_as_far_as_credit_goes(bench: Bench, monkeypa
     proxy = bench.proxy()
     proxy.prepare(stream_spec())
     first = await proxy.until("receiving")
-    while not proxy.frames[-1].shard:
-        await asyncio.sleep(0)
-    first = proxy.frames[-1]
     assert (first.shard, first.offset, first.credit, first.received) == ("a.safetensors", 0, 1000, 0)
     await proxy.upload(step=100)
     assert (await proxy.until("ready")).received == sum(map(len, DATA.values()))
@@ -181,8 +181,6 @@ async def test_more_than_was_asked_for_is_the_proxys_fault(bench: Bench, monkeyp
     proxy = bench.proxy()
     proxy.prepare(stream_spec())
     await proxy.until("receiving")
-    while not proxy.frames[-1].shard:
-        await asyncio.sleep(0)
     with pytest.raises(ProtocolError, match="credit"):
         proxy.tell(Chunk("u1", "a.safetensors", 0, DATA["a.safetensors"][:1001], 0))
 
@@ -191,8 +189,7 @@ async def test_two_proxies_stage_one_update_and_both_hear_of_it(bench: Bench) ->
     one, two = bench.proxy(), bench.proxy()
     one.prepare(stream_spec())
     two.prepare(stream_spec())
-    while not two.frames[-1].shard:
-        await asyncio.sleep(0)
+    await two.until("receiving")
     data = DATA["a.safetensors"][:500]
     for proxy in (one, two):  # both were asked for the same bytes; the second is told where the worker is
         proxy.tell(Chunk("u1", "a.safetensors", 0, data, zlib.crc32(data)))
@@ -214,8 +211,6 @@ async def test_a_cut_upload_goes_on_with_another_proxy(bench: Bench) -> None:
     one, two = bench.proxy(), bench.proxy()
     one.prepare(stream_spec())
     await one.until("receiving")
-    while not one.frames[-1].shard:
-        await asyncio.sleep(0)
     await one.upload(until=1234)
     bench.updates.forget(one.send)
     two.prepare(stream_spec())
@@ -227,14 +222,12 @@ async def test_a_cut_upload_goes_on_with_another_proxy(bench: Bench) -> None:
 async def test_a_damaged_chunk_fails_the_update_and_preparing_again_starts_over(bench: Bench) -> None:
     proxy = bench.proxy()
     proxy.prepare(stream_spec())
-    while not (proxy.frames and proxy.frames[-1].shard):
-        await asyncio.sleep(0)
+    await proxy.until("receiving")
     proxy.tell(Chunk("u1", "a.safetensors", 0, DATA["a.safetensors"][:10], 1))
     failed = await proxy.until("failed")
     assert (failed.code, "crc32" in failed.message) == ("weights_refused", True)
     proxy.prepare(stream_spec())
-    while not proxy.frames[-1].shard:
-        await asyncio.sleep(0)
+    await proxy.until("receiving")
     await proxy.upload()
     await proxy.until("ready")
 
@@ -314,8 +307,7 @@ async def test_a_load_that_breaks_half_way_condemns_the_weights(bench: Bench, tm
 async def test_a_newer_update_takes_the_place_of_one_that_is_not_applied(bench: Bench, tmp_path: Path) -> None:
     proxy = bench.proxy()
     proxy.prepare(stream_spec(1))
-    while not (proxy.frames and proxy.frames[-1].shard):
-        await asyncio.sleep(0)
+    await proxy.until("receiving")
     proxy.prepare(folder_spec(tmp_path, 2), "u2")
     ready = await proxy.until("ready")
     assert ready.update_id == "u2"
@@ -363,8 +355,7 @@ async def test_what_is_served_already_is_said_at_once(bench: Bench, tmp_path: Pa
 async def test_an_abandoned_update_leaves_nothing(bench: Bench) -> None:
     proxy = bench.proxy()
     proxy.prepare(stream_spec())
-    while not (proxy.frames and proxy.frames[-1].shard):
-        await asyncio.sleep(0)
+    await proxy.until("receiving")
     proxy.tell(Abandon("u1"))
     proxy.tell(Abandon("u1"))
     proxy.tell(Chunk("u1", "a.safetensors", 0, b"late", 0))
