@@ -3,6 +3,7 @@ same.
 
     python -m benchmarks.train_step                          CPU, float32: about ten minutes; installs TRL the first time
     python -m benchmarks.train_step --lengths 1024,4096      longest samples, in tokens
+    python -m benchmarks.train_step --even                   nothing to pad, nothing to mask: the best case of both
     python -m benchmarks.train_step --threads 2 --steps 3 --out build/train_step.json
 
 Both get one model with random weights, one batch (prompts and completions of uneven lengths, half of each completion's tokens
@@ -88,21 +89,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="measured steps, after one that is not")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=ROOT / "build/train_step.json")
+    parser.add_argument("--even", action="store_true", help="equally long completions, every token of them trained")
     options = parser.parse_args()
     trl = trl_environment(Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "steno")
     report: dict[str, Any] = {
         "machine": describe_machine() | {"peers": [TORCH, *TRL], "threads": options.threads},
-        "model": SHAPE, "prompt_tokens": PROMPT_TOKENS, "shares": SHARES, "cases": {},
+        "model": SHAPE, "prompt_tokens": PROMPT_TOKENS, "shares": SHARES, "even": options.even, "cases": {},
     }  # fmt: skip
     columns = ("longest sample", "what", "s/step", "CPU s/step", "peak RSS", "of it above rest", "gradient norm")
     print(row(columns) + "\n" + row(["---"] * len(columns)))
     with tempfile.TemporaryDirectory(prefix="steno-train-step-") as folder:
         make_model(Path(folder) / "model")
         for length in map(int, options.lengths.split(",")):
-            completions = [int(share * length) for share in SHARES]
+            completions = [length if options.even else int(share * length) for share in SHARES]
             job = {
                 "model": f"{folder}/model", "tokenizer": str(ROOT / "steno/models/tiny"), "prompt": PROMPT_TOKENS,
-                "completions": completions, "vocabulary": SHAPE["vocab_size"], "steps": options.steps, "folder": folder,
+                "completions": completions, "vocabulary": SHAPE["vocab_size"], "even": options.even, "steps": options.steps, "folder": folder,
             }  # fmt: skip
             case = report["cases"][length] = {
                 "trl": run(trl, "benchmarks.train_step_trl", job, options.threads),

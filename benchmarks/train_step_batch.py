@@ -19,7 +19,7 @@ def completions(job: dict[str, Any]) -> list[tuple[Tensor, Tensor, Tensor, float
     for number, tokens in enumerate(job["completions"]):
         prompt = torch.randint(0, job["vocabulary"], (job["prompt"],), generator=generator)
         completion = torch.randint(0, job["vocabulary"], (tokens,), generator=generator)
-        trained = torch.arange(tokens) // RUN % 2 == 0
+        trained = (torch.arange(tokens) // RUN % 2 == 0) | job.get("even", False)
         found.append((prompt, completion, trained, [1.0, -1.0, 0.5, -0.5][number % 4]))
     return found
 

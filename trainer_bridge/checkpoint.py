@@ -98,8 +98,8 @@ class Checkpoints:
 
         Raises: OSError, CopyFailed: on the rank that could not write; what was there before is untouched.
         """
-        steps, ranks = self._stepper.steps_done, self._ranks
-        final = self._free(f"step-{steps:08d}")
+        ranks = self._ranks
+        final = self._free(f"step-{self._stepper.steps_done:08d}")
         writing = self.root / f"{WRITING}{final.name}"
         ranks.barrier()
         if ranks.first:
@@ -115,11 +115,7 @@ class Checkpoints:
         _sync_files(writing, only=ranks.rank, of=ranks.size)
         ranks.barrier()
         if ranks.first:
-            saved = _Saved(FORMAT, ranks.size, self._engine.settings.precision, self._engine.parameters, steps, run)
-            _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
-            _sync_folders(writing)
-            writing.rename(final)
-            _sync_folder(self.root)
+            self._wrote(writing, final, run)
             self._point_at(final.name)
             self._prune()
         ranks.barrier()
@@ -160,6 +156,15 @@ class Checkpoints:
                 hint = "; start anew from its weights-… folder as the model" if what != "format" else ""
                 raise BadCheckpoint(f"{folder}: {what} {was} in the checkpoint, {now} now{hint}")
         return saved
+
+    def _wrote(self, writing: Path, final: Path, run: RunState) -> None:
+        """All parts are there and synced: say what they are, and give them their name."""
+        settings, steps = self._engine.settings, self._stepper.steps_done
+        saved = _Saved(FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run)
+        _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
+        _sync_folders(writing)
+        writing.rename(final)
+        _sync_folder(self.root)
 
     def _point_at(self, name: str) -> None:
         beside = self.root / f"{WRITING}{LATEST}"

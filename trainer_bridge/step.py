@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from resource import RUSAGE_SELF, getrusage
 
 import torch
 from torch import Tensor
@@ -183,7 +184,7 @@ class Stepper:
     def _costs(self, orders: Orders, rows: Sequence[Row], score_s: float, train_s: float) -> dict[str, float]:
         """Times of the slowest rank; tokens/s and MFU of the passes, forward and backward, over all devices."""
         cuda = self.ranks.device.type == "cuda"
-        peak = float(torch.cuda.max_memory_allocated()) if cuda else 0.0
+        peak = float(torch.cuda.max_memory_allocated() if cuda else getrusage(RUSAGE_SELF).ru_maxrss * 1024)
         score_s, train_s, peak = self.ranks.maximum(
             torch.tensor([score_s, train_s, peak], dtype=torch.float64)
         ).tolist()
@@ -197,7 +198,7 @@ class Stepper:
         tflops = self.settings.peak_tflops or (_peak_tflops(torch.cuda.get_device_name()) if cuda else None)
         if tflops is not None:
             found["throughput/mfu"] = flops / train_s / (tflops * 1e12 * self.ranks.size)
-        return found | ({"memory/peak_bytes": peak} if cuda else {})
+        return found | {"memory/peak_bytes": peak}
 
 
 def _objective(settings: TrainerSettings) -> Objective:

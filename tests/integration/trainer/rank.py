@@ -1,15 +1,17 @@
 """One rank of a test's training run: `python -m tests.integration.trainer.rank FOLDER`, under torchrun or alone.
 
-FOLDER/job.json: settings (of `TrainerSettings`), batches (arguments of `random_batch`, one step each); resume: from the newest
-checkpoint, if there is one; save_after: steps after which there is one; forever: go on with the last batch. The first rank writes
-result.pt: a report per step, and the weights after the last.
+FOLDER/job.json: settings (of `TrainerSettings`); batches (arguments of `random_batch`, one step each); resume: from the newest
+checkpoint, if there is one; save_after: steps after which there is one; die: [step, method of `Checkpoints` in which the first rank
+is killed]; forever: go on with the last batch. The first rank writes result.pt: a report per step, and the weights after the last.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,8 @@ def main(folder: Path) -> None:
         reports.append({"step": report.step, "metrics": report.metrics, "ledger": report.ledger.to_bytes()})
         ledger.add(report.ledger)
         history = history.stepped()
+        if job.get("die", [None])[0] == report.step and ranks.first:
+            setattr(checkpoints, job["die"][1], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         if report.step in job.get("save_after", []):
             checkpoints.save(RunState.of(history, ledger, {f"g{report.step}"}, note="kept"))
             (folder / "saved").touch()

@@ -70,6 +70,18 @@ def test_killed_and_resumed_is_as_if_never_killed(precision: str, tmp_path: Path
     assert (state.path, state.trained_groups, state.extra) == ((("a", 2),), ("g2",), {"note": "kept"})
 
 
+@pytest.mark.parametrize("during", ["_wrote", "_point_at"])
+def test_killed_while_it_writes_a_checkpoint_the_one_before_counts(during: str, tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    dying = job(tmp_path, model, save_after=[1, 2], die=[2, during])
+    with pytest.raises(AssertionError):
+        run_ranks(2, dying, tmp_path / "dying")
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000001"
+    resumed = run_ranks(2, job(tmp_path, model, resume=True, save_after=[2, 4]), tmp_path / "resumed")
+    assert [report["step"] for report in resumed["reports"]] == [2, 3, 4]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000004"]
+
+
 def test_the_checkpoint_holds_the_full_model_and_older_ones_go(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model", tied=True)
     found = run_ranks(2, job(tmp_path, model, save_after=[2, 4]), tmp_path / "job")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.integration.trainer.materials import random_batch, random_model, run_ranks
 from tests.integration.trainer.reference import Reference
@@ -70,6 +71,18 @@ def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Pat
     assert report["metrics"]["reference/kl"] > 0 and report["metrics"]["policy/kl"] > 0
     assert report["metrics"]["policy/clip_high_fraction"] + report["metrics"]["policy/clip_low_fraction"] > 0
     compare(found["weights"], plain.weights(), atol=2e-5)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_on_every_rank(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][:] = torch.inf
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(AssertionError) as ended:
+        run_ranks(2, {"settings": settings(model), "batches": BATCHES[:1]}, tmp_path / "job")
+    output = str(ended.value)
+    assert "the loss is nan; no weight was changed by it" in output
+    assert {"[rank0]", "[rank1]"} <= {line.split(":")[0] for line in output.splitlines() if "NotFinite" in line}
 
 
 def test_bfloat16_trains_about_the_same(tmp_path: Path) -> None:
