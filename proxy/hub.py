@@ -40,7 +40,7 @@ from proxy.contracts.packets import (
 from proxy.contracts.peer import HANDSHAKE_S
 from proxy.links import CLOSE_WITHIN_S, Link, Nobody, RelayCounts, Watcher, Worker, leave, read, receive, write
 from proxy.placing import Order, place
-from proxy.routing import choose
+from proxy.routing import choose, offers
 from proxy.streams import Stream
 from proxy.waiting import NOT_YET, Waiting
 
@@ -133,7 +133,8 @@ class Hub:
 
         Raises: NoWorker (none, or none that can count), TooManyRequests, BadRequest, WorkerLost, BodyTooLarge.
         """
-        able = [worker for worker in self._workers.values() if worker.eligible and "count" in worker.peer.capabilities]
+        usual = dict(offers(self._workers.values(), ""))
+        able = [worker for worker in usual if worker.eligible and "count" in worker.peer.capabilities]
         if able and has_images(job.messages):
             able = [worker for worker in able if any(IMAGES in card.capabilities for card in worker.models)]
             if not able:
