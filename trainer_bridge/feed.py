@@ -17,7 +17,7 @@ from typing import Self
 
 from proxy.client import AsyncSteno
 from proxy.contracts.errors import Conflict, Gone, NotFound, StenoError
-from proxy.contracts.leases import Lease, LeaseExtension, LeaseRequest
+from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Sample
 from trainer_bridge.ledger import Ledger, Reason, book_superseded
 
@@ -211,9 +211,7 @@ class Feed:
             await asyncio.sleep(self._ttl_s / 3)
             for group_id, lease in list(self._held.items()):
                 try:
-                    self._held[group_id] = await self._client.extend_lease(
-                        lease.lease_id, LeaseExtension(ttl_s=self._ttl_s)
-                    )
+                    await self._client.extend(lease.lease_id, self._ttl_s)
                 except (Conflict, NotFound, Gone):
                     await self._lost(group_id)
                 except StenoError as error:
@@ -230,7 +228,7 @@ class Feed:
 
     async def _acknowledge(self, lease: Lease) -> bool:
         try:
-            await self._client.acknowledge_lease(lease.lease_id)
+            await self._client.acknowledge(lease.lease_id)
         except (Conflict, NotFound, Gone) as error:
             logger.warning("group %s will be served again: %s", lease.group.group_id, error)
             return False
@@ -246,7 +244,7 @@ class Feed:
     async def _give_back(self, group_id: str) -> None:
         lease = self._held.pop(group_id)
         try:
-            await self._client.release_lease(lease.lease_id)
+            await self._client.release(lease.lease_id)
         except StenoError as error:
             logger.warning("group %s comes back when its lease ends: %s", group_id, error)
 

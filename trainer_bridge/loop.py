@@ -69,7 +69,7 @@ class State:
 
 
 class RunStatus(Protocol):
-    async def run(self, run_id: str) -> RunView: ...
+    def run(self, run_id: str) -> Awaitable[RunView]: ...
 
 
 @dataclass(frozen=True)
