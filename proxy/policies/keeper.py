@@ -20,6 +20,7 @@ from proxy.contracts.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Pr
 from proxy.contracts.policy import PolicyView, Update, UpdateSpec
 from proxy.links import Worker
 from proxy.policies.book import Book, Order
+from proxy.policies.specs import check, recorded
 from proxy.policies.update import Do, UpdateRun
 from proxy.policies.upload import Upload
 from proxy.store.policies import PolicyStore, UpdateRow
@@ -58,7 +59,7 @@ class Policies:
 
     async def post(self, spec: UpdateSpec) -> Update:
         """Begin an update; the same spec again: as it stands. Raises: Conflict, StoreUnavailable."""
-        _check(spec)
+        check(spec)
         row = await self._store.post(spec, now=self._clock())
         self._adopt(row)
         return self._run(row.update_id).view()
@@ -73,7 +74,7 @@ class Policies:
             await self.sync()
             run = self._find(update_id)
         if run is None:
-            return _recorded(await self._store.update(update_id))
+            return recorded(await self._store.update(update_id))
         until = self._clock() + wait_s
         while not (run.ended or self._has_work(run)) and (left := until - self._clock()) > 0:
             await self._changed(left)
@@ -104,6 +105,8 @@ class Policies:
             return await upload.forward(body)
         finally:
             self._uploading[key] -= 1
+            if not self._uploading[key]:
+                del self._uploading[key]
             self._arm()
             self._notify()
 
@@ -185,6 +188,10 @@ class Policies:
                 await self.sync()
             except StenoError as error:
                 log.warning("policies are not in step with the store, it will be tried again: %s", error.message)
+            except (
+                Exception
+            ):  # a record that this release can't read, say: the rest goes on, and the log has it every second
+                log.exception("policies can't be brought in step with the store")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._kick.wait()
@@ -255,7 +262,7 @@ class Policies:
         update_id = order.run.update_id
         try:
             if order.do is Do.PREPARE:
-                worker.send(Prepare(update_id, order.run.spec.model_dump_json().encode()))
+                worker.send(Prepare(update_id, order.run.spec_json))
             elif order.do is Do.APPLY:
                 worker.send(Apply(update_id))
             else:
@@ -362,28 +369,3 @@ def _taking(worker: Worker) -> Iterator[tuple[str, str]]:
             if card.policy not in seen:
                 seen.add(card.policy)
                 yield card.policy, card.policy_version if worker.healthy else ""
-
-
-def _check(spec: UpdateSpec) -> None:
-    """What the model of the body can't say. Raises BadRequest."""
-    names = [shard.name for shard in spec.manifest.shards]
-    if len(set(names)) != len(names):
-        raise BadRequest("manifest.shards: a name is there twice", field="manifest.shards")
-    if spec.transport == "nccl" and names:
-        raise BadRequest("manifest.shards: nccl has none", field="manifest.shards")
-    if spec.transport != "nccl" and not names:
-        raise BadRequest(f"manifest.shards: {spec.transport} needs at least one", field="manifest.shards")
-    if spec.transport == "stream" and spec.location:
-        raise BadRequest("location: a stream has none", field="location")
-    if spec.transport != "stream" and not spec.location:
-        raise BadRequest(f"location: {spec.transport} needs one", field="location")
-    if spec.probe is not None and len(spec.probe.logprobs) != len(spec.probe.token_ids) - 1:
-        raise BadRequest("probe.logprobs: one for each token but the first", field="probe.logprobs")
-
-
-def _recorded(row: UpdateRow) -> Update:
-    spec = UpdateSpec.model_validate_json(row.spec)
-    return Update.model_validate(
-        {"update_id": row.update_id, "version": row.version, "policy": row.policy, "transport": spec.transport,
-         "state": row.state, "created_at": row.created_at, "ended_at": row.ended_at}
-    )  # fmt: skip

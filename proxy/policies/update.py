@@ -11,6 +11,7 @@ posted again.
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from proxy.contracts.errors import ProtocolError
@@ -157,6 +158,11 @@ class UpdateRun:
         return self._advance(now)
 
     # -- what it has come to
+
+    @cached_property
+    def spec_json(self) -> bytes:
+        """As Prepare takes it; megabytes for models of many tensors, so it is made once."""
+        return self.spec.model_dump_json().encode()
 
     def bring_along(self) -> None:
         """It is the one to catch up with, after all: a newer one failed. Whoever is there is to `join` it anew."""

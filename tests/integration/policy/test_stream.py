@@ -160,6 +160,9 @@ async def test_uploads_that_nobody_can_want_are_refused(fleet: Fleet) -> None:
     with pytest.raises(NotFound):
         await fleet.steno.upload_shard("0" * 32, "model-0.safetensors", 0, b"x")
     assert await fleet.steno.upload_shard(update.update_id, "model-0.safetensors", 5, b"nobody is there") == 5
+    assert await fleet.steno.upload_shard(update.update_id, "model-0.safetensors", 0, bytes(20 * MIB)) == 0, (
+        "nor for much"
+    )
     by_files = await fleet.steno.post_update(spec(2))
     with pytest.raises(BadRequest) as refused:
         await fleet.steno.upload_shard(by_files.update_id, "model-0.safetensors", 0, b"x")

@@ -1,0 +1,32 @@
+"""What is posted, as far as the model of the body can't judge it, and an update of which only the record is left."""
+
+from __future__ import annotations
+
+from proxy.contracts.errors import BadRequest
+from proxy.contracts.policy import Update, UpdateSpec
+from proxy.store.policies import UpdateRow
+
+
+def check(spec: UpdateSpec) -> None:
+    """Raises BadRequest: fields that contradict each other."""
+    names = [shard.name for shard in spec.manifest.shards]
+    if len(set(names)) != len(names):
+        raise BadRequest("manifest.shards: a name is there twice", field="manifest.shards")
+    if spec.transport == "nccl" and names:
+        raise BadRequest("manifest.shards: nccl has none", field="manifest.shards")
+    if spec.transport != "nccl" and not names:
+        raise BadRequest(f"manifest.shards: {spec.transport} needs at least one", field="manifest.shards")
+    if spec.transport == "stream" and spec.location:
+        raise BadRequest("location: a stream has none", field="location")
+    if spec.transport != "stream" and not spec.location:
+        raise BadRequest(f"location: {spec.transport} needs one", field="location")
+    if spec.probe is not None and len(spec.probe.logprobs) != len(spec.probe.token_ids) - 1:
+        raise BadRequest("probe.logprobs: one for each token but the first", field="probe.logprobs")
+
+
+def recorded(row: UpdateRow) -> Update:
+    spec = UpdateSpec.model_validate_json(row.spec)
+    return Update.model_validate(
+        {"update_id": row.update_id, "version": row.version, "policy": row.policy, "transport": spec.transport,
+         "state": row.state, "created_at": row.created_at, "ended_at": row.ended_at}
+    )  # fmt: skip
