@@ -104,7 +104,8 @@ def main() -> None:
             completions = [length if options.even else int(share * length) for share in SHARES]
             job = {
                 "model": f"{folder}/model", "tokenizer": str(ROOT / "steno/models/tiny"), "prompt": PROMPT_TOKENS,
-                "completions": completions, "vocabulary": SHAPE["vocab_size"], "even": options.even, "steps": options.steps, "folder": folder,
+                "completions": completions, "vocabulary": SHAPE["vocab_size"], "even": options.even,
+                "steps": options.steps, "folder": folder,
             }  # fmt: skip
             case = report["cases"][length] = {
                 "trl": run(trl, "benchmarks.train_step_trl", job, options.threads),

@@ -66,15 +66,22 @@ def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40) -> Batch:
     return Batch(rows, advantages)
 
 
-def start_ranks(count: int, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """`module` in `count` processes under torchrun, or one plain process. End it with `end`."""
+def start_ranks(count: int, module: str, *arguments: str, launcher: str = "torchrun") -> subprocess.Popen[str]:
+    """`module` in `count` processes under a launcher, or one plain process. End it with `end`."""
     command = [sys.executable, "-m", module, *arguments]
-    if count > 1:
+    if launcher == "deepspeed":
+        command = [
+            str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(count), "--master_addr",
+            "127.0.0.1", "--master_port", str(_free_port()), "--no_local_rank", "--module", module, *arguments,
+        ]  # fmt: skip
+    elif count > 1:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-addr", "127.0.0.1",
             "--master-port", str(_free_port()), "-m", module, *arguments,
         ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    if launcher == "deepspeed":  # the launcher itself looks for devices, too
+        environment |= {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path.cwd())}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -89,11 +96,11 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def run_ranks(count: int, job: dict[str, Any], folder: Path) -> Any:
+def run_ranks(count: int, job: dict[str, Any], folder: Path, *, launcher: str = "torchrun") -> Any:
     """Carry out a job (see `rank.py`) and return what the first rank saved."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text(json.dumps(job))
-    process = start_ranks(count, "tests.integration.trainer.rank", str(folder))
+    process = start_ranks(count, "tests.integration.trainer.rank", str(folder), launcher=launcher)
     try:
         output, _ = process.communicate(timeout=SLOW_S)
     finally:

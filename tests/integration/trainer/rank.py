@@ -1,8 +1,8 @@
 """One rank of a test's training run: `python -m tests.integration.trainer.rank FOLDER`, under torchrun or alone.
 
 FOLDER/job.json: settings (of `TrainerSettings`); batches (arguments of `random_batch`, one step each); resume: from the newest
-checkpoint, if there is one; save_after: steps after which there is one; die: [step, method of `Checkpoints` in which the first rank
-is killed]; forever: go on with the last batch. The first rank writes result.pt: a report per step, and the weights after the last.
+checkpoint, if there is one; save_after: steps after which there is one; die: [step, method of `Checkpoints` in which the first
+rank is killed]; forever: go on with the last batch. The first rank writes result.pt: a report per step, and the last weights.
 """
 
 from __future__ import annotations

@@ -58,6 +58,16 @@ def test_a_step_is_the_same_number_and_the_same_weights_on_any_ranks(case: str, 
     compare(found["weights"], plain.weights())
 
 
+def test_the_deepspeed_launcher_starts_ranks_as_torchrun_does(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    job = {"settings": settings(model), "batches": BATCHES[:1]}
+    found = run_ranks(2, job, tmp_path / "job", launcher="deepspeed")
+    plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
+    batch = random_batch(**BATCHES[0])
+    plain.step(batch, [range(len(batch.rows))])
+    compare(found["weights"], plain.weights())
+
+
 def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     more = {"epochs": 2, "mini_batches": 2, "reference_kl": 0.3, "learning_rate": 1e-2, "seed": 5}
