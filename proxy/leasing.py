@@ -35,11 +35,12 @@ async def lease(
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + request.wait_s
+    slept = False
     with runs.watch(request.run_id) as woken:
         while True:
             woken.clear()
             left_s = until - loop.time()
-            if left_s < request.wait_s and await gone():
+            if slept and await gone():
                 return []
             at_least = request.max_groups if left_s > 0 else 1
             granted = await runs.lease(request, at_least=at_least, now=clock())
@@ -49,6 +50,7 @@ async def lease(
             sleep_s = min(left_s, LOOK_S)
             if granted.next_at is not None:
                 sleep_s = min(sleep_s, max(granted.next_at - clock(), _LEAST_S))
+            slept = True
             try:
                 async with asyncio.timeout(sleep_s):
                     await woken.wait()
