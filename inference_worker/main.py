@@ -122,6 +122,8 @@ class Worker:
         """Cards or health have changed by an update."""
         if self._death is None:
             for client in self._clients:
+                if not self._updates.healthy:
+                    client.streams.fail_all(EngineFailed(f"the weights are not to be used: {self._updates.reason}"))
                 client.announce(
                     healthy=self._updates.healthy, draining=self._stopping.is_set(), reason=self._updates.reason
                 )

@@ -199,7 +199,7 @@ class _Stream:
         async for event in events:
             event.stream = self._number
             if self._gate.shut:
-                await self._gate.passed()
+                await self._gate.passed(event.version if type(event) is Delta else "")
             if type(event) is Delta:
                 tokens = len(event.ids) >> 2
                 self._sent_tokens += tokens

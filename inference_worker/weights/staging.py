@@ -19,6 +19,8 @@ from inference_worker.weights.shards import ShardCheck, check_complete
 from proxy.contracts.errors import WeightsRefused
 from proxy.contracts.policy import Manifest, ShardEntry
 
+PREFIX = "steno-update-"
+"""Of the folders here: nothing else is ever removed, whatever folder it was that the settings named."""
 BLOCK_BYTES = 4 * 2**20
 READERS = 4
 """Shards read at a time: hashing lets go of the interpreter, and one core does about a GB per second."""
@@ -69,7 +71,7 @@ class StreamStaging:
 
     def __init__(self, root: Path, update_id: str, manifest: Manifest) -> None:
         name = blake2b(f"{update_id}\0{manifest.digest}".encode(), digest_size=16).hexdigest()
-        self.folder = root / name
+        self.folder = root / f"{PREFIX}{name}"
         self._manifest = manifest
         self._expected = {tensor.name: tensor for tensor in manifest.tensors}
         self._checks: list[ShardCheck] = []
@@ -96,7 +98,7 @@ class StreamStaging:
         if not self._manifest.shards:
             raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for other in self.folder.parent.iterdir():
+        for other in self.folder.parent.glob(f"{PREFIX}*"):
             if other != self.folder:
                 shutil.rmtree(other, ignore_errors=True)
         self._take_up(abandoned)

@@ -35,6 +35,7 @@ from proxy.contracts.policy import Probe, UpdateSpec
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+CLOSE_S = 10.0
 REPORT_EVERY_S = 1.0
 """How often a long reading of shards is reported."""
 
@@ -98,13 +99,16 @@ class Updates:
             update.listeners.discard(send)
 
     async def close(self) -> None:
-        """Stop staging, wait for a load under way, remove what is temporary."""
+        """Stop staging, give a load under way CLOSE_S, remove what is temporary."""
         for update in list(self._updates.values()):
             update.abandoned.set()
             if update.task is not None and update.step is not Step.LOADING:
                 update.task.cancel()
         tasks = [update.task for update in self._updates.values() if update.task is not None]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            for late in (await asyncio.wait(tasks, timeout=CLOSE_S))[1]:
+                late.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if self._temporary is not None:
             await self._on_disk(shutil.rmtree, self._temporary, True)
         await asyncio.to_thread(self._disk.shutdown)
@@ -241,11 +245,13 @@ class Updates:
         started = self._clock()
         async with self._loading:
             self._proved = self._proved or self._engine.cards()[0].policy_version
-            self.gate.close()
+            if self.healthy:
+                self.gate.close(update.version)
             loaded = False
             try:
                 update.pause_s = await self._engine.load_weights(update.staged)
                 loaded = True
+                self.gate.close(update.version)  # had the old weights been condemned, it was until now
                 await self._prove(update.spec.probe)
             except WeightsRefused as error:
                 self._failed(update, error)

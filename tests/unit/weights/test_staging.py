@@ -68,9 +68,10 @@ def test_what_was_damaged_meanwhile_is_asked_for_again(tmp_path: Path) -> None:
 def test_one_update_is_kept_at_a_time(tmp_path: Path) -> None:
     old = staging(tmp_path)
     feed(old, most=100)
+    (tmp_path / "of somebody else").mkdir()
     new = StreamStaging(tmp_path, "update-2", MANIFEST)
     new.open(GOES_ON)
-    assert list(tmp_path.iterdir()) == [new.folder]
+    assert set(tmp_path.iterdir()) == {new.folder, tmp_path / "of somebody else"}
 
 
 def test_damaged_bytes_are_refused_before_they_are_written(tmp_path: Path) -> None:
