@@ -1,0 +1,51 @@
+"""What new weights sampled waits for their probe; what the old ones sampled does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from inference_worker.weights.gate import Gate
+from proxy.contracts.errors import EngineFailed
+
+
+async def test_only_what_bears_the_new_version_waits() -> None:
+    gate = Gate()
+    await gate.passed("run/1")
+    gate.close("run/1")
+    await gate.passed("base/0")
+    await gate.passed()
+    waiting = asyncio.create_task(gate.passed("run/1"))
+    await asyncio.sleep(0)
+    assert gate.shut and not waiting.done()
+    gate.open()
+    await waiting
+    assert not gate.shut
+
+
+async def test_condemned_weights_let_nothing_pass_until_others_are_loaded() -> None:
+    gate = Gate()
+    gate.close("run/1")
+    waiting = asyncio.create_task(gate.passed("run/1"))
+    await asyncio.sleep(0)
+    gate.condemn("the probe failed")
+    for passing in (waiting, gate.passed("base/0"), gate.passed()):
+        with pytest.raises(EngineFailed, match="the probe failed"):
+            await passing
+    gate.close("run/2")
+    await gate.passed("base/0")
+    gate.open()
+    await gate.passed("run/2")
+
+
+async def test_whoever_stops_waiting_leaves_the_others_waiting() -> None:
+    gate = Gate()
+    gate.close("run/1")
+    one, two = (asyncio.create_task(gate.passed("run/1")) for _ in range(2))
+    await asyncio.sleep(0)
+    one.cancel()
+    await asyncio.sleep(0)
+    assert one.cancelled() and not two.done()
+    gate.open()
+    await two
