@@ -10,7 +10,8 @@ in the same order, on so many places that cost nothing: no proxy, no process, no
 
 Latencies: each trial has 3 to 6 turns, evenly drawn; each turn a time in the environment and one in the model, both lognormal
 (sigma 0.6), the first 1.5 times the second on average; all scaled so that a batch is 76.95 s one after the other. A batch is 2
-tasks of 32 trials, as many as the report's groups have. Fixed seed: every run has the same trials.
+tasks of 32 trials, as many as the report's groups have. Fixed seed: every run has the same trials. On a machine with other users
+the run counts in which they took least.
 
 Exit code 1: less than 95 % of the ideal, or a cycle that is not shorter than the report's ratio.
 """
@@ -23,19 +24,18 @@ import heapq
 import json
 import os
 import random
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.report import describe_machine
-from benchmarks.targets import CORES, ROOT, Launcher, free_port
+from benchmarks.targets import CORES, ROOT, Launcher, free_port, process_cpu_s
 from proxy.client import AsyncSteno
 from proxy.contracts.rest import GroupTrials
 from trainer_bridge.rollouts.admission import Admission
@@ -71,7 +71,7 @@ class Sizes:
     group_size: int = GROUP_SIZE
     in_flight: int = IN_FLIGHT
     cycles: int = CYCLES
-    runs: int = 5
+    runs: int = 6
 
 
 def batch(sizes: Sizes, seed: int) -> list[list[Turn]]:
@@ -207,13 +207,36 @@ def _planned(batches: int) -> Iterator[Planned]:
             yield Planned(Task(f"task-{task}", {"task": task}), f"cycle-{number}")
 
 
-async def measure(url: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
+async def measure(url: str, pids: Sequence[int], folder: Path, sizes: Sizes) -> dict[str, Any]:
     bench = Bench(url, folder, sizes)
     await bench.rollouts("warm-up", 1, places=TASKS * sizes.group_size)
-    runs_s = [await bench.rollouts(f"parallel-{n}", 1, places=sizes.in_flight) for n in range(sizes.runs)]
-    overlapped_s = await bench.rollouts("overlapped", sizes.cycles, places=sizes.in_flight, training=True)
+    parallel, overlapped = [], []
+    for number in range(sizes.runs):
+        others = _Others(pids)
+        wall_s = await bench.rollouts(f"parallel-{number}", 1, places=sizes.in_flight)
+        parallel.append({"wall_s": wall_s, "others_cores": others.cores()})
+    for number in range(max(1, sizes.runs // 3)):
+        others = _Others(pids)
+        wall_s = await bench.rollouts(f"overlapped-{number}", sizes.cycles, places=sizes.in_flight, training=True)
+        overlapped.append({"wall_s": wall_s, "others_cores": others.cores()})
     sequential_s = await bench.rollouts("sequential", 1, places=1)
-    return worked_out(sizes, sequential_s, statistics.median(runs_s), overlapped_s) | {"parallel_runs_s": runs_s}
+    best, cycle = (min(runs, key=lambda run: run["others_cores"]) for runs in (parallel, overlapped))
+    found = worked_out(sizes, sequential_s, best["wall_s"], cycle["wall_s"])
+    return found | {"others_cores": best["others_cores"], "parallel_runs": parallel, "overlapped_runs": overlapped}
+
+
+class _Others:
+    """What everything else on this machine takes from here on, in cores."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._began, self._before = time.perf_counter(), self._taken_s()
+
+    def _taken_s(self) -> float:
+        return _busy_s() - time.process_time() - sum(map(process_cpu_s, self._pids))
+
+    def cores(self) -> float:
+        return (self._taken_s() - self._before) / (time.perf_counter() - self._began)
 
 
 def worked_out(sizes: Sizes, sequential_s: float, parallel_s: float, overlapped_s: float) -> dict[str, Any]:
@@ -288,23 +311,25 @@ def _busy_s() -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--runs", type=int, help="of the rollouts in parallel; the quietest one counts")
     parser.add_argument("--out", type=Path, default=ROOT / "build/aworld.json")
     arguments = parser.parse_args()
     sizes = Sizes(2.0, 0.05, 4, 4, 2, 1) if arguments.quick else Sizes()
+    sizes = replace(sizes, runs=arguments.runs or sizes.runs)
     with tempfile.TemporaryDirectory(prefix="steno-aworld-") as folder:
         launcher = Launcher(Path(folder), None)
         try:
             url = _start(launcher)
-            began, before = time.perf_counter(), _busy_s()
-            found = asyncio.run(measure(url, Path(folder), sizes))
-            busy = (_busy_s() - before) / (time.perf_counter() - began)
+            found = asyncio.run(measure(url, [child.pid for child in launcher.children], Path(folder), sizes))
         finally:
             launcher.close()
-    report = {"machine": describe_machine(), "sizes": vars(sizes), "results": found, "busy_cores": round(busy, 2)}
+    report = {"machine": describe_machine(), "sizes": vars(sizes), "results": found}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=2) + "\n")
     print(table(found, sizes))
-    print(f"\n{busy:.2f} cores of this machine were busy meanwhile, with everything that ran on it; {arguments.out}")
+    print(
+        f"\nthe quietest of {sizes.runs} runs: others took {found['others_cores']:.2f} of {len(CORES)} cores; {arguments.out}"
+    )
     good = found["of_ideal"] >= WANTED_OF_IDEAL and found["cycle_speed_up"] > found["report_cycle_speed_up"]
     return 0 if good or arguments.quick else 1
 
