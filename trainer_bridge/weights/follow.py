@@ -15,7 +15,7 @@ from typing import Protocol
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.contracts.policy import Update, UpdateSpec
 from trainer_bridge.weights.publication import Publication
-from trainer_bridge.weights.stream import UpdateClient, Uploader
+from trainer_bridge.weights.stream import UploadClient, Uploader
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,11 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 5.0
 """Between attempts when something is wrong, doubling; a proxy that restarts is back in seconds."""
 
 
-class Client(UpdateClient, Protocol):
+class Client(UploadClient, Protocol):
     """The calls of `proxy.client.AsyncSteno` that are used here."""
 
-    async def post_update(self, spec: UpdateSpec) -> Update: ...
-    async def update(self, update_id: str, *, wait_s: float | None = None) -> Update: ...
+    def post_update(self, spec: UpdateSpec) -> Awaitable[Update]: ...
+    def update(self, update_id: str, *, wait_s: float = 0.0) -> Awaitable[Update]: ...
 
 
 class Follower:

@@ -255,8 +255,9 @@ class _Sender:
         except (
             Exception
         ) as error:  # NCCL's and vLLM's are of many kinds; reported: whoever carries raises it or tries again
-            log.warning("nccl: %s", error, exc_info=True)
-            self._problem = self._problem or f"{type(error).__name__}: {error}"
+            if not self._problem:
+                log.warning("nccl: %s", error, exc_info=True)
+                self._problem = f"{type(error).__name__}: {error}"
 
     def _taken(self) -> Pairs:
         while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -24,10 +24,10 @@ UPLOAD_BYTES = 32 << 20
 """In one request. What nobody wants any more is sent to its end all the same, and it takes as long as the slowest worker."""
 
 
-class UpdateClient(Protocol):
-    """The calls of `proxy.client.AsyncSteno` that an update needs."""
+class UploadClient(Protocol):
+    """The call of `proxy.client.AsyncSteno` that is used here."""
 
-    async def upload_shard(self, update_id: str, name: str, offset: int, chunks: AsyncIterator[bytes]) -> int:
+    def upload_shard(self, update_id: str, name: str, offset: int, data: AsyncIterator[bytes]) -> Awaitable[int]:
         """Returns: how many bytes of the shard, from its start, have gone on to workers."""
         ...
 
@@ -40,7 +40,7 @@ class Uploader:
         self._sizes = {shard.name: shard.size for shard in manifest.shards}
         self.bytes_sent = 0
 
-    async def serve(self, client: UpdateClient, update: Update) -> bool:
+    async def serve(self, client: UploadClient, update: Update) -> bool:
         """Send what `update` wants, the earliest first: where a worker further on waits, one upload reaches both.
 
         Cancel-safe. Returns: whether anything moved; it is enough to ask for the update again then.

@@ -38,7 +38,7 @@ class Loading(FakeProxy):
         self.state = "running"
         return await super().post_update(spec)
 
-    async def update(self, update_id: str, *, wait_s: float | None = None) -> Update:
+    async def update(self, update_id: str, *, wait_s: float = 0.0) -> Update:
         await asyncio.sleep(0.06)
         self._call(f"get {update_id}")
         return self._view(update_id)

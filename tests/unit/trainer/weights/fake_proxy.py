@@ -34,7 +34,7 @@ class FakeProxy:
         self.specs[f"u-{spec.version}"] = spec
         return self._view(f"u-{spec.version}")
 
-    async def update(self, update_id: str, *, wait_s: float | None = None) -> Update:
+    async def update(self, update_id: str, *, wait_s: float = 0.0) -> Update:
         self._call(f"get {update_id}")
         if wait_s and update_id in self.specs and not self._view(update_id).wants:
             await self.changed.wait()
@@ -43,12 +43,12 @@ class FakeProxy:
             raise NotFound(f"no update {update_id}")
         return self._view(update_id)
 
-    async def upload_shard(self, update_id: str, name: str, offset: int, chunks: AsyncIterator[bytes]) -> int:
+    async def upload_shard(self, update_id: str, name: str, offset: int, data: AsyncIterator[bytes]) -> int:
         self._call(f"put {name} {offset}")
         if self.refusals:
             raise self.refusals.pop(0)
         room = self.take(name, offset)
-        async for chunk in chunks:
+        async for chunk in data:
             taken = chunk[:room]
             room -= len(taken)
             assert len(self.received.get(name, b"")) == offset
