@@ -139,8 +139,25 @@ def _delta(piece: Piece) -> bytes:
     if piece.content:
         delta["content"] = piece.content
     if piece.tool_calls:
-        delta["tool_calls"] = [_call_piece(call) for call in piece.tool_calls]
+        delta["tool_calls"] = [_call_piece(call) for call in _joined(piece.tool_calls)]
     return to_json(delta)
+
+
+def _joined(calls: list[ToolCallPiece]) -> list[ToolCallPiece]:
+    """One fragment per call: OpenAI's SDK takes two of one call in its first chunk for two calls."""
+    if len(calls) < 2:
+        return calls
+    joined: dict[int, ToolCallPiece] = {}
+    for call in calls:
+        known = joined.get(call.index)
+        joined[call.index] = (
+            call
+            if known is None
+            else ToolCallPiece(
+                call.index, known.arguments + call.arguments, known.id or call.id, known.name or call.name
+            )
+        )
+    return list(joined.values())
 
 
 def _call_piece(call: ToolCallPiece) -> dict[str, Any]:

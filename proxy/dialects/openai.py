@@ -144,6 +144,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": choices[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)},
     }
 
 

@@ -236,6 +236,7 @@ def test_a_stream_is_role_pieces_finish_usage_done() -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in found[:4]] == [None, None, None, "stop"]
     assert found[4]["choices"] == [] and found[4]["usage"] == {
         "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     assert found[5] == "[DONE]"
     assert {chunk["id"] for chunk in found[:5]} == {"chatcmpl-0123456789ab"}
