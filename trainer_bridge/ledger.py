@@ -25,6 +25,7 @@ class Reason(StrEnum):
     """Why a sampled token was not trained."""
 
     CONSTRAINED = "constrained"  # drawn under a bent law (I1)
+    TEXT_ONLY = "text_only"  # an upstream gave text and no token ids, for some turns of the session at least
     SYNTHETIC = "synthetic"  # said by a script: no log-probabilities
     SUPERSEDED = "superseded"  # the client asked again, and another turn took the place of its turn
     OTHER_POLICY = "other_policy"  # drawn by another policy than the one in training: a frozen one
