@@ -41,7 +41,8 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     attempt = order.attempt + 1
     if attempt >= MAX_ATTEMPTS:
         raise error
-    order = dataclasses.replace(order, attempt=attempt, avoid=order.avoid | {choice.stream.channel})
+    avoid = order.avoid | {choice.stream.channel}
+    order = dataclasses.replace(order, attempt=attempt, avoid=avoid, beside=True)  # it had its place already
     if transcript.is_empty():
         how = "moved"
         transcript.started = None

@@ -123,10 +123,10 @@ class Hub:
         """Whether others wait already for what this order needs."""
         return bool(self.waiting) and not order.beside and self.waiting.ahead(self._route(order))
 
-    def _route(self, order: Order) -> tuple[bytes | None, str | None]:
+    def _route(self, order: Order) -> tuple[bytes | None, str | None, bool]:
         """Equal for orders that the same workers can take, but for what each avoids."""
         named = any(card.name == order.model for worker in self._workers.values() for card in worker.models)
-        return order.tokenizer, order.model if named else None
+        return order.tokenizer, order.model if named else None, has_images(order.job.messages)
 
     async def count(self, trial_id: str, job: Job) -> int:
         """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.

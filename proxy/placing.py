@@ -31,7 +31,8 @@ class Order:
     tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: there are none.
     sampled_ids, shown, begun_by, version: of a completion that has begun elsewhere, what `Generate` says of it, the card of who
         began it, and the policy version that sampled last; prefix_ids is the whole prompt then.
-    avoid: channels on which attempts have failed. beside: another choice of its request has a place; it does not wait for one.
+    avoid: channels on which attempts have failed. beside: it goes to a full worker too, since
+        it has had a place, or another choice of its request has.
     """
 
     trial_id: str

@@ -85,7 +85,7 @@ class Waiting(Generic[T]):
         self._serving = False
         refused: set[Hashable] = set()
         for waiter in list(self._urgent):
-            if self._try(waiter, refused):
+            if self._try(waiter, set()):  # what they need is their own: a refusal says nothing of others
                 self._urgent.remove(waiter)
         placed = True
         while placed:

@@ -1,0 +1,107 @@
+"""A worker that gives up on a turn, and another that takes it: nothing lost from the record, nothing told twice (I4, I9)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from inference_worker.config import WorkerSettings
+from inference_worker.main import Worker
+from inference_worker.metrics import WorkerMetrics
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Generate, Started, StreamEvent
+from tests.integration.http.conftest import Proxy, running, until
+from tests.support.parrot import ParrotEngine, Say
+
+TRIALS = [f"trial-{number}" for number in range(8)]  # by their hashes, some begin at either worker
+
+
+class Stubborn(ParrotEngine):
+    """What it says can't be gone on with."""
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        async for event in super().generate(request):
+            if isinstance(event, Started):
+                event.resumable = False
+            yield event
+
+
+@contextlib.asynccontextmanager
+async def two(bad: Callable[[Generate], Say]) -> AsyncIterator[Proxy]:
+    """A proxy with a worker that speaks and one that does as `bad` says."""
+    async with running(worker=False) as proxy:
+        workers = []
+        for name, script in (("good", lambda request: Say("whole")), ("bad", bad)):
+            given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], worker_id=name)
+            worker = Worker(given, Stubborn(script), WorkerMetrics(CollectorRegistry()))
+            workers.append((worker, asyncio.create_task(worker.run())))
+        await until(lambda: len(proxy.app.state.hub.workers()) == 2)
+        try:
+            yield proxy
+        finally:
+            for worker, task in workers:
+                worker.stop()
+                worker.stop()
+                await task
+
+
+async def test_a_turn_that_had_not_begun_goes_to_another_worker() -> None:
+    async with two(lambda request: Say(refuse=EngineFailed("no"))) as proxy:
+        attempts = set()
+        for trial in TRIALS:
+            answer = await proxy.chat(trial, "hello", stream=bool(len(attempts) % 2))
+            assert answer.status_code == 200
+            [turn] = await proxy.turns(trial)
+            assert turn.worker_id == "good" and not turn.workers and turn.fork_reason is None
+            attempts.add(turn.attempt)
+        assert attempts == {0, 1}
+
+
+async def test_what_was_sampled_and_not_told_is_recorded_and_begun_anew() -> None:
+    async with two(lambda request: Say("broken", fail_after=3)) as proxy:
+        restarted = 0
+        for trial in TRIALS:
+            answer = await proxy.chat(trial, "hello")
+            assert answer.json()["choices"][0]["message"]["content"] == "whole"
+            *lost, whole = await proxy.turns(trial)
+            assert (whole.worker_id, whole.attempt, whole.partial) == ("good", len(lost), False)
+            assert answer.json()["id"].endswith(whole.turn_id)
+            for turn in lost:
+                restarted += 1
+                assert (turn.worker_id, turn.attempt, turn.partial) == ("bad", 0, True)
+                assert len(turn.completion_ids) == 12 and turn.error.startswith("engine_failed")
+                assert whole.retry_of == turn.turn_id and turn.superseded_by == whole.turn_id
+                session = await proxy.store.session(trial)
+                assert session.counts.completion_tokens == 3 + len(whole.completion_ids) // 4
+        assert restarted
+
+
+async def test_what_was_told_and_cant_be_gone_on_with_breaks() -> None:
+    async with two(lambda request: Say("broken", fail_after=3)) as proxy:
+        outcomes = {await streamed(proxy, trial) for trial in TRIALS}
+        assert outcomes == {("whole", True), ("bro", False)}
+
+
+async def streamed(proxy: Proxy, trial: str) -> tuple[str, bool]:
+    """What an SDK's user sees of a stream: the words, and whether it ended well."""
+    said, ended = "", False
+    with contextlib.suppress(Exception):
+        stream: Any = await proxy.openai(trial).chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}], stream=True
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                said += choice.delta.content or ""
+                ended = ended or choice.finish_reason is not None
+    return said, ended
+
+
+async def test_every_choice_of_a_request_goes_on_by_itself() -> None:
+    async with two(lambda request: Say("broken", fail_after=2)) as proxy:
+        for trial in TRIALS:
+            answer = await proxy.chat(trial, "hello", n=2)
+            assert [choice["message"]["content"] for choice in answer.json()["choices"]] == ["whole", "whole"]
