@@ -110,7 +110,8 @@ async def test_what_an_agent_sent_is_taken_and_recognised_as_it_was_then(
         for number, exchange in enumerate(exchanges):
             counted = dropped()
             await again.send(number, exchange)
-            assert sorted((dropped() - counted).elements()) == exchange.dropped
+            if exchange.answer is not None:  # of what was refused nobody wrote down what was left out
+                assert sorted((dropped() - counted).elements()) == exchange.dropped
     numbers = {turn.turn_id: number for number, turn in again.turns.items()}
     answers = {number: each.answer for number, each in enumerate(exchanges) if each.answer is not None}
     for number, answer in answers.items():
