@@ -1,0 +1,204 @@
+"""What a trainer holds: groups leased ahead, kept, read, given back. The proxy is played at its client's seam, for losses at
+any moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from proxy.contracts.errors import Conflict, Forbidden, Gone, StenoError, Unreachable
+from proxy.contracts.leases import Lease, LeaseRequest
+from proxy.contracts.records import Group, Sample, SampledRange, Session, Timings, TokenSpan, Turn
+from trainer_bridge import feed as feed_module
+from trainer_bridge.feed import Feed
+from trainer_bridge.ledger import Reason
+
+
+@dataclass
+class FakeProxy:
+    """Serves what is in `ready`, once each; `failures` are raised by the calls of that name, in order."""
+
+    ready: list[Lease] = field(default_factory=list)
+    samples_of: dict[str, list[Sample]] = field(default_factory=dict)
+    turns_of: dict[str, list[Turn]] = field(default_factory=dict)
+    failures: dict[str, list[StenoError]] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    acknowledged: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    extended: list[str] = field(default_factory=list)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def _call(self, name: str) -> None:
+        self.calls[name] += 1
+        if self.failures.get(name):
+            raise self.failures[name].pop(0)
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        self._call("lease")
+        while not self.ready:
+            self.came.clear()
+            await self.came.wait()
+        taken, self.ready = self.ready[: request.max_groups], self.ready[request.max_groups :]
+        return taken
+
+    def serve(self, *leases: Lease) -> None:
+        self.ready += leases
+        self.came.set()
+
+    async def acknowledge(self, lease_id: str) -> None:
+        self._call("acknowledge")
+        self.acknowledged.append(lease_id)
+
+    async def release(self, lease_id: str) -> None:
+        self._call("release")
+        self.released.append(lease_id)
+
+    async def extend(self, lease_id: str, ttl_s: float) -> None:
+        self._call("extend")
+        self.extended.append(lease_id)
+
+    async def samples(self, trial_id: str) -> list[Sample]:
+        self._call("samples")
+        return self.samples_of.get(trial_id, [sample(trial_id)])
+
+    async def turns(self, trial_id: str) -> AsyncIterator[Turn]:
+        self._call("turns")
+        for turn in self.turns_of.get(trial_id, []):
+            yield turn
+
+
+def lease(group_id: str, *trials: str, gone: tuple[str, ...] = (), tokens: int = 4) -> Lease:
+    return Lease(
+        lease_id=f"lease-{group_id}",
+        group=Group(group_id=group_id, size=len(trials) + len(gone), created_at=0.0),
+        trials=[
+            Session(trial_id=trial, group_id=group_id, reward=1.0, created_at=0.0, updated_at=0.0) for trial in trials
+        ],
+        tokens={trial: {"a/1": tokens} for trial in (*trials, *gone)},
+        expires_at=1e12,
+    )
+
+
+def sample(trial_id: str, sampled: int = 4) -> Sample:
+    return Sample(
+        trial_id=trial_id, leaf_id="0", turn_ids=["0"], token_ids=bytes(4 * sampled), loss_mask=bytes(sampled),
+        sampling_logprobs=bytes(4 * sampled), spans=[TokenSpan(version="a/1", start=0, end=sampled)],
+        completions=[SampledRange(start=0, end=sampled)],
+    )  # fmt: skip
+
+
+def feed_of(proxy: FakeProxy, **options: object) -> Feed:
+    return Feed(proxy, run_id="r", consumer="t", ahead=2, **options)  # type: ignore[arg-type]
+
+
+async def until(condition: object, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+async def test_groups_come_in_their_order_and_no_more_are_held_than_asked() -> None:
+    proxy = FakeProxy([lease(name, f"{name}.0") for name in "abcd"])
+    async with feed_of(proxy) as feed:
+        await until(lambda: feed.waiting == 2)
+        assert len(proxy.ready) == 2
+        assert [found.group_id for found in await feed.take(2)] == ["a", "b"]
+        assert [found.group_id for found in await feed.take(2)] == ["c", "d"]
+
+
+async def test_what_is_held_at_the_end_is_given_back_and_what_was_acknowledged_is_not() -> None:
+    proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")])
+    async with feed_of(proxy) as feed:
+        await feed.take(1)
+        assert await feed.acknowledge(["a"]) == ["a"]
+        await until(lambda: feed.waiting == 1)
+    assert proxy.acknowledged == ["lease-a"]
+    assert proxy.released == ["lease-b"]
+
+
+async def test_a_group_that_was_trained_before_is_acknowledged_at_sight() -> None:
+    proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")])
+    async with feed_of(proxy, trained=lambda group_id: group_id == "a") as feed:
+        assert [found.group_id for found in await feed.take(1)] == ["b"]
+    assert proxy.acknowledged == ["lease-a"]
+    assert proxy.calls["samples"] == 1
+
+
+async def test_the_books_of_a_group_are_those_of_its_lease() -> None:
+    proxy = FakeProxy([lease("a", "a.0", "a.1", gone=("a.2",))])
+    async with feed_of(proxy) as feed:
+        (found,) = await feed.take(1)
+    assert len(found.samples) == 2
+    account = found.books.accounts()["a/1"]
+    assert (account.sampled, account.untrained) == (12, {Reason.DELETED: 4})
+    assert proxy.calls["turns"] == 0
+
+
+async def test_a_trial_deleted_while_its_group_is_read_is_booked_as_deleted() -> None:
+    proxy = FakeProxy([lease("a", "a.0", "a.1")], failures={"samples": [Gone("deleted")]})
+    async with feed_of(proxy) as feed:
+        (found,) = await feed.take(1)
+    assert len(found.samples) == 1
+    assert found.books.accounts()["a/1"].untrained == {Reason.DELETED: 4}
+
+
+async def test_tokens_in_no_sample_are_explained_by_the_turns_or_show() -> None:
+    superseded = Turn(
+        turn_id="1", superseded_by="2", versions=[TokenSpan(version="a/1", start=0, end=3)], completion_ids=bytes(12),
+        timings=Timings(queued=0.0),
+    )  # fmt: skip
+    proxy = FakeProxy([lease("a", "a.0", tokens=7)], turns_of={"a.0": [superseded]})
+    async with feed_of(proxy) as feed:
+        (found,) = await feed.take(1)
+    account = found.books.accounts()["a/1"]
+    assert (account.sampled, account.untrained) == (7, {Reason.SUPERSEDED: 3})
+
+
+async def test_a_lost_lease_takes_its_waiting_group_along() -> None:
+    proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")], failures={"extend": [Conflict("lost")]})
+    async with feed_of(proxy, ttl_s=1.0) as feed:
+        await until(lambda: proxy.extended)
+        assert [found.group_id for found in await feed.take(1)] == ["b"]
+        assert feed.held == 1
+    assert proxy.released == ["lease-b"]
+
+
+async def test_a_lease_lost_before_its_step_was_durable_is_not_confirmed() -> None:
+    proxy = FakeProxy([lease("a", "a.0")], failures={"acknowledge": [Conflict("lost")]})
+    async with feed_of(proxy) as feed:
+        await feed.take(1)
+        assert await feed.acknowledge(["a"]) == []
+
+
+async def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "AGAIN_S", 0.0)
+    proxy = FakeProxy(
+        [lease("a", "a.0")], failures={"lease": [Unreachable("restarting")], "samples": [Unreachable("gone")]}
+    )
+    async with feed_of(proxy) as feed:
+        await until(lambda: proxy.released == ["lease-a"])  # it could not be read: somebody may be served it again
+        proxy.serve(lease("b", "b.0"))
+        assert [found.group_id for found in await feed.take(1)] == ["b"]
+
+
+async def test_what_will_not_pass_ends_whoever_waits() -> None:
+    proxy = FakeProxy(failures={"lease": [Forbidden("not an admin's key")]})
+    async with feed_of(proxy) as feed:
+        with pytest.raises(Forbidden, match="not an admin's key"):
+            await asyncio.wait_for(feed.take(1), 10.0)
+
+
+async def test_patience_takes_fewer_groups_but_never_none() -> None:
+    proxy = FakeProxy([lease("a", "a.0")])
+    async with feed_of(proxy) as feed:
+        taken = await feed.take(2, at_least=1, wait_s=0.05)
+        assert [found.group_id for found in taken] == ["a"]
+        later = asyncio.create_task(feed.take(2, at_least=1, wait_s=0.05))
+        await asyncio.sleep(0.2)
+        assert not later.done()
+        proxy.serve(lease("b", "b.0"))
+        assert [found.group_id for found in await later] == ["b"]
