@@ -39,13 +39,13 @@ from trainer_bridge.rollouts.runner import RunnerOptions, TrialRunner
 from trainer_bridge.rollouts.tasks import Task
 
 RUN = "demo"
-STEPS = 25
+STEPS = 20
 GROUP_SIZE = 8
-GROUPS_PER_STEP = 6
+GROUPS_PER_STEP = 8
 MAX_STALENESS_STEPS = 1
-IN_FLIGHT = 48
-LEARNING_RATE = 1e-3
-"""A thousand times what a model of billions would take: this one has 0.7 million parameters."""
+IN_FLIGHT = 64
+LEARNING_RATE = 5e-4
+"""Hundreds of times what a model of billions would take: this one has 0.7 million parameters."""
 EVAL_WORLDS = 96
 RANKS = 2
 LAW = SamplingPolicy(force={"temperature": 1.0, "top_p": 1.0})
@@ -158,7 +158,7 @@ async def _start_trainer(stack: contextlib.AsyncExitStack, folder: Path, url: st
         "proxy": url, "run": RUN, "model": str(TINY), "precision": "float32", "device": "cpu", "seed": seed,
         "learning_rate": LEARNING_RATE, "total_steps": steps, "groups_per_step": GROUPS_PER_STEP,
         "max_staleness_steps": MAX_STALENESS_STEPS, "micro_batch_tokens": 4096, "activation_checkpointing": False,
-        "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 5, "weights_dir": str(folder / "weights"),
+        "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 1, "weights_dir": str(folder / "weights"),
         "metrics_file": str(folder / "metrics.jsonl"), "probe_tolerance": 0.001,
     }  # fmt: skip
     config = folder / "train.yaml"
