@@ -9,7 +9,7 @@ import typer
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
-from steno.commands import demo, env, rollout, serve, sessions, train
+from steno.commands import demo, env, rollout, runs, serve, sessions, train
 from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
 from trainer_bridge.rollouts.config import RolloutSettings
@@ -56,6 +56,7 @@ app.command("rollout", help=prose(rollout.rollout.__doc__), rich_help_panel="Run
 _train = settings_command(RunSettings, train.train)
 app.command("train", help=prose(train.train.__doc__), rich_help_panel="Run")(_train)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
+app.add_typer(runs.app, name="runs", rich_help_panel="Read")
 
 
 def main() -> None:
