@@ -27,7 +27,7 @@ def upload(client: Steno, update: Update, folder: Path, piece: int) -> None:
             client.upload_shard(update.update_id, want.shard, want.offset, file.read(piece))
 
 
-def publish(client: Steno, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 20, within_s: float = 120) -> Update:
+def publish(client: Steno, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 20, within_s: float = 300) -> Update:
     """Post, upload what is wanted, until it has ended."""
     until = time.monotonic() + within_s
     update = client.post_update(spec)
@@ -38,7 +38,7 @@ def publish(client: Steno, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 
     return update
 
 
-def until(true: Any, within_s: float = 120) -> None:
+def until(true: Any, within_s: float = 300) -> None:
     end = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end
@@ -54,10 +54,12 @@ def version_in_force(client: Steno) -> str | None:
 
 
 class Answer:
-    """One streamed chat completion, read in a thread. chunks: how many data lines have come; failure: why it broke."""
+    """One streamed chat completion, read in a thread. chunks: how many data lines have come; failure: why it broke.
+    enough: set it, and the client goes away; what was sampled until then is the turn."""
 
     def __init__(self, stack: Stack, trial_id: str, tokens: int, **fields: object) -> None:
         self.chunks = 0
+        self.enough = False
         self.failure: Exception | None = None
         self._url = stack.base_url(trial_id) + "/chat/completions"
         self._body = {
@@ -69,14 +71,16 @@ class Answer:
 
     def _read(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+            with httpx.stream("POST", self._url, json=self._body, timeout=300) as response:
                 response.raise_for_status()
                 for line in response.iter_lines():
                     self.chunks += line.startswith("data: ")
+                    if self.enough:
+                        return
         except httpx.HTTPError as error:
             self.failure = error
 
-    def wait(self, within_s: float = 180) -> None:
+    def wait(self, within_s: float = 300) -> None:
         self._thread.join(within_s)
         assert not self._thread.is_alive()
         assert self.failure is None, self.failure
@@ -86,6 +90,13 @@ class Answer:
 def control(stack: Stack) -> Iterator[Steno]:
     with Steno(stack.url) as client:
         yield client
+
+
+def committed(stack: Stack, trial_id: str) -> dict[str, Any]:
+    """The only turn of a trial, once it is on record."""
+    until(lambda: stack.turns(trial_id))
+    (turn,) = stack.turns(trial_id)
+    return turn
 
 
 def check_turn(turn: dict[str, Any], models: dict[str, PreTrainedModel], versions: list[str]) -> None:

@@ -12,7 +12,7 @@ from proxy.client import Steno
 from steno.models import TINY
 from tests.support.stack import Stack, running
 from tests.support.trained import perturbed, update_of
-from tests.support.updating import Answer, check_turn, control, publish, until, upload, version_in_force
+from tests.support.updating import Answer, check_turn, committed, control, publish, until, upload, version_in_force
 
 WORKER = ["--engine", "transformers", "--model", str(TINY)]
 
@@ -38,7 +38,7 @@ def test_answers_on_their_way_are_of_three_versions_and_recorded_so(
     stack: Stack, client: Steno, tmp_path: Path, transport: str
 ) -> None:
     models = {"base/0": perturbed(TINY, 0, scale=0.0)}
-    answers = [Answer(stack, f"trial-{index}", 6000, seed=index) for index in range(2)]
+    answers = [Answer(stack, f"trial-{index}", 7000, seed=index) for index in range(2)]
     for step in (1, 2):
         had = [answer.chunks for answer in answers]
         until(lambda had=had: all(answer.chunks > before + 20 for answer, before in zip(answers, had, strict=True)))
@@ -49,11 +49,12 @@ def test_answers_on_their_way_are_of_three_versions_and_recorded_so(
         assert update.state == "done", update
         (worker,) = update.workers
         assert worker.state == "served" and worker.pause_s is not None and worker.load_s is not None
-    for answer in answers:
+    had = [answer.chunks for answer in answers]
+    until(lambda: all(answer.chunks > before + 20 for answer, before in zip(answers, had, strict=True)))
+    for index, answer in enumerate(answers):
+        answer.enough = True
         answer.wait()
-    for index in range(2):
-        (turn,) = stack.turns(f"trial-{index}")
-        check_turn(turn, models, ["base/0", "run/1", "run/2"])
+        check_turn(committed(stack, f"trial-{index}"), models, ["base/0", "run/1", "run/2"])
     Answer(stack, "later", 20).wait()
     check_turn(stack.turns("later")[0], models, ["run/2"])
     assert version_in_force(client) == "run/2"
@@ -110,13 +111,16 @@ def test_bad_weights_are_named_and_the_old_ones_go_on(stack: Stack, client: Sten
     spec = update_of(perturbed(TINY, 1), folder, 1)
     path = folder / spec.manifest.shards[1].name
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
-    answer = Answer(stack, "trial", 2000)
+    answer = Answer(stack, "trial", 7000)
     until(lambda: answer.chunks > 5)
     update = publish(client, spec, folder)
     assert update.state == "failed"
     assert path.name in (update.workers[0].error or "") and "digest" in (update.workers[0].error or "")
+    had = answer.chunks
+    until(lambda: answer.chunks > had + 20)
+    answer.enough = True
     answer.wait()
-    check_turn(stack.turns("trial")[0], {"base/0": perturbed(TINY, 0, scale=0.0)}, ["base/0"])
+    check_turn(committed(stack, "trial"), {"base/0": perturbed(TINY, 0, scale=0.0)}, ["base/0"])
 
 
 def test_weights_that_fail_their_probe_get_no_turns_until_the_worker_has_caught_up(
