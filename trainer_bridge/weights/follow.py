@@ -28,6 +28,10 @@ SETTLED_WAIT_S = 15.0
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 5.0
 """Between attempts when something is wrong, doubling; a proxy that restarts is back in seconds."""
 
+FAILED_PAUSE_S, MAX_FAILED_PAUSE_S = 15.0, 300.0
+"""Before an update that no worker took is posted again, doubling: until then it rests at the proxy, and workers that are started
+in the meantime get an older version, or none."""
+
 
 class Client(UploadClient, Protocol):
     """The calls of `proxy.client.AsyncSteno` that are used here."""
@@ -62,6 +66,7 @@ class Follower:
         publication = self._publication
         update: Update | None = None
         named: dict[str, str] = {}
+        failed_s = FAILED_PAUSE_S
         while True:
             client = self._clients[self._turn % len(self._clients)]
             try:
@@ -75,7 +80,12 @@ class Follower:
                 # A poll that comes back at once with nothing new must not become a busy loop.
                 idle = not moved and latest == update and self._now() - asked_at < MIN_PAUSE_S
                 update = latest
-                await self._wait(idle)
+                if latest.state == "failed":
+                    await self._sleep(failed_s)
+                    failed_s, update = min(2 * failed_s, MAX_FAILED_PAUSE_S), None
+                else:
+                    failed_s = FAILED_PAUSE_S if latest.state == "done" else failed_s
+                    await self._wait(idle)
             except NotFound:
                 log.info("update %s is not known any more: posting it again", publication.version)
                 update = None

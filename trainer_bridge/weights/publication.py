@@ -28,6 +28,7 @@ class Publication:
         self.trouble: StenoError | None = None
         self._started = time.monotonic()
         self._refused: StenoError | None = None
+        self._ended: Update | None = None  # as it last was when it was not running: one that failed may be tried again
         self._settled = threading.Event()
 
     @property
@@ -65,8 +66,8 @@ class Publication:
             )
         if self._refused is not None:
             raise PushFailed(f"update {self.version}: {self._refused}") from self._refused
-        assert self.update is not None
-        return self.update
+        assert self._ended is not None
+        return self._ended
 
     # -- from the thread that follows it --------------------------------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class Publication:
         self.update = update
         self.trouble = None
         if update.state != "running":
+            self._ended = update
             self._settle()
 
     def refuse(self, error: StenoError) -> None:

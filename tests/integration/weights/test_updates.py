@@ -25,6 +25,7 @@ from tests.support.stack import Stack, _spawn, running
 from tests.unit.trainer.weights.models import qwen
 from trainer_bridge.errors import PushFailed
 from trainer_bridge.staleness import Version
+from trainer_bridge.weights import follow
 from trainer_bridge.weights.copies import Copies
 from trainer_bridge.weights.probe import make_probe, probe_ids
 from trainer_bridge.weights.publisher import Publisher
@@ -144,6 +145,30 @@ def test_a_worker_that_comes_late_catches_up_from_the_copy_before_it_gets_traffi
         until(lambda: versions(stack) == {"run/3": ["late"]})
         check_served(stack, "late-trial", "run/3", model)
         assert publication.bytes_sent == 2 * publication.spec.manifest.size
+
+
+def test_an_update_that_nobody_could_take_reaches_the_worker_that_comes_afterwards(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FAILED_PAUSE_S", 0.5)
+    model = model_after(1)
+    kill(stack.workers.pop())
+    with publisher(stack, Stream(Copies(tmp_path / "copies")), deadline_s=5.0) as sending:
+        publication = sending.publish(Version("run", 1), *sources(model))
+        assert sending.wait(publication, PATIENCE_S).state == "failed"
+        stack.start_worker("--worker-id", "back")
+        until(lambda: versions(stack).get("run/1") == ["back"])
+        check_served(stack, "after", "run/1", model)
+
+
+def test_two_workers_are_brought_to_it_by_one_upload(stack: Stack, tmp_path: Path) -> None:
+    stack.start_worker("--worker-id", "second", name="second")
+    until(lambda: len(stack.get("/workers")["items"]) == 2)
+    with publisher(stack, Stream(Copies(tmp_path / "copies"))) as sending:
+        publication = sending.publish(Version("run", 1), *sources(model_after(1)))
+        update = sending.wait(publication, PATIENCE_S)
+        assert [worker.state for worker in update.workers] == ["served", "served"]
+        assert publication.bytes_sent < 2 * publication.spec.manifest.size
 
 
 def test_a_proxy_killed_in_an_update_gets_it_again_when_it_is_back(tmp_path: Path) -> None:

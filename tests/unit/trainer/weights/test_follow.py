@@ -16,7 +16,7 @@ from tests.unit.trainer.weights.models import qwen
 from trainer_bridge.errors import PushFailed
 from trainer_bridge.staleness import Version
 from trainer_bridge.weights.copies import Copies
-from trainer_bridge.weights.follow import MAX_PAUSE_S, Follower
+from trainer_bridge.weights.follow import MAX_FAILED_PAUSE_S, MAX_PAUSE_S, Follower
 from trainer_bridge.weights.publication import Publication
 from trainer_bridge.weights.source import ModelWeights
 from trainer_bridge.weights.transports import Filesystem, Stream, Transport
@@ -162,6 +162,21 @@ async def test_workers_that_failed_are_named_until_they_have_caught_up(
         proxy.changed.set()
         await until(lambda: shared.failed == {})
     assert "w2" in caplog.text
+
+
+async def test_an_update_that_no_worker_took_is_posted_again_after_growing_pauses(shared: Publication) -> None:
+    proxy = FakeProxy()
+    proxy.state = "failed"
+    async with following(shared, [proxy]) as pauses:
+        await until(lambda: proxy.calls.count("post run/7") >= 7)
+        assert shared.wait(0).state == "failed"
+        assert pauses[:6] == [15.0, 30.0, 60.0, 120.0, 240.0, MAX_FAILED_PAUSE_S]
+        proxy.state = "running"  # a worker is back, and loads
+        await until(lambda: shared.update is not None and shared.update.state == "running")
+        assert shared.wait(0).state == "failed"
+        proxy.state = "done"
+        proxy.changed.set()
+        await until(lambda: shared.wait(0).state == "done")
 
 
 async def test_all_bytes_are_uploaded_as_workers_want_them(streamed: Publication) -> None:
