@@ -1,15 +1,14 @@
 """One upload of a shard's bytes, on to the workers that lack them (`stream`).
 
 What comes is forwarded as it comes, to every worker whose position is there, as far as the credit of all of them goes: what is
-not forwarded is not read, so a proxy holds one piece, and what workers gave credit for. A worker that has
-held up the others for half of the time is left behind; its position appears in the update's wants again.
+not forwarded is not read, so a proxy holds one piece, and what workers gave credit for. A worker that is not to be waited for any
+longer is left behind; its position appears in the update's wants again.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from proxy import metrics
 from proxy.contracts.frames import Chunk
@@ -19,8 +18,8 @@ from proxy.policies.update import UpdateRun
 
 CHUNK_BYTES = 256 * 1024
 """Of one frame: large enough that a gigabyte is some thousands of them, small enough that a turn's Generate waits little."""
-PATIENCE_S = 2.0
-"""How long one worker may hold up the others before it is asked how much of the time that was."""
+PATIENCE_S = 5.0
+"""How long the others wait for a worker that takes nothing at all."""
 STALL_S = 10.0
 """With credit from nobody for so long, the upload ends where it is: its client asks for the wants again."""
 
@@ -42,10 +41,7 @@ class Upload:
         self._send = send
         self._changed = changed
         self._clock = clock
-        self._began = clock()
-        self._held_up_s: defaultdict[str, float] = defaultdict(
-            float
-        )  # worker -> how long it had no room while others had
+        self._full_since: dict[str, float] = {}  # worker -> since when others wait for it
         self._left_behind: set[str] = set()
 
     async def forward(self, body: AsyncIterator[bytes]) -> int:
@@ -69,11 +65,10 @@ class Upload:
             if not here:
                 return min(ahead) - self.at if ahead else 0
             able = {worker_id: cursor for worker_id, cursor in here.items() if cursor.room(self.shard.size)}
+            full = here.keys() - able.keys()
             if able:
-                self._left_behind.update(
-                    worker_id for worker_id in here.keys() - able.keys() if self._is_slow(worker_id)
-                )
-            if able and here.keys() - able.keys() <= self._left_behind:
+                self._left_behind.update(worker_id for worker_id in full if self._is_too_slow(worker_id, able))
+            if able and full <= self._left_behind:
                 room = min(cursor.room(self.shard.size) for cursor in able.values())
                 size = min([room, len(view), CHUNK_BYTES, *(position - self.at for position in ahead)])
                 self._chunk(able, bytes(view[:size]))
@@ -81,17 +76,18 @@ class Upload:
             if waited_s >= STALL_S:
                 return 0
             since = self._clock()
-            await self._changed(PATIENCE_S / 2 if able else STALL_S - waited_s)
+            await self._changed(PATIENCE_S / 4 if able else STALL_S - waited_s)
             waited_s += self._clock() - since
-            for worker_id in here.keys() - able.keys() if able else ():
-                self._held_up_s[worker_id] += self._clock() - since
 
-    def _is_slow(self, worker_id: str) -> bool:
-        """Whether the others do not wait for it: past the update's deadline, or when it costs them half of their speed."""
-        if self.run.members[worker_id].state == "failed":
+    def _is_too_slow(self, worker_id: str, able: Iterable[str]) -> bool:
+        """Whether the others do not wait for it. They do for one that is only slower: they are all to load together, and bytes
+        that it misses would be uploaded a second time. Not for one that is past its deadline, or came late, or has stopped."""
+        members = self.run.members
+        if members[worker_id].state == "failed":
             return True
-        held_up_s = self._held_up_s[worker_id]
-        return held_up_s >= PATIENCE_S and held_up_s >= (self._clock() - self._began) / 2
+        if not members[worker_id].awaited and any(members[other].awaited for other in able):
+            return True
+        return self._clock() - self._full_since.setdefault(worker_id, self._clock()) >= PATIENCE_S
 
     def _positions(self, size: int) -> tuple[dict[str, Cursor], list[int]]:
         """Who lacks the next byte, and where, within `size` bytes, others begin to lack some."""
@@ -113,4 +109,5 @@ class Upload:
         frame = Chunk(self.run.update_id, self.shard.name, self.at, data, zlib.crc32(data))
         for worker_id, cursor in takers.items():
             cursor.advance(self.at + len(data), self._clock())
+            self._full_since.pop(worker_id, None)
             self._send(worker_id, frame)

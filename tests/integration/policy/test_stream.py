@@ -37,7 +37,7 @@ async def test_every_byte_arrives_at_every_worker_and_is_uploaded_once(fleet: Fl
 async def test_a_worker_without_room_is_left_behind_and_served_later(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(upload, "PATIENCE_S", 0.5)
     fast = await fleet.worker("fast", credit=200_000)
     slow = await fleet.worker("slow", credit=50_000)
     asked = spec(1, size=MIB, deadline_s=3.0, **STREAM)
