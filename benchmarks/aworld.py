@@ -13,7 +13,7 @@ Latencies: each trial has 3 to 6 turns, evenly drawn; each turn a time in the en
 tasks of 32 trials, as many as the report's groups have. Fixed seed: every run has the same trials. On a machine with other users
 the run counts in which they took least.
 
-Exit code 1: less than 95 % of the ideal, or a cycle that is not shorter than the report's ratio.
+Exit code 1: less than 95 % of the ideal speed-up, or a cycle that gains no more than the report's.
 """
 
 from __future__ import annotations
@@ -240,7 +240,11 @@ class _Others:
 
 
 def worked_out(sizes: Sizes, sequential_s: float, parallel_s: float, overlapped_s: float) -> dict[str, Any]:
-    """What was measured beside the ideal and the report. Speed-ups are against one trial after the other."""
+    """What was measured beside the ideal and the report.
+
+    speed_up: of two measured times, as the report's. ideal_of_wall: the stricter share, of a clock that nothing but the simulated
+    latencies moves; what a busy machine adds to each request is in it. The cycle's is against that clock too.
+    """
     trials = batch(sizes, SEED)
     nominal_s = sum(map(seconds, trials))
     ideal = ideal_s(trials, sizes.in_flight)
@@ -253,9 +257,9 @@ def worked_out(sizes: Sizes, sequential_s: float, parallel_s: float, overlapped_
         "parallel_s": parallel_s,
         "cycle_s": cycle_s,
         "ideal_speed_up": nominal_s / ideal,
-        "speed_up": nominal_s / parallel_s,
-        "measured_speed_up": sequential_s / parallel_s,
-        "of_ideal": ideal / parallel_s,
+        "speed_up": sequential_s / parallel_s,
+        "of_ideal": (sequential_s / parallel_s) / (nominal_s / ideal),
+        "ideal_of_wall": ideal / parallel_s,
         "cycle_speed_up": (nominal_s + sizes.training_s) / cycle_s,
         "cycle_without_overlap_s": parallel_s + sizes.training_s,
         "report_speed_up": REPORT["sequential_s"] / REPORT["parallel_s"],
@@ -273,7 +277,8 @@ def table(found: dict[str, Any], sizes: Sizes) -> str:
         row("rollouts in sequence", "76.95 s", f"{found['nominal_sequential_s']:.2f} s", f"{found['sequential_s']:.2f} s"),
         row("rollouts, in parallel", "5.25 s", f"{found['ideal_parallel_s']:.2f} s", f"{found['parallel_s']:.2f} s"),
         row("speed-up", "14.6x", f"{found['ideal_speed_up']:.1f}x", f"{found['speed_up']:.1f}x"),
-        row("of the ideal", "", "", f"{found['of_ideal']:.1%}"),
+        row("of the ideal speed-up", "", "", f"{found['of_ideal']:.1%}"),
+        row("ideal time of the measured", "", "", f"{found['ideal_of_wall']:.1%}"),
         row("cycle with training (1.44 s)", "6.69 s", "", f"{found['cycle_s']:.2f} s"),
         row("speed-up of the cycle", f"{found['report_cycle_speed_up']:.1f}x", "", f"{found['cycle_speed_up']:.1f}x"),
     ])  # fmt: skip

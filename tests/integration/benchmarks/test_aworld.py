@@ -27,7 +27,8 @@ def test_a_batch_is_the_same_each_time_and_as_long_as_the_reports() -> None:
 
 def test_what_is_worked_out_compares_with_the_report() -> None:
     found = worked_out(Sizes(), sequential_s=80.0, parallel_s=5.25, overlapped_s=4 * 5.25)
-    assert found["speed_up"] == pytest.approx(76.95 / 5.25) == pytest.approx(found["report_speed_up"])
+    assert found["speed_up"] == pytest.approx(80 / 5.25) and found["report_speed_up"] == pytest.approx(76.95 / 5.25)
+    assert found["of_ideal"] == pytest.approx(found["speed_up"] / found["ideal_speed_up"])
     assert found["cycle_speed_up"] == pytest.approx(78.39 / 5.25)
     assert found["report_cycle_speed_up"] == pytest.approx(11.7, abs=0.05)
 
