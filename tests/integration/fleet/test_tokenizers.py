@@ -3,7 +3,6 @@ the model that has it."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from steno.models import TINY
+from tests.integration.fleet.fleet import wait_for
 from tests.integration.vllm.model import make
 from tests.support.stack import Stack, running
 
@@ -34,17 +34,6 @@ def ask(stack: Stack, trial: str, messages: list[dict[str, Any]], model: str = "
     assert answer.status_code == 200, answer.text
     message: dict[str, Any] = answer.json()["choices"][0]["message"]
     return message
-
-
-def wait_for(stack: Stack, *names: str) -> None:
-    """Until exactly these workers take turns."""
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        able = {one["id"] for one in stack.get("/workers")["items"] if one["connected"] and not one["draining"]}
-        if able == set(names):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{names} did not come to be the fleet\n{stack.logs()}")
 
 
 def test_a_conversation_stays_with_its_tokenizer_and_begins_anew_where_there_is_none(

@@ -101,3 +101,7 @@ async def test_a_greedy_completion_goes_on_with_the_same_tokens(engine: ChatEngi
         assert first.ids + second.ids == whole.ids
         assert first.logprobs + second.logprobs == pytest.approx(whole.logprobs, abs=2e-3)
         assert first.said(second) == whole.said()
+
+
+async def test_it_says_how_many_it_runs_at_once(engine: ChatEngine) -> None:
+    assert engine.max_streams == 16  # max_num_seqs of this engine
