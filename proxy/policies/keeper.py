@@ -301,6 +301,7 @@ class Policies:
         if behind != worker.behind:
             log.info("worker %s: %s", worker.id, f"behind with {', '.join(sorted(behind))}" if behind else "up to date")
             worker.behind = behind
+            worker.on_change()  # turns may wait for it
             worker.on_change()
 
     def _send_chunk(self, worker_id: str, chunk: Chunk) -> None:

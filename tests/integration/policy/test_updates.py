@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from proxy.contracts.errors import BadRequest, Conflict, NotFound
@@ -112,6 +114,22 @@ async def test_with_only_late_workers_there_is_no_worker(fleet: Fleet) -> None:
     await until(lambda: not fleet.hub.workers())
     await fleet.worker("late", auto=False)
     assert fleet.hub.cards() == []
+
+
+async def test_turns_that_wait_are_given_to_a_worker_as_soon_as_it_has_caught_up(fleet: Fleet) -> None:
+    early = await fleet.worker("early")
+    update = await fleet.ended((await fleet.steno.post_update(spec(1))).update_id)
+    await early.die()
+    await until(lambda: not fleet.hub.workers())
+    late = await fleet.worker("late", auto=False)
+    await until(lambda: late.count(Prepare) == 1)
+    turns = asyncio.create_task(fleet.turns(2))
+    await until(lambda: fleet.hub.waiting)
+    await late.stage(update.update_id)
+    await until(lambda: late.count(Apply) == 1)
+    assert late.generated == []
+    await late.load(update.update_id)
+    assert await turns == {"early": 0, "late": 2}
 
 
 async def test_a_worker_that_dies_while_it_receives_does_not_hold_up_the_others(fleet: Fleet) -> None:
