@@ -50,7 +50,10 @@ class WorkerSettings(Settings):
         None, ge=1, description="prompt + completion at most; default: what the model takes"
     )
     max_streams: int = Field(
-        64, ge=1, le=65536, description="generations at once; unset, vLLM's own bound, max_num_seqs; more wait at the proxy"
+        64,
+        ge=1,
+        le=65536,
+        description="generations at once; unset, vLLM's own bound, max_num_seqs; more wait at the proxy",
     )
     engine_args: list[str] = Field(
         default_factory=list, description="the engine's own arguments, as words: what follows -- on the command line"
