@@ -237,10 +237,11 @@ class _Table:
         return _Request("POST", f"/leases/{lease_id}/release", LeaseTerm.model_validate)
 
     @_call
-    def extend(self, lease_id: str, ttl_s: float = 600.0) -> _Request[LeaseTerm]:
-        """Hold the group for `ttl_s` from now. Raises: Conflict, as `acknowledge`."""
+    def extend(self, lease_id: str, ttl_s: float = 600.0, *, used: bool = False) -> _Request[LeaseTerm]:
+        """Hold the group for `ttl_s` from now; `used`: a step has used it, and only waits to be durable. Raises: Conflict, as
+        `acknowledge`."""
         path = f"/leases/{lease_id}/extend"
-        return _Request("POST", path, LeaseTerm.model_validate, body=LeaseExtension(ttl_s=ttl_s))
+        return _Request("POST", path, LeaseTerm.model_validate, body=LeaseExtension(ttl_s=ttl_s, used=used))
 
     @_call
     def run(self, run_id: str) -> _Request[RunView]:

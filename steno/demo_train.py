@@ -158,7 +158,7 @@ async def _start_trainer(stack: contextlib.AsyncExitStack, folder: Path, url: st
         "proxy": url, "run": RUN, "model": str(TINY), "precision": "float32", "device": "cpu", "seed": seed,
         "learning_rate": LEARNING_RATE, "total_steps": steps, "groups_per_step": GROUPS_PER_STEP,
         "max_staleness_steps": MAX_STALENESS_STEPS, "micro_batch_tokens": 4096, "activation_checkpointing": False,
-        "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 1, "weights_dir": str(folder / "weights"),
+        "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 5, "weights_dir": str(folder / "weights"),
         "metrics_file": str(folder / "metrics.jsonl"), "probe_tolerance": 0.001,
     }  # fmt: skip
     config = folder / "train.yaml"

@@ -138,6 +138,12 @@ class Feed:
                 confirmed.append(group_id)
         return confirmed
 
+    async def used(self, group_ids: Iterable[str]) -> None:
+        """A step has used these groups, and is not durable yet: others may be started in their place."""
+        for group_id in group_ids:
+            if (lease := self._held.get(group_id)) is not None:
+                await self._extend(group_id, lease, used=True)
+
     # -- leasing
 
     async def _pull(self) -> None:
@@ -210,14 +216,17 @@ class Feed:
         while True:
             await asyncio.sleep(self._ttl_s / 3)
             for group_id, lease in list(self._held.items()):
-                try:
-                    await self._client.extend(lease.lease_id, self._ttl_s)
-                except (Conflict, NotFound, Gone):
-                    await self._lost(group_id)
-                except StenoError as error:
-                    if not error.retryable:
-                        raise
-                    logger.warning("the lease of group %s could not be extended just now: %s", group_id, error)
+                await self._extend(group_id, lease)
+
+    async def _extend(self, group_id: str, lease: Lease, *, used: bool = False) -> None:
+        try:
+            await self._client.extend(lease.lease_id, self._ttl_s, used=used)
+        except (Conflict, NotFound, Gone):
+            await self._lost(group_id)
+        except StenoError as error:
+            if not error.retryable:
+                raise
+            logger.warning("the lease of group %s could not be extended just now: %s", group_id, error)
 
     async def _lost(self, group_id: str) -> None:
         logger.warning("group %s: its lease was lost", group_id)

@@ -151,6 +151,7 @@ class Loop:
         used = [leased.group_id for leased in groups]
         state.trained.update(used)
         self._unsaved += used
+        await self._feed.used(used)
         values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
         if report is not None:
             values |= await self._after_step()

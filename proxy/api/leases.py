@@ -61,8 +61,9 @@ async def release(request: Request, lease_id: LeaseId) -> Response:
     summary="Hold the group for `ttl_s` from now (a lost lease is a conflict)",
 )
 async def extend(request: Request, lease_id: LeaseId, body: LeaseExtension | None = None) -> Response:
-    ttl_s = (body or LeaseExtension()).ttl_s
-    expires_at = await services(request).store.runs.extend(lease_id, ttl_s, now=time.time())
+    wanted = body or LeaseExtension()
+    runs = services(request).store.runs
+    expires_at = await runs.extend(lease_id, wanted.ttl_s, used=wanted.used, now=time.time())
     return encoded(request, LeaseTerm(lease_id=lease_id, expires_at=expires_at))
 
 

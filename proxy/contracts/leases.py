@@ -86,10 +86,15 @@ class LeaseList(BaseModel):
 
 
 class LeaseExtension(BaseModel):
-    """`POST /leases/{lease_id}/extend`."""
+    """`POST /leases/{lease_id}/extend`.
+
+    used: the step that used the group is done and not durable yet. It is not in hand any more: whoever bounds staleness may
+        start another group, and the trainer need not write a checkpoint after each step for that.
+    """
 
     model_config = ConfigDict(extra="forbid")
     ttl_s: float = Field(600.0, ge=1, le=86400, allow_inf_nan=False)
+    used: bool = False
 
 
 class LeaseTerm(BaseModel):
@@ -101,12 +106,13 @@ class LeaseTerm(BaseModel):
 
 
 class RunGroups(BaseModel):
-    """How many of a run's training groups are where. A group is in hand from registration until it is acknowledged."""
+    """How many of a run's training groups are where. A group is in hand from registration until a step has used it."""
 
     model_config = ConfigDict(extra="forbid")
     running: int = 0
     ready: int = 0
     leased: int = 0
+    used: int = Field(0, description="leased, and the step that used them is done, but not durable yet")
     acknowledged: int = 0
     empty: int = Field(0, description="ended without a single trial to train; never leased")
 

@@ -78,9 +78,9 @@ class MemoryRuns:
         self._run(name.run_id).release(name)
         self._waiters.wake(name.run_id)
 
-    async def extend(self, lease_id: str, ttl_s: float, *, now: float) -> float:
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float) -> float:
         name = LeaseName.decode(lease_id)
-        return self._run(name.run_id).extend(name, ttl_s, now)
+        return self._run(name.run_id).extend(name, ttl_s, used, now)
 
     async def view(self, run_id: str | None, *, now: float) -> RunView:
         return self._runs.get(run_id, Run(run_id)).view(now)

@@ -127,9 +127,12 @@ class RedisRuns:
             grants=int(grants),
         )
 
-    async def _finish(self, what: str, lease_id: str, now: float, expires_at: float = 0.0) -> tuple[LeaseName, bytes]:
+    async def _finish(
+        self, what: str, lease_id: str, now: float, expires_at: float = 0.0, used: bool = False
+    ) -> tuple[LeaseName, bytes]:
         name = LeaseName.decode(lease_id)
-        reply = await self._run("finish", name.run_id, now, what, name.group_id, name.grant, repr(expires_at))
+        args = [what, name.group_id, name.grant, repr(expires_at), int(used)]
+        reply = await self._run("finish", name.run_id, now, *args)
         if reply[0] == -1:
             raise NotFound(f"no group {name.group_id} is leased")
         if reply[0] != 1:
@@ -144,19 +147,20 @@ class RedisRuns:
         name, since = await self._finish("release", lease_id, now)
         await self._woke(name.run_id, 1 if since else 0)
 
-    async def extend(self, lease_id: str, ttl_s: float, *, now: float) -> float:
-        await self._finish("extend", lease_id, now, now + ttl_s)
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float) -> float:
+        await self._finish("extend", lease_id, now, now + ttl_s, used)
         return now + ttl_s
 
     async def view(self, run_id: str | None, *, now: float) -> RunView:
-        totals, ledger, ready, leased = await self._run("view", run_id, now)
+        totals, ledger, ready, leased, used = await self._run("view", run_id, now)
         counts = {key.decode(): int(value) for key, value in _pairs(totals)}
         view = RunView(
             run_id=run_id,
             groups=RunGroups(
                 running=counts.get("train:running", 0),
                 ready=ready,
-                leased=leased,
+                leased=leased - used,
+                used=used,
                 acknowledged=counts.get("train:acknowledged", 0),
                 empty=counts.get("train:empty", 0),
             ),

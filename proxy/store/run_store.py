@@ -49,9 +49,9 @@ class RunStore(Protocol):
         """The group is served again, at once. The same again changes nothing. Raises: as `acknowledge`."""
         ...
 
-    async def extend(self, lease_id: str, ttl_s: float, *, now: float) -> float:
-        """A lease lasts `ttl_s` from now; also one that is past its time, if its group has not been leased again. Returns when
-        it ends. Raises: as `acknowledge`."""
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float) -> float:
+        """A lease lasts `ttl_s` from now; also one that is past its time, if its group has not been leased again. used: its
+        group is not in hand any more, as long as this grant holds. Returns when it ends. Raises: as `acknowledge`."""
         ...
 
     async def view(self, run_id: str | None, *, now: float) -> RunView:

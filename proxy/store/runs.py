@@ -44,7 +44,8 @@ class Kept:
 @dataclass
 class Place:
     """A group of a run. trials: those that have ended. order: of getting ready. granted, let_go, settled: grants, the current
-    one, the last that was released, the one that was acknowledged. forsaken: its sessions are gone."""
+    one, the last that was released, the one that was acknowledged. used: by a step that is not durable yet. forsaken: its
+    sessions are gone."""
 
     group: Group
     state: State = State.RUNNING
@@ -58,6 +59,7 @@ class Place:
     granted: str = ""
     let_go: str = ""
     settled: str = ""
+    used: bool = False
     forsaken: bool = False
 
     @property
@@ -213,7 +215,7 @@ class Run:
             return []
         for number, place in enumerate(found[:most]):
             place.state, place.consumer, place.expires_at = State.LEASED, consumer, now + ttl_s
-            place.granted_at = now
+            place.granted_at, place.used = now, False
             place.granted, place.grants = f"{grant}{number}", place.grants + 1
         if request_id is not None:
             granted = [(place.group.group_id, place.granted) for place in found[:most]]
@@ -243,10 +245,11 @@ class Run:
         self._check_held(place, name)
         place.state, place.let_go, place.granted = State.READY, name.grant, ""
 
-    def extend(self, name: LeaseName, ttl_s: float, now: float) -> float:
+    def extend(self, name: LeaseName, ttl_s: float, used: bool, now: float) -> float:
         place = self._place(name)
         self._check_held(place, name)
         place.expires_at = now + ttl_s
+        place.used = place.used or used
         return place.expires_at
 
     def _place(self, name: LeaseName) -> Place:
@@ -264,12 +267,16 @@ class Run:
     def view(self, now: float) -> RunView:
         states = Counter((place.group.purpose, place.state) for place in self.places.values())
         expired = sum(_expired(place, now) for place in self.places.values())
+        used = sum(
+            place.used and place.state is State.LEASED and not _expired(place, now) for place in self.places.values()
+        )
         return RunView(
             run_id=self.run_id,
             groups=RunGroups(
                 running=states["train", State.RUNNING],
                 ready=states["train", State.READY] + expired,
-                leased=states["train", State.LEASED] - expired,
+                leased=states["train", State.LEASED] - expired - used,
+                used=used,
                 acknowledged=self._acknowledged,
                 empty=self._empty,
             ),

@@ -85,7 +85,7 @@ class LeaseContract:
         await end(store, "g.0", 0.25)
         assert await lease(store) == []
         assert (await store.runs.view(RUN, now=20.0)).groups.model_dump() == {
-            "running": 1, "ready": 0, "leased": 0, "acknowledged": 0, "empty": 0,
+            "running": 1, "ready": 0, "leased": 0, "used": 0, "acknowledged": 0, "empty": 0,
         }  # fmt: skip
         await end(store, "g.1", 0.0)
         [one] = await lease(store)
@@ -285,13 +285,30 @@ class LeaseContract:
         await store.runs.acknowledge(one.lease_id, now=200.0)
         assert await lease(store, 300.0) == []
 
+    async def test_a_group_that_a_step_has_used_is_not_in_hand(self, store: SessionStore) -> None:
+        await finished(store, "g")
+        [one] = await lease(store, 20.0, ttl_s=10.0)
+        await store.runs.extend(one.lease_id, 60.0, used=True, now=21.0)
+        await store.runs.extend(one.lease_id, 60.0, now=22.0)  # holding on to it makes it no less used
+        groups = (await store.runs.view(RUN, now=23.0)).groups
+        assert (groups.leased, groups.used, groups.in_hand) == (0, 1, 0)
+        # The trainer died before it was durable: the group is whoever's comes next, and in hand again.
+        assert (await store.runs.view(RUN, now=90.0)).groups.in_hand == 1
+        [again] = await lease(store, 90.0)
+        groups = (await store.runs.view(RUN, now=91.0)).groups
+        assert (groups.leased, groups.used, groups.in_hand) == (1, 0, 1)
+        await store.runs.extend(again.lease_id, 60.0, used=True, now=92.0)
+        await store.runs.acknowledge(again.lease_id, now=93.0)
+        groups = (await store.runs.view(RUN, now=94.0)).groups
+        assert (groups.used, groups.acknowledged, groups.in_hand) == (0, 1, 0)
+
     async def test_a_released_group_is_served_at_once(self, store: SessionStore) -> None:
         await finished(store, "g")
         [one] = await lease(store)
         await store.runs.release(one.lease_id, now=21.0)
         await store.runs.release(one.lease_id, now=21.5)
         assert (await store.runs.view(RUN, now=22.0)).groups.model_dump() == {
-            "running": 0, "ready": 1, "leased": 0, "acknowledged": 0, "empty": 0,
+            "running": 0, "ready": 1, "leased": 0, "used": 0, "acknowledged": 0, "empty": 0,
         }  # fmt: skip
         with pytest.raises(Conflict):
             await store.runs.acknowledge(one.lease_id, now=22.0)

@@ -7,7 +7,7 @@
 --
 -- A group, JSON: s state, p purpose, n trials, f final ones, o its entry in the stream, y ready at, g grants, c consumer,
 -- t granted at, x expires at, l grant, r released grant, a acknowledged grant, z forsaken. A trial, JSON: l life, o outcome,
--- f final, k version -> tokens.
+-- f final, k version -> tokens. u (of a group): used by a step that is not durable yet.
 local groups, docs, trials, due, ready, leased, totals, ledger, taken = unpack(KEYS, 1, 9)
 local now = ARGV[2]
 local TRAINERS = 'trainers'  -- the consumer group
@@ -210,6 +210,7 @@ end
 
 local function grant(name, group, consumer, expires, token)
   group.s, group.c, group.t, group.x, group.l, group.g = 'leased', consumer, now, expires, token, group.g + 1
+  group.u = nil
   redis.call('ZADD', leased, expires, name)
   save(name, group)
 end
@@ -281,7 +282,7 @@ function run.lease()
   return reply
 end
 
--- ARGV 3 what: acknowledge | release | extend  4 group  5 grant  6 expires at (extend)
+-- ARGV 3 what: acknowledge | release | extend  4 group  5 grant  6 expires at (extend)  7 "1": used (extend)
 -- Returns  {1 done, granted at}, now; {1, ""} before; {-1} no such group; {-4} held under another grant, or not at all.
 function run.finish()
   local what, name, token = ARGV[3], ARGV[4], ARGV[5]
@@ -290,7 +291,7 @@ function run.finish()
   if what == 'acknowledge' and group.a == token or what == 'release' and group.r == token then return {1, ''} end
   if group.s ~= 'leased' or group.l ~= token then return {-4} end
   if what == 'extend' then
-    group.x = ARGV[6]
+    group.x, group.u = ARGV[6], group.u or ARGV[7] == '1'
     redis.call('ZADD', leased, ARGV[6], name)
   elseif what == 'release' then
     group.s, group.r, group.l = 'ready', token, nil
@@ -317,10 +318,14 @@ function run.in_hand()
   return {tonumber(redis.call('HGET', totals, 'train:running') or 0), redis.call('XLEN', ready) - held, held}
 end
 
--- Returns  {totals, ledger, groups that can be leased, groups that are leased}
+-- Returns  {totals, ledger, groups that can be leased, groups that are leased, how many of these have been used}
 function run.view()
   local _, waiting, held = unpack(run.in_hand())
-  return {redis.call('HGETALL', totals), redis.call('HGETALL', ledger), waiting, held}
+  local used = 0
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', leased, '(' .. now, '+inf')) do
+    if group_at(name).u then used = used + 1 end
+  end
+  return {redis.call('HGETALL', totals), redis.call('HGETALL', ledger), waiting, held, used}
 end
 
 return run[ARGV[1]]()

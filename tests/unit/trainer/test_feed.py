@@ -57,9 +57,9 @@ class FakeProxy:
         self._call("release")
         self.released.append(lease_id)
 
-    async def extend(self, lease_id: str, ttl_s: float) -> None:
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False) -> None:
         self._call("extend")
-        self.extended.append(lease_id)
+        self.extended.append(lease_id + " used" * used)
 
     async def samples(self, trial_id: str) -> list[Sample]:
         self._call("samples")
@@ -118,6 +118,14 @@ async def test_what_is_held_at_the_end_is_given_back_and_what_was_acknowledged_i
         await until(lambda: feed.waiting == 1)
     assert proxy.acknowledged == ["lease-a"]
     assert proxy.released == ["lease-b"]
+
+
+async def test_the_proxy_is_told_what_a_step_has_used() -> None:
+    proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")])
+    async with feed_of(proxy) as feed:
+        await feed.take(1)
+        await feed.used(["a", "unknown"])
+    assert proxy.extended == ["lease-a used"]
 
 
 async def test_a_group_that_was_trained_before_is_acknowledged_at_sight() -> None:
