@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,3 +147,28 @@ def test_a_worker_told_to_stop_hands_over_what_it_has_not_finished(two: Stack) -
     assert answer.done and answer.content.endswith("word59")
     [turn] = two.turns("stopped")
     assert turn["attempt"] == 1 and turn["workers"][0]["worker_id"] == stopped[0]
+
+
+async def test_many_at_once_all_go_on_and_every_token_is_on_record_once(two: Stack) -> None:
+    trials = [f"many-{number}" for number in range(24)]
+    victim = two.workers[0]
+    async with httpx.AsyncClient(timeout=300) as client:
+
+        async def stream(trial: str) -> Answer:
+            answer = Answer()
+            body = {"messages": [{"role": "user", "content": "words"}], "stream": True}
+            async with client.stream("POST", two.base_url(trial) + "/chat/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if answer.take(line) and "word5" in answer.content and victim.poll() is None:
+                        victim.kill()
+            return answer
+
+        answers = await asyncio.gather(*map(stream, trials))
+    victim.wait()
+    two.workers.remove(victim)
+    assert {answer.content for answer in answers} == {answers[0].content} and answers[0].content.endswith("word59")
+    assert all(answer.done for answer in answers)
+    turns = [turn for trial in trials for turn in two.turns(trial)]
+    assert len(turns) == len(trials) and not any(turn["partial"] for turn in turns)
+    assert {tuple(turn["completion_ids"]) for turn in turns} == {tuple(turns[0]["completion_ids"])}
+    assert 0 < sum(turn["attempt"] for turn in turns) < len(turns)
