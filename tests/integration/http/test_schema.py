@@ -34,5 +34,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @schema.exclude(path="/sessions/{trial_id}/events").parametrize()
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_request_is_a_server_error(case: schemathesis.Case, url: str) -> None:
+    if isinstance(case.body, dict) and isinstance(case.body.get("wait_s"), int | float):
+        case.body["wait_s"] = (
+            0  # a lease that nobody can grant is waited for, rightly, and for longer than this test waits
+        )
     response = case.call(base_url=url, timeout=20)
     case.validate_response(response, checks=[not_a_server_error, content_type_conformance, response_schema_conformance])
