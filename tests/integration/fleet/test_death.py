@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,3 +173,32 @@ async def test_many_at_once_all_go_on_and_every_token_is_on_record_once(two: Sta
     assert len(turns) == len(trials) and not any(turn["partial"] for turn in turns)
     assert {tuple(turn["completion_ids"]) for turn in turns} == {tuple(turns[0]["completion_ids"])}
     assert 0 < sum(turn["attempt"] for turn in turns) < len(turns)
+
+
+def test_blocks_that_were_closed_before_the_cut_stand_as_they_were_told(two: Stack) -> None:
+    """Messages: the text is closed, and the turn on record as open, when its worker dies in the middle of the second call."""
+    tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in TOOLS]
+    body = {"model": "m", "max_tokens": 4096, "stream": True, "tools": tools}
+    body["messages"] = [{"role": "user", "content": "call"}]
+    events: list[dict[str, Any]] = []
+    killed, written = False, ""
+    with httpx.stream("POST", two.base_url("blocks") + "/messages", json=body, timeout=300) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line[6:]))
+                written += events[-1].get("delta", {}).get("partial_json", "")
+                if "word10" in written and not killed:
+                    killed = True
+                    [turn] = two.turns("blocks")
+                    assert turn["finish_reason"] == "open" and turn["partial"]
+                    kill_speaker(two)
+    kinds = [event["type"] for event in events if event["type"] != "ping"]
+    assert killed and kinds[-1] == "message_stop" and kinds.count("content_block_stop") == 3
+    [turn] = two.turns("blocks")
+    assert (turn["attempt"], turn["finish_reason"], turn["partial"]) == (1, "tool_calls", False)
+    calls = turn["reply"]["tool_calls"]
+    assert written == "".join(call["function"]["arguments"] for call in calls)
+    told = [
+        event["content_block"]["id"] for event in events if event.get("content_block", {}).get("type") == "tool_use"
+    ]
+    assert told == [call["id"] for call in calls]
