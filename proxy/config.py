@@ -33,7 +33,8 @@ class ProxySettings(Settings):
     admin_key: SecretStr | None = Field(None, description="opens the control plane; unset: no keys, loopback only")
     worker_key: SecretStr | None = Field(None, description="opens the workers' socket; unset: the admin key does")
     trial_secret: SecretStr | None = Field(
-        None, description="agents' and harness keys derive from it; unset: made of the first admin key, kept in the store"
+        None,
+        description="agents' and harness keys derive from it; unset: made of the first admin key, kept in the store",
     )
 
     keys_dir: Path | None = Field(

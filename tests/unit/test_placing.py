@@ -38,7 +38,7 @@ class Worker:
 
 def card(**changes: object) -> ModelCard:
     fields = {name: getattr(CARD, name) for name in CARD.__struct_fields__}
-    return ModelCard(**fields | changes)  # type: ignore[arg-type]
+    return ModelCard(**fields | changes)
 
 
 def begun(**changes: object) -> Order:

@@ -51,7 +51,7 @@ async def two(bad: Callable[[Generate], Say]) -> AsyncIterator[Proxy]:
 
 async def test_a_turn_that_had_not_begun_goes_to_another_worker() -> None:
     async with two(lambda request: Say(refuse=EngineFailed("no"))) as proxy:
-        attempts = set()
+        attempts: set[int] = set()
         for trial in TRIALS:
             answer = await proxy.chat(trial, "hello", stream=bool(len(attempts) % 2))
             assert answer.status_code == 200
