@@ -30,6 +30,7 @@ from steno.commands import env as command_env
 from steno.commands.connection import ClientSettings
 from steno.commands.flags import default_text, unwrap
 from trainer_bridge.rollouts.config import RolloutSettings
+from trainer_bridge.run_config import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTE = "<!-- Made by scripts/docs. Change the code it describes, then run that. -->\n"
@@ -37,6 +38,7 @@ PROGRAMS: dict[str, type[Settings]] = {
     "steno proxy": ProxySettings,
     "steno worker": WorkerSettings,
     "steno rollout": RolloutSettings,
+    "steno train": RunSettings,
     "steno sessions": ClientSettings,
 }
 

@@ -44,13 +44,15 @@ def write_plot(file: Path, steps: Sequence[Mapping[str, Any]], before: float, af
     matplotlib.use("Agg")  # no display is needed
     from matplotlib import pyplot
 
-    at = [step["step"] for step in steps if "reward/mean" in step["values"]]
-    rewards = [step["values"]["reward/mean"] for step in steps if "reward/mean" in step["values"]]
+    taken = [step for step in steps if step["stepped"] and "reward/mean" in step["values"]]
+    at = [step["step"] for step in taken]
+    rewards = [step["values"]["reward/mean"] for step in taken]
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(at, rewards, marker=".", color="tab:blue", label="groups of the step")
     if at:
         axes.plot([0, max(at)], [before, after], "o", color="tab:orange", label="held-out worlds")
     axes.set(xlabel="optimisation step", ylabel="mean reward", ylim=(0, 1))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     file.parent.mkdir(parents=True, exist_ok=True)

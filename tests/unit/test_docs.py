@@ -95,6 +95,10 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         _check_steno(words[1:])
     elif name.startswith("./"):
         assert (ROOT / name).stat().st_mode & 0o111, f"{page}: {name} can't be run"
+    elif name == "torchrun":
+        module = words.index("-m")
+        assert words[1:module:2] == ["--nproc-per-node"] and words[module + 1] == "steno", f"{page}: {words}"
+        _check_steno(words[module + 2 :])
     elif name == "docker":
         _check_docker(words[1:])
     elif name in ("helm", "kubectl"):

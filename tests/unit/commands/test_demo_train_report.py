@@ -1,0 +1,53 @@
+"""What the training demo ends with."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+from proxy.contracts.leases import RunView
+from steno.demo_train_report import show_ledger, write_plot
+
+STEPS = [
+    {"step": 1, "stepped": True, "values": {"reward/mean": 0.25}},
+    {"step": 1, "stepped": False, "values": {"reward/mean": 0.0}},
+    {"step": 2, "stepped": True, "values": {"reward/mean": 0.5}},
+]
+
+
+def test_the_two_ledgers_are_one_and_balance() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    view = RunView(
+        run_id="demo",
+        sampled={"base/0": 100, "a/1": 1000},
+        not_trained={"evaluation": {"base/0": 100}, "aborted": {"a/1": 50}},
+    )
+    show_ledger(console, {"sampled": 900, "trained": 600, "untrained": {"zero_variance": 200, "stale": 0}}, view)
+    lines = [line.split(None, 1) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    found = {words[1].strip(): int(words[0].replace(",", "")) for words in lines if words and words[0][0].isdigit()}
+    assert found == {
+        "sampled, over all trials that have ended": 1100,
+        "trained": 600,
+        "not trained: zero_variance": 200,
+        "not trained: evaluation": 100,
+        "not trained: aborted": 50,
+        "in groups that wait for a further step": 150,
+    }
+
+
+def test_the_plot_is_a_picture_with_a_point_a_step(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from matplotlib.axes import Axes
+
+    drawn = []
+    plot = Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda self, *args, **kwargs: (drawn.append(args[:2]), plot(self, *args, **kwargs))[1]
+    )
+    write_plot(tmp_path / "new" / "curve.png", STEPS, 0.1, 0.6)
+    assert drawn == [([1, 2], [0.25, 0.5]), ([0, 2], [0.1, 0.6])]
+    with Image.open(tmp_path / "new" / "curve.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 500
