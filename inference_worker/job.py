@@ -181,6 +181,7 @@ class ChatEngine:
             tool_calls=parsed.tool_calls,
             tokens=[] if job.top_logprobs is None else self._tokens(step, read.ids, job.top_logprobs),
             constrained=step.constrained or not law.is_plain(),
+            mixed_kv=step.mixed_kv,
         )
 
     def _tokens(self, step: TokenStep, ids: Sequence[int], top: int) -> list[TokenLogprob]:

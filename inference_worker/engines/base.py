@@ -24,6 +24,7 @@ class TokenStep:
     logprobs: per id, float; None only from synthetic engines. top: per id, alternatives [(id, logprob)] best first, or None.
     finish: "stop" (the last id is a stop id), "length", or None while it goes on.
     constrained: a grammar was active for these ids.
+    mixed_kv: some of the cache that these ids were sampled with may be of older weights than `version` (`kv: keep`).
     """
 
     ids: list[int]
@@ -33,6 +34,7 @@ class TokenStep:
     top: list[list[tuple[int, float]]] | None = None
     cached_tokens: int = 0
     constrained: bool = False
+    mixed_kv: bool = False
     timings: dict[str, float] = field(default_factory=dict)
 
 

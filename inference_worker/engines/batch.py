@@ -25,6 +25,7 @@ class Sequence:
     """One completion. ids: prompt and what was drawn; `computed` of them have keys and values in the cache.
 
     own: the cache of a sequence whose prompt is still being computed; a running one has a slot in the batch's.
+    mixed_kv: of what is computed, some is of weights that were loaded before those that sample now.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class Sequence:
     ids: list[int] = field(init=False)
     computed: int = 0
     own: SlotCache | None = None
+    mixed_kv: bool = False
 
     def __post_init__(self) -> None:
         self.ids = list(self.row.prompt_ids)
@@ -117,9 +119,11 @@ class Batch:
             own[name].copy_(tensor)
         self.version = version
         if keep:
+            for sequence in (*self._running, *self._waiting):
+                sequence.mixed_kv = sequence.computed > 0
             return
         for sequence in reversed([*self._running, *self._waiting]):
-            sequence.computed, sequence.own = 0, None
+            sequence.computed, sequence.own, sequence.mixed_kv = 0, None, False
             if sequence in self._running:
                 self._waiting.appendleft(sequence)
         self._running.clear()
@@ -191,6 +195,7 @@ class Batch:
             version=self.version,
             top=[token.top] if row.top else None,
             constrained=row.matcher is not None,
+            mixed_kv=sequence.mixed_kv,
         )
         if token.id in row.stops or (row.matcher is not None and row.matcher.done):
             step.finish = "stop"

@@ -30,7 +30,14 @@ from inference_worker.engines.vllm_steps import Spans, steps_of
 from inference_worker.engines.vllm_weights import HalfLoaded, VllmWeights, score
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, TooManyRequests
+from proxy.contracts.errors import (
+    BadRequest,
+    ConfigError,
+    ContextOverflow,
+    EngineFailed,
+    TooManyRequests,
+    WeightsRefused,
+)
 from proxy.contracts.frames import ModelCard
 
 logger = logging.getLogger(__name__)
@@ -93,6 +100,8 @@ class VllmTokens:
         self._llm: AsyncLLM | None = None
         self._weights = VllmWeights(self._config, worker_id)
         self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
+        self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
+        self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did
         self._load = _LastLoad(self._config)
         self._death = ""
 
@@ -151,13 +160,24 @@ class VllmTokens:
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused: nothing has changed; EngineFailed: the engine is dead."""
+        keeps = update.spec.kv == "keep"
+        if keeps:
+            self._keeping = {update.version}
+            for kept in self._kept.values():
+                kept.add(update.version)
         try:
             pause_s = await self._weights.load(self._running(), update)
         except HalfLoaded as error:
             self._died(error.message)
             raise
+        except WeightsRefused:
+            for kept in self._kept.values():
+                kept.discard(update.version)
+            raise
+        finally:
+            self._keeping = set()
         self.version = update.version
-        if update.spec.kv == "keep":
+        if keeps:
             self._salt = update.version
         return pause_s
 
@@ -204,11 +224,13 @@ class VllmTokens:
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
         )
         spans = Spans(llm, request_id)
+        kept = self._kept[request_id] = set(self._keeping)
+        constrained = grammar is not None
         # Closing vLLM's generator is what aborts the request in the engine and forgets it here.
         async with aclosing(outputs):
             try:
                 async for output in outputs:
-                    for step in steps_of(output, spans, job.top_logprobs, constrained=grammar is not None):
+                    for step in steps_of(output, spans, job.top_logprobs, constrained=constrained, kept=kept):
                         yield step
             except EngineDeadError as error:
                 self._died("the engine's processes have ended")
@@ -221,6 +243,8 @@ class VllmTokens:
                 if isinstance(error.__cause__, ValueError | TypeError):
                     raise BadRequest(str(error.__cause__)) from error
                 raise EngineFailed(f"the engine gave up on this request: {error.__cause__ or error}") from error
+            finally:
+                del self._kept[request_id]
 
     def _running(self) -> AsyncLLM:
         if self._llm is None or self._death:

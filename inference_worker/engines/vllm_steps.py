@@ -5,6 +5,7 @@ Knows the shape of vLLM's output and nothing of when it comes. An output that le
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from vllm.logprobs import FlatLogprobs
@@ -53,8 +54,13 @@ class Spans:
         return []
 
 
-def steps_of(output: RequestOutput, spans: Spans, top: int | None, *, constrained: bool) -> list[TokenStep]:
-    """One output of the engine as steps, one per policy version in it; the last bears the finish."""
+def steps_of(
+    output: RequestOutput, spans: Spans, top: int | None, *, constrained: bool, kept: Collection[str] = ()
+) -> list[TokenStep]:
+    """One output of the engine as steps, one per policy version in it; the last bears the finish.
+
+    Args: kept: versions that were loaded while this request ran, and left it its cache.
+    """
     completion = output.outputs[0]
     reason = completion.finish_reason
     if reason not in (None, "stop", "length"):
@@ -74,6 +80,7 @@ def steps_of(output: RequestOutput, spans: Spans, top: int | None, *, constraine
                 top=tops[part] if tops is not None else None,
                 cached_tokens=output.num_cached_tokens or 0,
                 constrained=constrained,
+                mixed_kv=version in kept,
             )
         )
     if reason is not None:

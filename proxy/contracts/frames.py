@@ -210,7 +210,7 @@ class Delta(msgspec.Struct, tag="d", array_like=True):
 
     logprobs: float32 per id; empty only from synthetic engines. version: of the weights that sampled *all* these ids (a
     delta that spans an update is sent as two). `tokens` only when the client asked for log-probabilities. A text-only
-    engine sends neither ids nor logprobs.
+    engine sends neither ids nor logprobs. mixed_kv: some of the cache behind these ids may be of older weights (`kv: keep`).
     """
 
     stream: int
@@ -222,6 +222,7 @@ class Delta(msgspec.Struct, tag="d", array_like=True):
     tool_calls: list[ToolCallPiece] = []
     tokens: list[TokenLogprob] = []
     constrained: bool = False
+    mixed_kv: bool = False
 
 
 class Finish(msgspec.Struct, tag="fin", array_like=True):

@@ -128,6 +128,8 @@ async def test_keep_goes_on_with_the_cache_that_the_old_weights_made(worker: Wor
 
     assert off(1) > 1e-2  # of a mixed cache
     assert off(2) < 1e-3  # a new request has nothing of the old
+    assert {(delta.version, delta.mixed_kv) for delta in worker.deltas(1)} == {("base/0", False), ("run/1", True)}
+    assert {(delta.version, delta.mixed_kv) for delta in worker.deltas(2)} == {("run/1", False)}
 
 
 def damaged(folder: Path) -> None:

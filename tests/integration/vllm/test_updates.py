@@ -124,13 +124,26 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
 
 
 async def test_keep_leaves_nothing_of_the_old_weights_to_new_requests(engine: VllmTokens, pushed: Pushed) -> None:
-    prompt = ask(engine, PROMPT)
+    prompt, across = ask(engine, PROMPT), Drawn(ask(engine, "another"))
     await draw(engine, prompt, Sampling(max_tokens=8))
+    before = engine.version
+
+    async def follow() -> None:
+        async for step in engine.sample("kept", across.prompt_ids, Sampling(max_tokens=1500, ignore_eos=True), Job()):
+            across.steps.append(step)
+
+    running = asyncio.create_task(follow())
+    async with asyncio.timeout(120):
+        while len(across.ids) < 30:
+            await asyncio.sleep(0.01)
     await pushed.push(6, kv="keep")
+    await running
+    assert {(step.version, step.mixed_kv) for step in across.steps} == {(before, False), ("run/6", True)}
     for cached in (False, True):
         drawn = await draw(engine, prompt, Sampling(max_tokens=40, ignore_eos=True))
         assert (drawn.steps[0].cached_tokens > 0) is cached
         assert drawn.logprobs == pytest.approx(wanted(pushed.models["run/6"], drawn), abs=1e-3)
+        assert not any(step.mixed_kv for step in drawn.steps)
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "dtype", "head", "gone", "nccl", "rank"])

@@ -131,6 +131,29 @@ def test_new_weights_sample_under_the_new_version_with_nothing_of_the_old_in_the
     assert {versions[-1] for _, versions in record.values()} == {"run/1"}
 
 
+def test_what_older_weights_cached_is_marked_until_it_is_computed_again(model: torch.nn.Module) -> None:
+    batch, same = batch_of(model, running=1), dict(model.state_dict())
+    ones = [sequence(seed, 10, 9) for seed in range(2)]
+    marks: dict[str, list[tuple[str, bool]]] = {}
+
+    def some(steps: int) -> None:
+        for _ in range(steps):
+            for one, step in batch.step():
+                assert isinstance(step, TokenStep)
+                marks.setdefault(one.request_id, []).append((step.version, step.mixed_kv))
+
+    for one in ones:
+        batch.add(one)
+    some(2)
+    for version, keep in (("run/1", True), ("run/2", True), ("run/3", False)):
+        batch.swap_weights(version, same, keep=keep)
+        some(2)
+    some(20)
+    new = [("base/0", False), ("run/1", True), ("run/2", True), ("run/3", False)]
+    assert marks["0"] == [new[0]] * 2 + [new[1]] * 2 + [new[2]] * 2 + [new[3]] * 3
+    assert set(marks["1"]) == {("run/3", False)}  # it had computed nothing when weights changed
+
+
 @pytest.mark.parametrize("tensors", [{"nothing.like.it": torch.zeros(1)}, {"lm_head.weight": torch.zeros(2, 2)}])
 def test_weights_that_do_not_fit_change_nothing(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     batch = batch_of(model)
