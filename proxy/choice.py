@@ -70,6 +70,8 @@ class OpenChoice:
     def moved(self, order: Order, stream: Stream) -> None:
         """Another worker has it."""
         self.transcript.taken_over(self.stream.worker_id, stream.card)
+        if not self.transcript.is_empty():
+            stream.mixed_kv = self.stream.mixed_kv
         self.order, self.stream = order, stream
 
     async def restart(self, error: StenoError, plan: Plan) -> None:

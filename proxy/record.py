@@ -92,6 +92,7 @@ def turn_of(
         sampling_logprobs=bytes(transcript.logprobs),
         versions=transcript.versions(),
         constrained=transcript.constrained(),
+        mixed_kv=stream.mixed_kv,
         finish_reason=finish,
         stop=transcript.finish.stop if transcript.finish is not None and not partial else "",
         partial=partial,

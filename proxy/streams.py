@@ -25,11 +25,13 @@ class Stream:
         number: on its worker's channel.
         attempt: at its turn, from 0. channel: which boot of the worker it is on.
         received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
+        mixed_kv: some of them were sampled with a cache that older weights had a part in.
     """
 
     __slots__ = (
         "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_send", "_spent", "_waiter", "_window",
-        "attempt", "card", "channel", "ended", "number", "received_tokens", "started", "worker_id",
+        "attempt", "card", "channel", "ended", "mixed_kv", "number", "received_tokens", "started",
+        "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +44,7 @@ class Stream:
         self.attempt = 0
         self.channel = worker_id
         self.received_tokens = 0
+        self.mixed_kv = False
         self.started = False
         self.ended = False  # nothing more will be appended
         self._prefix_tokens = prefix_tokens
@@ -113,6 +116,8 @@ class Stream:
             tokens = size >> 2
             self.received_tokens += tokens
             self._spent += tokens or 1
+            if event.mixed_kv:  # type: ignore[union-attr]
+                self.mixed_kv = True
         elif kind is Started:
             if self.started:
                 raise ProtocolError("Started twice")

@@ -193,6 +193,8 @@ class Turn(BaseModel):
     upstream_tokens: of a text-only turn, which has no ids: completion tokens as its upstream counted them. None: it has ids, or
         nobody counted.
     constrained: [start, end) ranges of completion tokens drawn under a bent law (I1): recorded, never trained.
+    mixed_kv: weights changed under it and its cache was kept (`kv: keep`), so that older weights than those in `versions` had a
+        part in some of its tokens. Trained: the log-probabilities are those it was sampled at.
     delivered: completion tokens whose events had left for the client when the turn ended; None: not known.
     partial: ended before the model did (cancelled or failed), or not ended yet (finish_reason `open`).
     attempt: of the worker that ended it, from 0: those before were lost (I9). workers: where several sampled it, who did which
@@ -226,6 +228,7 @@ class Turn(BaseModel):
     sampling_logprobs: bytes = b""
     versions: list[TokenSpan] = Field(default_factory=list)
     constrained: list[tuple[int, int]] = Field(default_factory=list)
+    mixed_kv: bool = False
     finish_reason: str = "stop"
     stop: str = Field("", description="the stop string that ended it, if one did")
     partial: bool = False
@@ -283,6 +286,7 @@ class SampledRange(BaseModel):
     temperature: it was drawn at, the divisor of the logits. policy: that drew it.
     shared: an earlier sample of the session has these tokens too; they are trained and accounted for there.
     superseded: another turn took this one's place (`Turn.superseded_by`): not trained.
+    mixed_kv: as in `Turn`; trained.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -292,6 +296,7 @@ class SampledRange(BaseModel):
     policy: str = "default"
     shared: bool = False
     superseded: bool = False
+    mixed_kv: bool = False
 
 
 class Sample(BaseModel):

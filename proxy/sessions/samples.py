@@ -106,6 +106,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
                 policy=turn.policy,
                 shared=turn.turn_id in taught,
                 superseded=turn.superseded_by is not None,
+                mixed_kv=turn.mixed_kv,
             )
         )
         taught.add(turn.turn_id)

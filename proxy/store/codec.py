@@ -67,6 +67,7 @@ class Meta(msgspec.Struct, array_like=True):
     retry_of: Any = None
     stop: str = ""
     workers: list[tuple[str, int, int]] = []
+    mixed_kv: bool = False
 
     def at(self, position: int) -> float | None:
         """A time in Unix s, by its position in `timings`."""
@@ -167,6 +168,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         retry_of=pack_id(turn.retry_of),
         stop=turn.stop,
         workers=[(span.worker_id, span.start, span.end) for span in turn.workers],
+        mixed_kv=turn.mixed_kv,
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
@@ -250,6 +252,7 @@ def decode_turn(
         finish_reason=row.finish if meta.finish is None else meta.finish,
         stop=meta.stop,
         workers=[WorkerSpan(worker_id=name, start=start, end=end) for name, start, end in meta.workers],
+        mixed_kv=meta.mixed_kv,
         partial=row.partial,
         error=meta.error,
         delivered=meta.delivered if delivered is None else delivered,

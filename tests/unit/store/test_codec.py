@@ -17,7 +17,7 @@ from proxy.store.text import pack, text, to_json, unpack
 from tests.support.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
-LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": []}
+LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": [], "mixed_kv": False}
 LATER |= {"answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -53,6 +53,7 @@ def turns(draw: st.DrawFn) -> Turn:
         error=draw(st.none() | words), delivered=draw(st.none() | st.integers(0, 9)), asked=draw(objects) | draw(volatile),
         law=draw(objects) | draw(volatile), messages=draw(st.lists(objects, max_size=3)), reply=draw(objects),
         call_ids=calls, tools=draw(st.lists(objects, max_size=2)), options=draw(objects), thinking_kept=draw(st.booleans()),
+        mixed_kv=draw(st.booleans()),
         timings=Timings(queued=draw(st.floats(0, 4e9)), started=draw(moments), last_token=draw(moments)),
     )  # fmt: skip
 

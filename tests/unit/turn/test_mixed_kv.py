@@ -1,0 +1,100 @@
+"""Turns that were sampled with a cache that older weights had a part in: marked on their way to the record and the trainer."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.choice import OpenChoice
+from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
+from proxy.contracts.errors import EngineFailed, StenoError
+from proxy.contracts.frames import Delta, Finish, ModelCard, Started
+from proxy.contracts.records import Turn, floats_to_bytes, ids_to_bytes
+from proxy.placing import Order
+from proxy.plan import plan
+from proxy.record import Facts
+from proxy.recorder import Recorder
+from proxy.sessions.samples import samples
+from proxy.store.memory import MemoryStore
+from proxy.streams import Stream
+from proxy.transcript import Transcript
+
+CARD = ModelCard("m", 1000)
+TURN = "0123456789ab"
+
+
+def delta(version: str, mixed_kv: bool) -> Delta:
+    return Delta(1, ids_to_bytes([7]), floats_to_bytes([-0.5]), version, "x", mixed_kv=mixed_kv)
+
+
+KEPT = [delta("run/1", False), delta("run/2", True), Finish(1, "stop", 2)]
+PLAIN = [delta("run/2", False), Finish(1, "stop", 1)]
+
+
+class Said:
+    """A choice, and the store that it goes to. Each attempt has a stream of its own."""
+
+    def __init__(self, choice: OpenChoice, store: MemoryStore) -> None:
+        self.choice, self.store = choice, store
+
+    @classmethod
+    async def begin(cls) -> Said:
+        store = MemoryStore()
+        recorder = Recorder(store, cache_bytes=2**20, implicit=True)
+        recording = await recorder.enter("trial")
+        asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
+        found = await plan(recorder, recording, asked.job)
+        transcript, facts = Transcript(TURN, "call", CARD), Facts("chat", asked, {}, 1.0)
+        order = Order("trial", TURN, asked.job)
+        return cls(OpenChoice(recorder, recording, 0, order, stream(), transcript, facts, found), store)
+
+    def hear(self, *events: Delta | Finish) -> None:
+        started = Started(1, 0, ids_to_bytes([1]), 1, b"", Sampling())
+        for event in (started, *events):
+            self.choice.stream.deliver(event)
+            self.choice.transcript.take(event)
+
+    async def turns(self, error: StenoError | None = None) -> list[Turn]:
+        await self.choice.committed(error)
+        return list(await self.store.turns("trial"))
+
+
+def stream() -> Stream:
+    return Stream(1, "w", CARD, 100, 0, lambda frame: None, lambda number: None)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_the_turn_and_its_sample_are_marked_and_trained(ended: bool) -> None:
+    said = await Said.begin()
+    said.hear(*(KEPT if ended else KEPT[:-1]))
+    (turn,) = await said.turns(None if ended else EngineFailed("gone"))
+    assert turn.mixed_kv and turn.partial is not ended
+    (sample,) = samples(await said.store.session("trial"), [turn])
+    assert sample.completions[0].mixed_kv
+    assert sample.loss_mask == b"\0\1\1"
+
+
+async def test_a_turn_with_a_cache_of_one_version_is_not_marked() -> None:
+    said = await Said.begin()
+    said.hear(*PLAIN)
+    (turn,) = await said.turns()
+    assert not turn.mixed_kv
+
+
+async def test_the_mark_stays_when_another_worker_goes_on() -> None:
+    said = await Said.begin()
+    said.hear(*KEPT[:-1])
+    said.choice.moved(said.choice.order, stream())
+    said.hear(*PLAIN)
+    (turn,) = await said.turns()
+    assert turn.mixed_kv and turn.completion_tokens == 3
+
+
+async def test_a_turn_that_starts_again_from_nothing_leaves_it_with_what_was_lost() -> None:
+    said = await Said.begin()
+    said.hear(*KEPT[:-1])
+    await said.choice.restart(EngineFailed("gone"), said.choice.plan)
+    said.choice.moved(said.choice.order, stream())
+    said.hear(*PLAIN)
+    lost, turn = await said.turns()
+    assert (lost.mixed_kv, lost.partial) == (True, True)
+    assert (turn.mixed_kv, turn.partial) == (False, False)
