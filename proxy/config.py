@@ -25,16 +25,28 @@ class ProxySettings(Settings):
     # -- where it listens and what it is called
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and logs it")
+    control_host: str | None = Field(None, description="address of the control port; unset: the same as host")
+    control_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="a port of its own for the control plane and the workers; port then serves agents only; unset: one port",
+    )
     public_url: str | None = Field(
         None, description="how agents reach the proxy (scheme, host, optional port and path prefix); default: as asked"
     )
 
     # -- who may do what (I8)
-    admin_key: SecretStr | None = Field(None, description="opens the control plane; unset: no keys, loopback only")
-    worker_key: SecretStr | None = Field(None, description="opens the workers' socket; unset: the admin key does")
+    admin_key: SecretStr | None = Field(
+        None, description="opens the control plane; several may be good, one a line; unset: no keys, loopback only"
+    )
+    worker_key: SecretStr | None = Field(
+        None, description="opens the workers' socket; several: one a line; unset: the admin key does"
+    )
     trial_secret: SecretStr | None = Field(
         None,
-        description="agents' and harness keys derive from it; unset: made of the first admin key, kept in the store",
+        description="agents' and harness keys derive from the first line, those of other lines stay good; unset: made of "
+        "the first admin key, kept in the store",
     )
 
     keys_dir: Path | None = Field(
@@ -58,6 +70,17 @@ class ProxySettings(Settings):
     keepalive_s: float = Field(10.0, gt=0, description="seconds of silence on a stream before a keepalive comment")
     default_max_tokens: int | None = Field(
         None, ge=1, description="completion tokens where the agent gives no limit; unset: what the context leaves"
+    )
+    trial_requests_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="requests a second that one trial may go on with, at each replica; more: 429; unset: any",
+    )
+    trial_burst: int = Field(20, ge=1, description="requests that a trial may be ahead of that rate")
+    trial_streams: int | None = Field(
+        None,
+        ge=1,
+        description="requests of one trial in flight at the same time, at each replica; more: 429; unset: any",
     )
     shutdown_s: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")
 
@@ -126,11 +149,20 @@ class ProxySettings(Settings):
             ConfigError: names the offending key. Without an admin key everything is open to whoever can connect, so
                 only loopback addresses are listened on (I8).
         """
-        if self.admin_key is None and not _is_loopback(self.host):
+        for field in ("host", "control_host"):
+            host = getattr(self, field)
+            if self.admin_key is None and host is not None and not _is_loopback(host):
+                raise ConfigError(
+                    f"{field} {host!r} is not loopback and there is no admin_key: agents could read and reward each "
+                    "other's sessions; set STENO_ADMIN_KEY, or listen on 127.0.0.1",
+                    field=field,
+                )
+        if self.control_host is not None and self.control_port is None:
+            raise ConfigError("control_host is of the control port: give --control-port as well", field="control_port")
+        if self.control_port is not None and self.control_port == self.port != 0:
             raise ConfigError(
-                f"host {self.host!r} is not loopback and there is no admin_key: agents could read and reward each "
-                "other's sessions; set STENO_ADMIN_KEY, or listen on 127.0.0.1",
-                field="host",
+                "control_port must be another than port: which of them it came to tells requests apart",
+                field="control_port",
             )
         if self.admin_key is None and (self.worker_key or self.trial_secret):
             raise ConfigError("worker_key and trial_secret need an admin_key beside them", field="admin_key")

@@ -77,6 +77,8 @@ class Hub:
     Args:
         proxy_id: names this replica to workers.
         clock: monotonic seconds.
+
+    Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does.
     """
 
     def __init__(self, settings: RelaySettings, *, proxy_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,6 +87,7 @@ class Hub:
         self.boot_id = uuid.uuid4().hex
         self.counts = RelayCounts()
         self.watcher: Watcher = Nobody()
+        self.is_worker: Callable[[str], bool] = self._is_worker
         self._clock = clock
         self.waiting: Waiting[Stream] = Waiting(
             settings.max_waiting, lambda stream: stream.cancel("nobody waits for it")
@@ -156,6 +159,17 @@ class Hub:
         """Every worker with a channel, by id."""
         return [worker.view() for _, worker in sorted(self._workers.items())]
 
+    def revoke(self) -> None:
+        """The keys have changed: workers whose key opens nothing any more are told so and lose their channels, also those that
+        are away; what they ran goes on elsewhere at once (I9). Nobody else notices."""
+        for worker in [worker for worker in self._workers.values() if not self.is_worker(worker.key)]:
+            logger.warning("worker %s has lost its key, and its channel", worker.id)
+            worker.peer.goodbye(UNAUTHORIZED, "the workers' key has been revoked", self._clock())
+            if worker.link is not None:
+                worker.link.close(CLOSE_UNAUTHORIZED, UNAUTHORIZED, worker.peer.data_to_send())
+                worker.link = None
+            worker.lose(WorkerLost("the worker's key was revoked"))
+
     async def close(self) -> None:
         """End every channel: this boot of the proxy does not come back, so workers stop at once what they ran for it. Returns
         when they have been told. Idempotent."""
@@ -175,9 +189,10 @@ class Hub:
         """One worker's socket, from accept to close."""
         await websocket.accept()
         try:
-            hello = await self._greeting(websocket)
+            hello, key = await self._greeting(websocket)
             link = Link(websocket)
             worker = self._admit(hello, link)
+            worker.key = key
         except _Refused as refused:
             self.counts.refused += 1
             logger.warning("a worker was refused: %s", refused.message)
@@ -190,7 +205,7 @@ class Hub:
         finally:
             link.left.set()
 
-    async def _greeting(self, websocket: WebSocket) -> Hello:
+    async def _greeting(self, websocket: WebSocket) -> tuple[Hello, str]:
         header = websocket.headers.get("authorization", "")
         shown = header.removeprefix("Bearer ").strip() if header.startswith("Bearer ") else None
         if shown is not None:
@@ -208,10 +223,14 @@ class Hub:
             self._check(hello.key)
         if self._closed:
             raise _Refused(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
-        return hello
+        return hello, hello.key if shown is None else shown
+
+    def _is_worker(self, key: str) -> bool:
+        good = self.settings.worker_key
+        return not good or hmac.compare_digest(key.encode(), good.encode())
 
     def _check(self, key: str) -> None:
-        if self.settings.worker_key and not hmac.compare_digest(key.encode(), self.settings.worker_key.encode()):
+        if not self.is_worker(key):
             raise _Refused(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "not the workers' key")
 
     def _admit(self, hello: Hello, link: Link) -> Worker:

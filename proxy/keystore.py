@@ -11,8 +11,6 @@ import os
 import secrets
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from proxy.config import ProxySettings
 from proxy.contracts.errors import ConfigError
 
@@ -29,19 +27,20 @@ def fill(settings: ProxySettings) -> tuple[ProxySettings, dict[str, str]]:
     """
     if settings.keys_dir is None:
         return settings, {}
-    filled: dict[str, SecretStr] = {}
+    filled: dict[str, tuple[str, Path]] = {}
     made: dict[str, str] = {}
     try:
         settings.keys_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, prefix in PREFIXES.items():
             if getattr(settings, name) is None:
-                value, is_new = _kept(settings.keys_dir / name, prefix)
-                filled[name] = SecretStr(value)
+                path = settings.keys_dir / name
+                value, is_new = _kept(path, prefix)
+                filled[name] = (value, path)
                 if is_new:
                     made[name] = value
     except OSError as error:
         raise ConfigError(f"keys_dir: {error.strerror}: {error.filename}", field="keys_dir") from error
-    return settings.model_copy(update=filled), made
+    return settings.with_secrets(filled), made
 
 
 def _kept(path: Path, prefix: str) -> tuple[str, bool]:

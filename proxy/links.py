@@ -107,6 +107,7 @@ class Worker:
         self.draining = False
         self.peer = peer
         self.link: Link | None = None
+        self.key = ""  # that it has shown
         self.streams: dict[int, Stream] = {}
         self.since = time.time()
         self.behind: frozenset[str] = frozenset()  # policies of which it serves no version that may generate now (I10)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
 import sys
 import time
@@ -20,21 +21,24 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from proxy import keystore, logs
 from proxy.api import anthropic, gemini, generation, groups, leases, ops, policy, responses, sessions, workers
-from proxy.api.common import Services, admin
+from proxy.api.common import Ports, Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.beside import Beside, Companion
 from proxy.config import ProxySettings
-from proxy.contracts.errors import StenoError
+from proxy.contracts.errors import ConfigError, StenoError
 from proxy.http import BoundedHttp
 from proxy.hub import Hub, RelaySettings
 from proxy.keys import Keyring
 from proxy.opening import begin
 from proxy.policies.keeper import Policies
+from proxy.rates import Rates
 from proxy.recorder import Recorder
+from proxy.rotation import Rotation
 from proxy.store.base import SessionStore
 from proxy.store.memory import MemoryStore
 from proxy.turn import Turns
@@ -58,6 +62,11 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     store = store or _store(settings)
     keys = Keyring.of(settings)
     hub = Hub(relay_settings(settings, keys), proxy_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    hub.is_worker = keys.is_worker
+    keys.generation_of = lambda trial_id: _generation(store, trial_id)
+    rotation = Rotation(keys, settings, hub.revoke)
+    rates = Rates(settings.trial_requests_per_s, settings.trial_burst, settings.trial_streams)
+    ports = Ports() if settings.control_port is not None else None
     policies = hub.watcher = Policies(store.policies)
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled)
     turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens)
@@ -67,10 +76,11 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         opening = await begin(store, keys)
         sweeper = asyncio.create_task(_sweep(store, recorder, settings))
         keeper = asyncio.create_task(policies.run())
+        rotating = asyncio.create_task(rotation.run()) if rotation else None
         try:
             yield
         finally:
-            tasks = {sweeper, keeper, *([opening] if opening else ())}
+            tasks = {task for task in (sweeper, keeper, rotating, opening) if task is not None}
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -90,14 +100,17 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     )
     app.state.hub = hub
     app.state.turns = turns
-    app.state.services = Services(settings, keys, store, recorder, hub, policies)
+    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports)
+    app.state.rotation = rotation
+    app.ports = ports
     bounds: dict[str, Any] = {
         "keepalive_s": settings.keepalive_s,
         "max_body_bytes": settings.max_body_bytes,
         "body_timeout_s": settings.body_timeout_s,
+        "rates": rates,
     }
     agents = generation.routes(turns, hub, keys, **bounds)
-    counting = {name: bounds[name] for name in ("max_body_bytes", "body_timeout_s")}
+    counting = {name: bounds[name] for name in ("max_body_bytes", "body_timeout_s", "rates")}
     app.router.routes += [*gemini.routes(hub, keys), *agents, *anthropic.routes(hub, keys, **counting)]
     app.router.routes += responses.routes(recorder, hub, keys, **counting)
     app.turns = generation.by_path(agents)
@@ -131,6 +144,10 @@ def relay_settings(settings: ProxySettings, keys: Keyring) -> RelaySettings:
         queue_s=settings.queue_s,
         worker_key=keys.worker,
     )
+
+
+async def _generation(store: SessionStore, trial_id: str) -> int:
+    return (await store.session(trial_id)).key_generation
 
 
 def _store(settings: ProxySettings) -> SessionStore:
@@ -173,9 +190,14 @@ class _Server(uvicorn.Server):
     """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets, and tells the workers:
     uvicorn's own shutdown closes their sockets first, and what they and we still had to say would be lost."""
 
-    def __init__(self, config: uvicorn.Config, turns: Turns, shutdown_s: float, beside: Beside | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: State, turns: Turns, shutdown_s: float, beside: Beside | None
+    ) -> None:
         super().__init__(config)
         self._turns = turns
+        self._services: Services = state.services
+        self._rotation: Rotation = state.rotation
+        self._looking: asyncio.Task[None] | None = None
         self._shutdown_s = shutdown_s
         self.companion = Companion(beside, self._stop) if beside else None
 
@@ -203,14 +225,42 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what has been imported and wired stays: full collections need not look at it, and pause the streams less
         gc.set_threshold(*GC_THRESHOLDS)
-        for server in self.servers:
-            for listener in server.sockets:
-                host, port = listener.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                log.info("proxy listening on http://%s:%d", shown, port)
-        if self.companion is not None and self.servers:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self.companion.start(host, port, self._turns.hub.settings.worker_key)
+        if self._rotation:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._look_at_keys)
+        addresses = [listener.getsockname()[:2] for server in self.servers for listener in server.sockets]
+        ports = self._services.ports
+        if ports is not None and addresses:
+            ports.agents, ports.control = addresses[0][1], addresses[-1][1]
+        for host, port in addresses:
+            whose = "" if ports is None else " (control plane)" if port == ports.control else " (agents)"
+            log.info("proxy listening on http://%s:%d%s", f"[{host}]" if ":" in host else host, port, whose)
+        if self.companion is not None and addresses:
+            host, port = addresses[-1]
+            self.companion.start(host, port, self._services.keys.own)
+
+    def _look_at_keys(self) -> None:
+        self._looking = asyncio.create_task(self._rotation.look(at_once=True))
+
+
+def _two_listeners(settings: ProxySettings) -> list[socket.socket] | None:
+    """The agents' and the control plane's, in this order; None: one listener, which uvicorn makes.
+
+    Raises: ConfigError: an address that can't be listened on.
+    """
+    if settings.control_port is None:
+        return None
+    wanted = {"port": (settings.host, settings.port)}
+    wanted["control_port"] = (settings.control_host or settings.host, settings.control_port)
+    found: list[socket.socket] = []
+    for field, (host, port) in wanted.items():
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+            found.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+        except OSError as error:
+            for listener in found:
+                listener.close()
+            raise ConfigError(f"{field}: can't listen on {host}:{port}: {error.strerror}", field=field) from None
+    return found
 
 
 def run(settings: ProxySettings, beside: Beside | None = None) -> int:
@@ -247,11 +297,12 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
             timeout_keep_alive=75,
             timeout_graceful_shutdown=5,  # after the streams: idle connections and the workers' goodbyes
         ),
+        app.state,
         app.state.turns,
         settings.shutdown_s,
         beside,
     )
-    server.run()
+    server.run(sockets=_two_listeners(settings))
     if server.companion is not None and server.companion.failure is not None:
         raise server.companion.failure
     return 0 if server.started else 1

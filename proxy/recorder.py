@@ -18,6 +18,7 @@ import msgspec
 from proxy import metrics
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
 from proxy.contracts.records import OPEN, IndexRow, Session, Turn
+from proxy.keys import check_generation
 from proxy.paths import Paths
 from proxy.recording import InFlight, Recording
 from proxy.sessions import limits
@@ -52,14 +53,17 @@ class Recorder:
         self._paths = Paths()
         self._accounting: set[asyncio.Task[None]] = set()
 
-    async def enter(self, trial_id: str, *, again: bool = False) -> Recording:
+    async def enter(self, trial_id: str, *, again: bool = False, shown: int | None = None) -> Recording:
         """The session's recording, up to date, open for one more turn. again: perhaps not one more; `check` says when it is.
+        shown: the generation of the key that the agent shows; None where no key is asked for.
 
-        Raises: NotFound, Gone (completed or deleted), BudgetSpent (and the session has ended), StoreUnavailable.
+        Raises: Forbidden (a key that has been rotated away), NotFound, Gone (completed or deleted), BudgetSpent (and the
+            session has ended), StoreUnavailable.
         """
         recording = await self._refresh(trial_id)
         session = recording.session
         assert session is not None
+        check_generation(shown, session.key_generation)
         if session.status != "open":
             raise Gone(f"the session has ended ({session.end_reason or session.status})")
         if not again:

@@ -74,17 +74,19 @@ class Turns:
                 wait.cancel()
 
     async def open(
-        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client, *, again: bool = False
-    ) -> Answering:
+        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client, *, again: bool = False,
+        shown: int | None = None,
+    ) -> Answering:  # fmt: skip
         """Make the request ready: its session entered, its place found, its streams open. Then `await` its `run()`.
 
         Args: again: the client says that it has sent this before (`retries.py`).
+            shown: the generation of the agent's key.
         Raises: StenoError, with nothing recorded and nothing sent.
         """
         queued = self.clock()
         if self._draining:
             raise Stopping("the proxy is about to stop")
-        recording = await self.recorder.enter(trial_id, again=again)
+        recording = await self.recorder.enter(trial_id, again=again, shown=shown)
         if asked.after or asked.refers:
             asked = await stored.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)

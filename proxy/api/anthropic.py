@@ -15,9 +15,9 @@ from proxy.keys import Keyring
 _PATHS = [f"{path}/count_tokens" for path in Messages.paths]
 
 
-def routes(hub: Hub, keys: Keyring, *, max_body_bytes: int, body_timeout_s: float) -> list[Route]:
+def routes(hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
     """Each also under `/v1/v1`, like the generation routes."""
-    endpoint = Counting(MessagesCount(), hub, keys, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s)
+    endpoint = Counting(MessagesCount(), hub, keys, **bounds)
     return [
         Route(f"/{{trial_id}}{prefix}{path}", endpoint, methods=["POST"]) for path in _PATHS for prefix in ("", "/v1")
     ]

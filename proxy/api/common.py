@@ -24,6 +24,14 @@ MSGPACK = "application/msgpack"
 _ROOMY = msgspec.msgpack.Encoder(enc_hook=str)
 
 
+@dataclass(slots=True)
+class Ports:
+    """Two ports, where the control plane has one of its own; 0 until they are listened on."""
+
+    agents: int = 0
+    control: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What the routers work with: `request.app.state.services`."""
@@ -34,6 +42,7 @@ class Services:
     recorder: Recorder
     hub: Hub
     policies: Policies
+    ports: Ports | None = None
 
 
 def services(request: Request) -> Services:
@@ -81,13 +90,19 @@ def trial(request: Request, session: Session) -> Trial:
     found = services(request)
     base = f"{base_url(request)}/{session.trial_id}"
     urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
-    return Trial(session=session, urls=urls, api_key=found.keys.agent_key(session.trial_id))
+    return Trial(session=session, urls=urls, api_key=found.keys.agent_key(session.trial_id, session.key_generation))
 
 
 def base_url(request: Request) -> str:
-    """How agents reach the proxy: `--public-url`, else the address that this request came to."""
+    """How agents reach the proxy: `--public-url`, else the address that this request came to, with the agents' port where
+    they have one of their own."""
     public = services(request).settings.public_url
-    return public if public is not None else f"{request.url.scheme}://{request.url.netloc}"
+    if public is not None:
+        return public
+    ports = services(request).ports
+    host = f"[{request.url.hostname}]" if ":" in (request.url.hostname or "") else request.url.hostname
+    where = request.url.netloc if ports is None else f"{host}:{ports.agents}"
+    return f"{request.url.scheme}://{where}"
 
 
 def error_response(error: StenoError, request_id: str) -> Response:

@@ -17,6 +17,7 @@ from proxy.contracts.canonical import Job
 from proxy.contracts.errors import NotFound, StenoError
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
+from proxy.rates import Rates
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +40,14 @@ class Counting:
     """The ASGI endpoint of one counter."""
 
     def __init__(
-        self, counter: Counter, hub: Hub, keys: Keyring, *, max_body_bytes: int, body_timeout_s: float
+        self, counter: Counter, hub: Hub, keys: Keyring, *, max_body_bytes: int, body_timeout_s: float, rates: Rates
     ) -> None:
         self._counter = counter
         self._hub = hub
         self._keys = keys
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trial_id = scope["path_params"]["trial_id"]
@@ -66,7 +68,14 @@ class Counting:
     async def _count(self, trial_id: str, scope: Scope, receive: Receive) -> bytes:
         if not valid_trial_id(trial_id):
             raise NotFound("no such trial")
-        self._keys.check_agent(key_of(scope["headers"]), trial_id)
+        await self._keys.check_current(key_of(scope["headers"]), trial_id)
+        self._rates.enter(trial_id)
+        try:
+            return await self._answer(trial_id, scope, receive)
+        finally:
+            self._rates.leave(trial_id)
+
+    async def _answer(self, trial_id: str, scope: Scope, receive: Receive) -> bytes:
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         job = self._counter.parse_count(body)
         return self._counter.count_answer(await self._hub.count(trial_id, job))

@@ -20,13 +20,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs
-from proxy.api.common import error_response
+from proxy.api.common import Ports, error_response
 from proxy.contracts.errors import BadRequest, BodyTooLarge, Forbidden, NotFound, StenoError
+from proxy.contracts.records import RESERVED_TRIAL_IDS
 
 log = logging.getLogger(__name__)
 MAX_CONTROL_BODY_BYTES = 1 << 20
 """Largest body of a control-plane call. 1 MiB holds a task description; token arrays never come in."""
 
+BOTH = frozenset({"healthz", "readyz"})
+"""First words of what is answered on either port: probes ask each whether it is there."""
 _ACTION = re.compile(r"(?:/v1)?/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<action>[A-Za-z]+)", re.DOTALL)
 
 
@@ -34,6 +37,7 @@ class Application(FastAPI):
     """FastAPI, with a short cut: its middleware and routing would be a sixth of what a small turn costs, and a tenth of a token.
 
     Attributes:
+        ports: where the control plane has one of its own; None: everything is served on every port.
         turns: (method, path after the trial id) -> the endpoint that answers it, whatever the trial.
         actions: (method, action) -> the same for `/v1beta/models/{model}:{action}`, whatever the model.
     """
@@ -42,9 +46,13 @@ class Application(FastAPI):
         super().__init__(**options)
         self.turns: Mapping[tuple[str, str], ASGIApp] = {}
         self.actions: Mapping[tuple[str, str], ASGIApp] = {}
+        self.ports: Ports | None = None
         self._base = base_path + "/"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.ports is not None and scope["type"] != "lifespan" and not self._belongs(scope, self.ports):
+            await _elsewhere(scope, receive, send)
+            return
         if scope["type"] == "http":
             path: str = scope["path"]
             start = len(self._base) if path.startswith(self._base) else 1
@@ -61,6 +69,25 @@ class Application(FastAPI):
                     await endpoint(scope, receive, send)
                     return
         await super().__call__(scope, receive, send)
+
+    def _belongs(self, scope: Scope, ports: Ports) -> bool:
+        """Whether it came to the port that serves it. The path's first word says: no trial has one of the control plane's."""
+        path: str = scope["path"]
+        start = len(self._base) if path.startswith(self._base) else 1
+        word = path[start:].partition("/")[0]
+        if word in BOTH:
+            return True
+        wanted = ports.control if word in RESERVED_TRIAL_IDS or not word else ports.agents
+        return bool((scope.get("server") or ("", 0))[1] == wanted)
+
+
+async def _elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """As if there were nothing: who may not connect to the other port need not know of it."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": ""})
+        return
+    request_id = os.urandom(8).hex()
+    await error_response(NotFound("Not Found"), request_id)(scope, receive, _with_id(send, request_id))
 
 
 class Front:

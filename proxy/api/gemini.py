@@ -114,7 +114,7 @@ class GeminiModels:
         try:
             if not valid_trial_id(trial_id):
                 raise NotFound("no such trial")
-            self._keys.check_agent(key_of(scope["headers"]), trial_id)
+            await self._keys.check_current(key_of(scope["headers"]), trial_id)
             body = self._list() if "model" not in scope["path_params"] else self._one(scope["path_params"]["model"])
         except StenoError as error:
             await client.respond(error.status, Gemini().error(error), [])
@@ -160,7 +160,7 @@ def actions(turns: Turns, hub: Hub, keys: Keyring, **limits: Any) -> dict[tuple[
     def generation(dialect: Gemini) -> Generation:
         return Generation(dialect, turns, keys, **limits)
 
-    bounds = {name: limits[name] for name in ("max_body_bytes", "body_timeout_s")}
+    bounds = {name: limits[name] for name in ("max_body_bytes", "body_timeout_s", "rates")}
     return {
         ("POST", "generateContent"): Keyed(generation(Gemini())),
         ("POST", "streamGenerateContent"): Keyed(Streaming(generation)),

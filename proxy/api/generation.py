@@ -32,6 +32,7 @@ from proxy.dialects.openai_schema import MODELS
 from proxy.dialects.responses import Responses
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
+from proxy.rates import Rates
 from proxy.retries import is_retry
 from proxy.turn import Turns
 
@@ -54,6 +55,7 @@ class Generation:
         keepalive_s: float,
         max_body_bytes: int,
         body_timeout_s: float,
+        rates: Rates,
     ) -> None:
         self._dialect = dialect
         self._turns = turns
@@ -61,6 +63,7 @@ class Generation:
         self._keepalive_s = keepalive_s
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._rates = rates
         self._named = ID_HEADERS.get(dialect.name, (b"x-request-id",))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,7 +89,14 @@ class Generation:
     async def _serve(self, trial_id: str, scope: Scope, receive: Receive, client: HttpClient) -> None:
         if not valid_trial_id(trial_id):
             raise NotFound("no such trial")
-        self._keys.check_agent(key_of(scope["headers"]), trial_id)
+        shown = self._keys.check_agent(key_of(scope["headers"]), trial_id)
+        self._rates.enter(trial_id)
+        try:
+            await self._run(trial_id, shown, scope, receive, client)
+        finally:
+            self._rates.leave(trial_id)
+
+    async def _run(self, trial_id: str, shown: int | None, scope: Scope, receive: Receive, client: HttpClient) -> None:
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         asked = self._dialect.parse(body)
         _check_images(asked, self._turns.hub)
@@ -97,7 +107,9 @@ class Generation:
         again = is_retry(scope["headers"])
         watch = _Watch(receive, client)
         try:
-            request = watch.request = await self._turns.open(trial_id, self._dialect, asked, client, again=again)
+            request = watch.request = await self._turns.open(
+                trial_id, self._dialect, asked, client, again=again, shown=shown
+            )
             client.breaks = request.broken
             if asked.stream:
                 client.keep_alive_with(self._dialect.keepalive)

@@ -35,7 +35,7 @@ class Models:
         try:
             if not valid_trial_id(trial_id):
                 raise NotFound("no such trial")
-            self._keys.check_agent(key_of(scope["headers"]), trial_id)
+            await self._keys.check_current(key_of(scope["headers"]), trial_id)
             body = self._list() if "model" not in scope["path_params"] else self._one(scope["path_params"]["model"])
         except StenoError as error:
             await client.respond(error.status, error_body(error), [])

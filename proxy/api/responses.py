@@ -46,7 +46,7 @@ class StoredResponses:
         try:
             if not valid_trial_id(trial_id):
                 raise NotFound("no such trial")
-            self._keys.check_agent(key_of(scope["headers"]), trial_id)
+            await self._keys.check_current(key_of(scope["headers"]), trial_id)
             answer = self._delete if scope["method"] == "DELETE" else self._get
             body = await answer(trial_id, response_id)
         except StenoError as error:

@@ -16,9 +16,9 @@ from starlette.responses import StreamingResponse
 
 from proxy.api.agent_http import valid_trial_id
 from proxy.api.common import ERRORS, admin, encoded, harness_of_trial, services, trial
-from proxy.contracts.errors import BadRequest, Gone, StenoError
+from proxy.contracts.errors import BadRequest, Conflict, Gone, StenoError
 from proxy.contracts.records import TRIAL_ID, Session
-from proxy.contracts.rest import Completion, SampleList, SessionPage, SessionSpec, Trial, TurnPage
+from proxy.contracts.rest import Completion, KeyRotation, SampleList, SessionPage, SessionSpec, Trial, TurnPage
 from proxy.sessions import law
 from proxy.sessions.samples import samples
 from proxy.store.base import SessionStore
@@ -205,6 +205,21 @@ async def complete(request: Request, trial_id: TrialId, outcome: Completion) -> 
     await found.store.settle(trial_id, now=time.time())
     log.info("session %s ended: %s (%s)", trial_id, session.status, session.end_reason)
     return encoded(request, session)
+
+
+@router.post(
+    "/sessions/{trial_id}/rotate-key",
+    dependencies=_admin,
+    response_model=Trial,
+    summary="The agent's next key; those before it open nothing any more",
+)
+async def rotate_key(request: Request, trial_id: TrialId, wanted: KeyRotation | None = None) -> Response:
+    found = services(request)
+    generation = await found.store.rotate_key(trial_id, wanted.generation if wanted else None)
+    if wanted is not None and wanted.generation is not None and generation != wanted.generation:
+        raise Conflict(f"the trial's key is of generation {generation} already", field="generation")
+    log.info("session %s has key generation %d", trial_id, generation)
+    return encoded(request, trial(request, await found.store.session(trial_id)))
 
 
 @router.delete(

@@ -152,6 +152,7 @@ class Session(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
+    key_generation: int = Field(1, ge=1, description="of the agent's key; earlier ones open nothing any more")
     counts: Counts = Field(default_factory=Counts)
     created_at: float
     updated_at: float

@@ -74,6 +74,18 @@ class Completion(BaseModel):
     metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
 
 
+class KeyRotation(BaseModel):
+    """`POST /sessions/{trial_id}/rotate-key`, which needs no body."""
+
+    model_config = ConfigDict(extra="forbid")
+    generation: int | None = Field(
+        None,
+        ge=1,
+        le=999_999_999,
+        description="the one to go on to, which may then be asked for again; default: the next",
+    )
+
+
 class SessionPage(BaseModel):
     """next_cursor: pass as `cursor`; None on the last page."""
 

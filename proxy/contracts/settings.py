@@ -8,7 +8,8 @@ A program declares one frozen tree of fields:
         admin_key: SecretStr | None = Field(None, description="opens the control plane")
 
 and calls `ProxySettings.load(cli, file)`. Constructing one directly (`ProxySettings(port=1)`, as tests do) reads
-neither environment nor files. Every secret `x` may also be given as `x_file`, a path whose stripped content is it.
+neither environment nor files. Every secret `x` may also be given as `x_file`, a path whose stripped content is it; `secret_files`
+says which were, for those who read them again.
 Lists take JSON or, in the environment, words between commas. A nested field is `STENO_OUTER__INNER` in the environment.
 """
 
@@ -67,6 +68,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__", hide_input_in_errors=True)
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _secret_files: dict[str, Path] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(
@@ -98,8 +100,14 @@ class Settings(BaseSettings):
         ]
         merged: dict[str, Any] = {}
         origins: dict[str, str] = {}
+        files: dict[str, Path] = {}
         for values, name_of in layers:
             cls._refuse_unknown(values, name_of)
+            for name in cls._secrets():
+                if values.get(f"{name}_file") is not None:
+                    files[name] = Path(values[f"{name}_file"])
+                elif name in values:
+                    files.pop(name, None)
             resolved = _read_secrets(dict(values), cls._secrets(), name_of)
             _merge(merged, resolved)
             for path in _paths(resolved):
@@ -109,7 +117,19 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise ConfigError(_explain(error, origins), field=_dotted(error.errors()[0]["loc"])) from None
         settings._origins.update(origins)
+        settings._secret_files.update(files)
         return settings
+
+    @property
+    def secret_files(self) -> dict[str, Path]:
+        """Secret -> the file that it was read from, of those that were."""
+        return dict(self._secret_files)
+
+    def with_secrets(self, found: Mapping[str, tuple[str, Path]]) -> Self:
+        """The same settings with these secrets, each read from a file."""
+        copy = self.model_copy(update={name: SecretStr(value) for name, (value, _) in found.items()})
+        copy._secret_files = self._secret_files | {name: path for name, (_, path) in found.items()}
+        return copy
 
     @classmethod
     def variable(cls, key: str) -> str:

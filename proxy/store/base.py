@@ -172,3 +172,9 @@ class SessionStore(Protocol):
     async def stats(self) -> dict[str, Any]:
         """For metrics and operators: backend, sessions by status, bytes where known."""
         ...
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        """Go on to this generation of the agent's key (None: the next), never back. Returns the one that is good now.
+
+        Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        ...
+

@@ -21,7 +21,7 @@ class Head(msgspec.Struct, kw_only=True):
     """What changes of a session. Times are Unix seconds; counts as in `Counts`.
 
     final: 1 once a harness has ended it, and not only a limit of its own. sealed: see tally.py. owed: 1 while a tombstone has
-    still to be accounted for.
+    still to be accounted for. rotations: of the trial's key.
     """
 
     status: str = "open"
@@ -42,6 +42,7 @@ class Head(msgspec.Struct, kw_only=True):
     final: int = 0
     sealed: int = 0
     owed: int = 0
+    rotations: int = 0
 
 
 def head_of(session: Session) -> Head:
@@ -51,6 +52,7 @@ def head_of(session: Session) -> Head:
         first_turn=session.first_turn_at, ended=session.ended_at, end_reason=session.end_reason, reward=session.reward,
         metrics=dict(session.metrics), marks=list(session.marks), turns=counts.turns, prompt=counts.prompt_tokens,
         completion=counts.completion_tokens, constrained=counts.constrained_tokens, forks=counts.forks,
+        rotations=session.key_generation - 1,
     )  # fmt: skip
 
 
@@ -74,7 +76,7 @@ def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
     return Session(
         trial_id=trial_id, group_id=head.group, status=head.status, end_reason=head.end_reason, reward=head.reward,
         metrics=dict(head.metrics), marks=list(head.marks), created_at=head.created, updated_at=head.updated,
-        first_turn_at=head.first_turn, ended_at=head.ended, **kept,
+        first_turn_at=head.first_turn, ended_at=head.ended, key_generation=head.rotations + 1, **kept,
         counts=Counts(
             turns=head.turns, prompt_tokens=head.prompt, completion_tokens=head.completion,
             constrained_tokens=head.constrained, forks=head.forks,

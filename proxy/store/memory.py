@@ -389,6 +389,11 @@ class MemoryStore:
         seen = turns_seen(after)
         awake = asyncio.Event()
         recording.watchers.add(awake)
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        head = self._get(trial_id).head
+        head.rotations = max(head.rotations, generation - 1 if generation else head.rotations + 1)
+        return head.rotations + 1
+
         try:
             while True:
                 awake.clear()

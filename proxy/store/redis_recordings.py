@@ -142,6 +142,12 @@ class RedisRecordings:
         return turns
 
     async def _chunk(self, trial_id: str, keys: TrialKeys, start: int, count: int) -> list[Turn]:
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        rotations = await self._run("rotate", [trial_keys(trial_id).session], [generation - 1 if generation else -1])
+        if rotations < 0:
+            refuse(trial_id, rotations)
+        return int(rotations) + 1
+
         pipe = self._link.client.pipeline(transaction=False)
         for key in (keys.turns, keys.ids, keys.logprobs):
             pipe.lrange(key, start, start + count - 1)

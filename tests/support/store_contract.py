@@ -67,6 +67,19 @@ class StoreContract:
         await store.add_marks("marked", ["synthetic", "text_only"])
         assert (await store.session("marked")).marks == ["text_only", "synthetic"]
 
+    async def test_a_key_goes_on_to_later_generations_only(self, store: SessionStore) -> None:
+        await store.register(session("rotated"))
+        assert (await store.session("rotated")).key_generation == 1
+        assert [await store.rotate_key("rotated", wanted) for wanted in (None, 2, 5, 3, None)] == [2, 2, 5, 5, 6]
+        await store.register(session("rotated"))
+        await record(store, "rotated-too", 1)
+        await store.rotate_key("rotated-too", None)
+        session_, rows = await store.tail("rotated-too", 0)
+        assert (session_.key_generation, len(rows)) == (2, 1)
+        assert (await store.session("rotated")).key_generation == 6
+        with pytest.raises(NotFound):
+            await store.rotate_key("nobody", None)
+
     # -- completing
 
     async def test_complete_freezes_and_again_changes_nothing(self, store: SessionStore) -> None:

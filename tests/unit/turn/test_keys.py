@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 from pydantic import SecretStr
 
+import proxy.keys
 from proxy.config import ProxySettings
 from proxy.contracts.errors import ConfigError, Forbidden, Unauthorized
-from proxy.keys import Keyring, key_of
+from proxy.keys import Keyring, check_generation, key_of
 
 
 def test_each_key_opens_its_own_thing_only() -> None:
@@ -84,3 +88,49 @@ def test_loopback_needs_no_key(host: str) -> None:
 )
 def test_the_base_path_is_the_public_urls(given: str | None, base_path: str) -> None:
     assert ProxySettings(public_url=given).base_path == base_path
+
+
+def test_a_later_generation_is_another_key_and_says_which_it_is() -> None:
+    keys = Keyring("admin")
+    shown = [keys.agent_key("a", generation) for generation in (1, 2, 12)]
+    assert len(set(shown)) == 3
+    for generation, key in zip((1, 2, 12), shown, strict=True):
+        assert key is not None and keys.check_agent(key.encode(), "a") == generation
+        with pytest.raises(Forbidden):
+            keys.check_agent(key.encode(), "b")
+    first = (shown[0] or "").removeprefix("sk-steno-")
+    for forged in (
+        f"sk-steno-2-{first}",
+        f"sk-steno-1-{first}",
+        f"sk-steno-02-{first}",
+        f"sk-steno-{'9' * 4000}-{first}",
+    ):
+        with pytest.raises(Forbidden):
+            keys.check_agent(forged.encode(), "a")
+    check_generation(None, 7)
+    check_generation(7, 7)
+    for other in (6, 8):
+        with pytest.raises(Forbidden):
+            check_generation(other, 7)
+
+
+def test_every_comparison_of_a_key_is_of_constant_time() -> None:
+    """By construction: `hmac.compare_digest`, over all candidates, and no other comparison."""
+    source = inspect.getsource(proxy.keys)
+    assert "hmac.compare_digest(key, candidate)" in inspect.getsource(proxy.keys._is_one_of)
+    for line in source.splitlines():
+        assert not re.search(r"\bkey\b\s*(==|!=|in)\s", line) or "for key in" in line or "(key in" in line, line
+    for method in (
+        Keyring.check_admin,
+        Keyring.check_agent,
+        Keyring.check_harness,
+        Keyring.is_admin,
+        Keyring.is_worker,
+    ):
+        assert "_check(" in inspect.getsource(method) or "_is_one_of(" in inspect.getsource(method)
+
+
+def test_a_keyring_shows_nothing_of_its_keys() -> None:
+    keys = Keyring("ak-secret", "wk-secret", "ts-secret")
+    shown = f"{keys!r} {keys} {ProxySettings(admin_key=SecretStr('ak-secret'))!r}"
+    assert "secret" not in shown.replace("trial_secret", "") and keys.own not in shown

@@ -1,0 +1,98 @@
+"""A trial's rates: what is let in, when a refused one may come back, and that nothing is kept of those at rest."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contracts.errors import TooManyRequests
+from proxy.rates import SWEEP_AT, Rates
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_rates_nothing_is_counted() -> None:
+    rates = Rates()
+    for _ in range(1000):
+        rates.enter("t")
+    rates.leave("t")
+    assert len(rates) == 0
+
+
+def test_a_burst_then_the_rate_and_retry_after_is_when_it_is_let_in() -> None:
+    clock = Clock()
+    rates = Rates(per_s=2.0, burst=3, clock=clock)
+    for _ in range(3):
+        rates.enter("t")
+    for _ in range(5):  # who is refused does not push its own time away
+        with pytest.raises(TooManyRequests, match="2 times a second") as refused:
+            rates.enter("t")
+        assert refused.value.retry_after_s == pytest.approx(0.5)
+    rates.enter("other")
+    clock.now += refused.value.retry_after_s
+    rates.enter("t")
+    with pytest.raises(TooManyRequests):
+        rates.enter("t")
+    clock.now += 1000.0
+    for _ in range(3):
+        rates.enter("t")
+    with pytest.raises(TooManyRequests):
+        rates.enter("t")
+
+
+def test_so_many_at_once_and_a_place_that_is_left_is_free() -> None:
+    rates = Rates(streams=2, clock=Clock())
+    rates.enter("t")
+    rates.enter("t")
+    with pytest.raises(TooManyRequests, match="2 requests in flight") as refused:
+        rates.enter("t")
+    assert refused.value.retry_after_s is not None
+    rates.enter("other")
+    rates.leave("t")
+    rates.enter("t")
+
+
+def test_a_refusal_for_the_streams_costs_nothing_of_the_rate() -> None:
+    clock = Clock()
+    rates = Rates(per_s=1.0, burst=2, streams=1, clock=clock)
+    rates.enter("t")
+    for _ in range(10):
+        with pytest.raises(TooManyRequests, match="in flight"):
+            rates.enter("t")
+    rates.leave("t")
+    rates.enter("t")
+
+
+def test_memory_follows_those_at_work() -> None:
+    clock = Clock()
+    rates = Rates(per_s=1.0, burst=1, streams=5, clock=clock)
+    rates.enter("stays")
+    for number in range(50 * SWEEP_AT):
+        clock.now += 0.01
+        rates.enter(f"t{number}")
+        rates.leave(f"t{number}")
+    assert len(rates) <= SWEEP_AT
+    rates.leave("stays")  # still there
+
+
+@given(st.lists(st.floats(0.0, 5.0), max_size=60), st.integers(1, 5))
+def test_never_more_than_the_burst_and_the_rate_in_any_stretch(gaps: list[float], burst: int) -> None:
+    clock, let_in = Clock(), []
+    rates = Rates(per_s=1.0, burst=burst, clock=clock)
+    for gap in gaps:
+        clock.now += gap
+        try:
+            rates.enter("t")
+        except TooManyRequests:
+            continue
+        let_in.append(clock.now)
+    for first, start in enumerate(let_in):
+        for count, end in enumerate(let_in[first:], 1):
+            assert count <= burst + (end - start) + 1e-6
