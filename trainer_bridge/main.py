@@ -110,7 +110,8 @@ class Duties:
         if settings.transport == "nccl":
             from trainer_bridge.weights.nccl import Nccl, workers_of
 
-            return Nccl(self._ranks, workers_of(Steno(settings.proxy, settings.key), settings.policy))
+            workers = workers_of(Steno(settings.proxy, settings.key), settings.policy)
+            return Nccl(self._ranks, workers, processes=settings.nccl_processes, deadline_s=settings.push_deadline_s)
         if settings.transport == "stream":
             return Stream(Copies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks)))
         copies = Copies(settings.weights_dir, ranks=self._ranks)

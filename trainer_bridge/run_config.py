@@ -44,6 +44,9 @@ class RunSettings(TrainerSettings):
     weights_dir_at_workers: str | None = Field(
         None, description="the same folder as workers see it, where that is another path (filesystem)"
     )
+    nccl_processes: int = Field(
+        1, ge=1, description="processes of each worker's engine: tensor x pipeline x data parallel (nccl)"
+    )
     push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
     push_deadline_s: float = Field(
         600.0, gt=0, description="a worker that has not loaded them by then is named as failed"
@@ -87,3 +90,5 @@ class RunSettings(TrainerSettings):
             raise ConfigError("eval_every and eval_config go together", field="eval_config")
         if self.weights_dir_at_workers is not None and self.transport != "filesystem":
             raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
+        if self.nccl_processes != 1 and self.transport != "nccl":
+            raise ConfigError("nccl_processes goes with transport: nccl", field="nccl_processes")
