@@ -75,16 +75,16 @@ def make_world(seed: int | str, hops: int | None = None) -> World:
 
 
 def make_misleading_world(seed: int | str, hops: int = 2) -> World:
-    """A world whose notes also name where *not* to go: "Go on to notes/amber.txt, not to notes/tulip.txt."
+    """A world whose notes also name where *not* to go: "Go on to notes/amber.txt, not to tulip."
 
-    The tiny model was never trained on these words. It follows the path that was named last and solves about one world in ten:
+    The tiny model was never trained on these words. It often follows what was named last, and solves about two worlds in five:
     something to learn from rewards alone.
     """
     rng = random.Random(f"steno-demo-misleading:{seed}")
     *names, code_word = rng.sample(WORDS, hops + 1)
     elsewhere = [word for word in WORDS if word not in (*names, code_word)]
     notes = {
-        path_of(here): f"Go on to {path_of(there)}, not to {path_of(rng.choice(elsewhere))}."
+        path_of(here): f"Go on to {path_of(there)}, not to {rng.choice(elsewhere)}."
         for here, there in itertools.pairwise(names)
     }
     notes[path_of(names[-1])] = f"The code word is {code_word}."

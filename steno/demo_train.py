@@ -39,12 +39,12 @@ from trainer_bridge.rollouts.runner import RunnerOptions, TrialRunner
 from trainer_bridge.rollouts.tasks import Task
 
 RUN = "demo"
-STEPS = 20
+STEPS = 15
 GROUP_SIZE = 8
-GROUPS_PER_STEP = 8
+GROUPS_PER_STEP = 6
 MAX_STALENESS_STEPS = 1
-IN_FLIGHT = 64
-LEARNING_RATE = 5e-4
+IN_FLIGHT = 48
+LEARNING_RATE = 3e-4
 """Hundreds of times what a model of billions would take: this one has 0.7 million parameters."""
 EVAL_WORLDS = 96
 RANKS = 2
