@@ -105,7 +105,8 @@ class Loop:
         """Until `total_steps`, or `stop`. Raises: PushFailed: no worker takes the first weights; StenoError: the proxy
         refuses."""
         await self._publish_first()
-        await self._evaluated()
+        if first := await self._evaluated():
+            await self._log(first, stepped=False)
         while not self._finished:
             started = time.monotonic()
             self._view.phase(f"waiting for {self._settings.groups_per_step} groups")
@@ -264,7 +265,8 @@ class Loop:
 
 
 def metrics_line(state: State, values: dict[str, float], stepped: bool) -> str:
-    """One line of the metrics file: what the step measured, and the books so far. stepped: False: there was nothing to train."""
+    """One line of the metrics file: what the step measured, and the books so far. stepped: False: there was nothing to train, or
+    it is the evaluation before the first step."""
     total = state.ledger.total()
     untrained = {reason.value: tokens for reason, tokens in total.untrained.items()}
     body = {

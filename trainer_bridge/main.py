@@ -62,6 +62,7 @@ def train(settings: RunSettings) -> None:
     if ranks.first:
         asyncio.run(_lead(settings, engine, crew, duties))
     else:
+        _leave_signals_to_the_first()
         crew.follow()
     duties.close()
     ranks.barrier()
@@ -117,6 +118,13 @@ class Duties:
         copies = Copies(settings.weights_dir, ranks=self._ranks)
         seen_as = settings.weights_dir_at_workers
         return Filesystem(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
+
+
+def _leave_signals_to_the_first() -> None:
+    """Launchers pass SIGTERM, and terminals Ctrl-C, to all ranks: one that ended at once would take the last checkpoint with it,
+    which all ranks write together. What the first one decides is heard in `follow`; if it died, its sockets close."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 async def _lead(settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties) -> None:

@@ -1,0 +1,29 @@
+"""`steno`, but that the first rank writes down each batch that it trains: `python -m …spy FOLDER train …`."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from trainer_bridge.orders import Batch
+from trainer_bridge.step import Stepper, StepReport
+
+
+def watch(folder: Path) -> None:
+    """FOLDER/batch-<step>.pickle: the rows and advantages of the step of that number."""
+    step = Stepper.step
+
+    def watched(self: Stepper, batch: Batch | None) -> StepReport:
+        if batch is not None:
+            (folder / f"batch-{self.steps_done + 1}.pickle").write_bytes(pickle.dumps(batch))
+        return step(self, batch)
+
+    Stepper.step = watched  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv.pop(1)))
+    from steno.cli import main
+
+    main()

@@ -1,0 +1,79 @@
+"""Something is killed (SIGKILL) while the loop runs: what was promised holds, and the loop goes on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from proxy.contracts.leases import RunView
+from tests.integration.loop.product import Product, Trainer, rolling, thread, until
+from trainer_bridge.ledger import Reason
+
+pytestmark = pytest.mark.loop
+
+
+async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledgement(one: Product) -> None:
+    """Checkpoints every two steps. The first trainer has saved step 2 and pushed step 3 when it is killed in step 4. The second
+    goes on from step 2 in a lineage of its own, and is killed when step 4 is saved and nothing is acknowledged. The third takes
+    no group for a second time, and loses none (I4, I10)."""
+    async with rolling(one, "task"):
+        first = one.train(die="trainer_bridge.engine:PolicyEngine.update:4", checkpoint_every=2)
+        await thread(first.died)
+        assert [step["step"] for step in first.steps] == [1, 2, 3]
+        [_, (a, at)] = first.saved()["path"]
+        assert at == 2
+        await thread(until, lambda: one.in_force() == f"{a}/3", "the weights of step 3 were pushed")
+        async with rolling(one, "lost", groups=1, bounded=False) as lost:
+            await lost
+
+        second = one.train(die="trainer_bridge.feed:Feed.acknowledge:1", checkpoint_every=2)
+        await thread(second.died)
+        saved = second.saved()
+        [_, _, (b, at)] = saved["path"]
+        assert b != a and at == 4
+        # Those of steps 1 and 2 too: they were acknowledged after the checkpoint that names them.
+        assert len(saved["trained_groups"]) == 8
+        assert one.in_force() in (f"{b}/2", f"{b}/3")
+
+        third = one.train(checkpoint_every=2, total_steps=8)
+        await thread(third.wait)
+    saved = third.saved()
+    [_, _, _, (c, at)] = saved["path"]
+    assert c not in (a, b) and at == 8
+    assert third.said().count("was trained before: acknowledged") == 4
+    assert one.in_force() == f"{c}/8"
+    orphans = saved["ledger"].accounts()[f"{a}/3"]
+    assert orphans.untrained[Reason.ORPHANED] == orphans.sampled > 0 and not orphans.trained
+    view: RunView = await thread(one.balance, third)
+    assert {f"{a}/3", f"{b}/3", f"{c}/5"} <= view.sampled.keys()
+
+
+async def test_a_worker_then_the_proxy_killed_in_an_update(one: Product) -> None:
+    """Weights travel through the proxy, so that either death cuts the way."""
+    async with rolling(one, "task"):
+        trainer = one.train(transport="stream")
+        await thread(trainer.until, lambda: len(trainer.steps) >= 1, "a first step")
+        version = await thread(one.stopped_in_an_update, trainer)
+        await thread(one.restart_worker)
+        await thread(served, one, trainer, version)
+        version = await thread(one.stopped_in_an_update, trainer)
+        await thread(one.restart_proxy)
+        one.stack.workers[0].send_signal(signal.SIGCONT)
+        await thread(served, one, trainer, version)
+        steps = len(trainer.steps)
+        await thread(trainer.until, lambda: len(trainer.steps) >= steps + 2, "two more steps")
+        trainer.process.send_signal(signal.SIGTERM)
+        await thread(trainer.process.wait)
+    assert trainer.saved()["path"][-1][1] == trainer.steps[-1]["step"]
+    await thread(one.balance, trainer)
+
+
+def served(one: Product, trainer: Trainer, version: str) -> None:
+    lineage, step = version.split("/")
+
+    def it_is() -> bool:
+        now = (one.in_force() or "none/0").split("/")
+        return now[0] == lineage and int(now[1]) >= int(step)
+
+    trainer.until(it_is, f"{version} or a later one is served")
