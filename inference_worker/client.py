@@ -142,7 +142,8 @@ class Client:
                 open_timeout=HANDSHAKE_S, close_timeout=SETTLE_S, user_agent_header="steno-worker",
                 additional_headers={"Authorization": f"Bearer {key}"} if key else None,
             )  # fmt: skip
-        except (OSError, InvalidHandshake, InvalidMessage, TimeoutError) as error:
+        except (OSError, InvalidHandshake, InvalidMessage, TimeoutError, ConnectionClosed) as error:
+            # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone
             logger.warning("can't reach %s: %s", self.url, str(error) or type(error).__name__)
             return False
         if again:

@@ -45,8 +45,9 @@ class TcpRelay:
         self._server.close()
         self.cut()
         self.resume()
-        for task in list(self._tasks):
-            task.cancel()
+        if self._tasks:  # they end with their sockets; cancelled, each would have asyncio complain
+            for task in (await asyncio.wait(set(self._tasks), timeout=2))[1]:
+                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
@@ -76,7 +77,11 @@ class TcpRelay:
                 writer.transport.abort()
                 return
             self.connections += 1
-            far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
+            try:
+                far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
+            except OSError:  # nobody listens there just now: as the dialling side would have it without a relay
+                writer.transport.abort()
+                return
             self._writers |= {writer, far_writer}
             self._near[writer] = far_writer
             try:

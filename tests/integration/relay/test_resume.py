@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosedError
 
+from inference_worker import client
 from proxy.contracts.errors import NoWorker, WorkerLost
 from tests.integration.relay.conftest import drain, relay, until
 from tests.support.counting import CountingEngine, ids_of
@@ -116,3 +119,19 @@ async def test_a_proxy_that_starts_again_gets_its_worker_back_and_the_old_genera
             assert worker.metric("steno_worker_channels_lost_total", code="forgotten") == 1
             worker.worker.stop()
             assert await worker.task == 0
+
+
+async def test_a_worker_outlives_a_socket_that_is_reset_before_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a load balancer does whose proxy has just gone. Sockets of one process can't meet the moment."""
+    refusals = iter([ConnectionClosedError(None, None)] * 3)
+
+    async def connect(*args: Any, **kwargs: Any) -> Any:
+        for refusal in refusals:
+            raise refusal
+        return await client.connect_for_real(*args, **kwargs)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(client, "connect_for_real", client.connect, raising=False)
+    monkeypatch.setattr(client, "connect", connect)
+    async with relay() as running:
+        await running.worker()
+        assert ids_of(await drain(running.open(10))) == list(range(10))
