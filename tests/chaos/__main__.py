@@ -1,0 +1,151 @@
+"""Beat a small deployment by a schedule, and see that nothing was lost.
+
+    python -m tests.chaos --seed 7              one seed, on a fresh deployment
+    python -m tests.chaos --seeds 1..50         many, one after the other on one deployment
+    python -m tests.chaos --seed 7 --only 0,2   the same with some of its faults left out
+    python -m tests.chaos --seed 7 --shrink     which of its faults it takes
+
+A seed that fails prints its schedule, what is wrong and the command that replays it, and keeps the logs. The schedule
+is the same each time; how processes run against each other is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.deployment import Deployment
+from tests.chaos.schedule import Schedule, draw
+from tests.chaos.story import Story, Verdict, first_versions
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int)
+    which.add_argument("--seeds", type=_seeds, help="A..B, or N for 1..N")
+    parser.add_argument("--only", type=_numbers, help="faults by number, between commas")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults as long as it fails")
+    parser.add_argument("--print", action="store_true", help="print the schedules and do nothing")
+    parser.add_argument("--within-s", type=float, help="begin no other seed after so many seconds")
+    parser.add_argument(
+        "--logs", type=Path, help="folder for the logs; default: a temporary one, kept when a seed fails"
+    )
+    parser.add_argument("--json", type=Path, help="write the result here")
+    args = parser.parse_args()
+    schedules = [draw(seed, only=args.only) for seed in (args.seeds or [args.seed])]
+    if args.print:
+        print("\n".join(map(str, schedules)))
+        return 0
+    folder = args.logs or Path(tempfile.mkdtemp(prefix="steno-chaos-"))
+    if args.shrink:
+        return asyncio.run(_shrink(args.seed, folder))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
+    verdicts = asyncio.run(_play(schedules, folder, within_s=args.within_s))
+    return _report(verdicts, len(schedules), folder, args)
+
+
+async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | None = None) -> list[Verdict]:
+    """All of them on one deployment; after a failed one, on another."""
+    verdicts: list[Verdict] = []
+    began = time.monotonic()
+    left = list(schedules)
+    while left:
+        where = folder / f"from-{left[0].seed}"
+        async with Deployment(where) as deployment:
+            versions = first_versions()
+            while left:
+                if within_s is not None and time.monotonic() - began > within_s:
+                    return verdicts
+                schedule = left.pop(0)
+                verdicts.append(await _one(deployment, schedule, versions))
+                if verdicts[-1].wrong:
+                    break
+        if not verdicts[-1].wrong:
+            shutil.rmtree(where, ignore_errors=True)
+    return verdicts
+
+
+async def _one(deployment: Deployment, schedule: Schedule, versions: list[str]) -> Verdict:
+    name = f"chaos-{schedule.seed}-{uuid.uuid4().hex[:6]}"
+    try:
+        verdict = await Story(deployment, schedule, versions, name=name).play()
+    except Exception as error:  # recorded: the seed has failed
+        verdict = Verdict(schedule.seed, [f"it could not be played to its end: {error!r}"])
+    if verdict.wrong:
+        print(f"\nFAILED {schedule}\n  as run {name}:", flush=True)
+        for sentence in verdict.wrong:
+            print(f"    {sentence}")
+        print(
+            f"  logs: {deployment.folder}\n  again: {sys.executable} -m tests.chaos --seed {schedule.seed}\n",
+            flush=True,
+        )
+    else:
+        strikes = ", ".join(sorted(fault.kind for fault in schedule.faults))
+        print(f"seed {schedule.seed}: {verdict.took_s:.1f} s, {_counted(verdict.counts)} ({strikes})", flush=True)
+    return verdict
+
+
+def _counted(counts: Counter[str]) -> str:
+    shown = ("requests", "answers", "turns", "partial", "taken over", "across updates", "answered twice", "leases")
+    return ", ".join(f"{counts[name]} {name}" for name in shown if counts[name])
+
+
+def _report(verdicts: list[Verdict], wanted: int, folder: Path, args: argparse.Namespace) -> int:
+    failed = [verdict.seed for verdict in verdicts if verdict.wrong]
+    total: Counter[str] = Counter()
+    for verdict in verdicts:
+        total.update(verdict.counts)
+    print(f"{len(verdicts)} of {wanted} seeds played, {len(failed)} failed{': ' + str(failed) if failed else ''}")
+    print(", ".join(f"{name} {count}" for name, count in sorted(total.items())))
+    if args.json is not None:
+        result: dict[str, Any] = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "wanted": wanted,
+            "played": len(verdicts), "seconds": round(sum(verdict.took_s for verdict in verdicts)), "failed": failed,
+            "counts": dict(sorted(total.items())),
+        }  # fmt: skip
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    if not failed and args.logs is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if failed or not verdicts else 0
+
+
+async def _shrink(seed: int, folder: Path) -> int:
+    """Leave out one fault after the other for as long as what is left still fails."""
+    kept = tuple(range(len(draw(seed).faults)))
+    if not (await _play([draw(seed)], folder / "all"))[0].wrong:
+        print("it does not fail this time")
+        return 0
+    for number in kept:
+        fewer = tuple(one for one in kept if one != number)
+        if (await _play([draw(seed, only=fewer)], folder / f"without-{number}"))[0].wrong:
+            kept = fewer
+    print(f"it takes: python -m tests.chaos --seed {seed} --only {','.join(map(str, kept))}\n{draw(seed, only=kept)}")
+    return 1
+
+
+def _seeds(text: str) -> list[int]:
+    first, dots, last = text.partition("..")
+    return list(range(int(first), int(last) + 1)) if dots else list(range(1, int(first) + 1))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""Three replicas, three workers and a Redis as processes, with a relay on every line between them, to be mistreated.
+
+Lives in one event loop, where its relays run. Processes go on from one seed to the next, but for those that a seed ends; `heal`
+puts everything back in order. Output of each goes to FOLDER/NAME.log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from tests.chaos.schedule import REPLICAS, WORKERS
+from tests.support.redis_server import RedisServer
+from tests.support.stack import ROOT, free_port
+from tests.support.tcprelay import TcpRelay
+
+PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 --sweep-s 1 --shutdown-s 3 --keepalive-s 0.5
+           --body-timeout-s 5 --host 127.0.0.1""".split()
+START_S = 60.0
+CLOCK_JUMP_S = 8.0
+"""A lease that is granted meanwhile lasts so much longer."""
+DISK_BYTES = 96 * 2**20
+
+
+class Redis(RedisServer):
+    """On a disk of its own, where this machine lets one be mounted. Attributes: disk: that disk's folder, or None."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk: Path | None = folder / "redis-disk"
+        self.disk.mkdir(parents=True, exist_ok=True)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(self.disk)]
+        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+            self.disk = None
+        options = ("--dir", str(self.disk)) if self.disk else ()
+        super().__init__(options=(*options, "--enable-debug-command", "yes", "--save", "", "--loglevel", "warning"))
+
+    def ensure(self) -> None:
+        """Runs, and answers."""
+        self.free_disk()
+        self.resume()
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        with self.client() as client:
+            client.execute_command("CLIENT UNPAUSE")
+            client.config_set("maxmemory", 0)
+
+    def fill_disk(self) -> None:
+        assert self.disk is not None
+        with contextlib.suppress(OSError), (self.disk / "filler").open("wb") as filler:
+            while True:
+                filler.write(b"\0" * 65536)
+                filler.flush()
+
+    def free_disk(self) -> None:
+        if self.disk is not None:
+            (self.disk / "filler").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        super().close()
+        if self.disk is not None:
+            subprocess.run(["umount", "--lazy", str(self.disk)], capture_output=True)
+
+
+@dataclass
+class Program:
+    """One process that is started again and again. baseline: (fds, bytes resident) once it had settled."""
+
+    name: str
+    args: list[str]
+    log: Path
+    child: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    baseline: tuple[int, int] | None = None
+    read: int = 0  # bytes of the log that have been looked at
+
+    def __post_init__(self) -> None:
+        self.read = self.log.stat().st_size if self.log.exists() else 0  # of an earlier deployment in the same folder
+
+    @property
+    def runs(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+    def start(self) -> None:
+        if self.runs:
+            return
+        with self.log.open("ab") as out:
+            self.child = subprocess.Popen(
+                [sys.executable, *self.args], stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=ROOT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        self.starts += 1
+        self.baseline = None
+
+    def signal(self, number: int) -> None:
+        if self.runs:
+            assert self.child is not None
+            self.child.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        if self.child is not None:
+            self.child.wait()
+
+    async def ended(self, within_s: float) -> bool:
+        until = time.monotonic() + within_s
+        while self.runs and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        return not self.runs
+
+    def usage(self) -> tuple[int, int]:
+        """(open file descriptors, bytes resident)"""
+        assert self.child is not None
+        process = psutil.Process(self.child.pid)
+        return process.num_fds(), process.memory_info().rss
+
+    def new_log(self) -> str:
+        """What it has written since last asked."""
+        with self.log.open("rb") as file:
+            file.seek(self.read)
+            data = file.read()
+        self.read += len(data)
+        return data.decode(errors="replace")
+
+
+class Deployment:
+    """`async with Deployment(folder) as deployment:`. Raises RuntimeError naming what does not come up.
+
+    Attributes:
+        agents, store: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.redis = Redis(folder)
+        self.ports = [free_port() for _ in range(REPLICAS)]
+        self.agents: list[TcpRelay] = []
+        self.store: list[TcpRelay] = []
+        self.links: list[TcpRelay] = []
+        self.replicas: list[Program] = []
+        self.workers: list[Program] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    def url(self, replica: int) -> str:
+        """As agents reach it, through their relay."""
+        return f"http://127.0.0.1:{self.agents[replica].port}"
+
+    def direct(self, replica: int) -> str:
+        return f"http://127.0.0.1:{self.ports[replica]}"
+
+    @property
+    def programs(self) -> list[Program]:
+        return [*self.replicas, *self.workers]
+
+    async def __aenter__(self) -> Deployment:
+        enter = self._stack.enter_async_context
+        self._stack.callback(self._close)
+        self.store = [await enter(TcpRelay("127.0.0.1", self.redis.port)) for _ in range(REPLICAS)]
+        self.agents = [await enter(TcpRelay("127.0.0.1", port)) for port in self.ports]
+        self.links = [await enter(TcpRelay("127.0.0.1", port)) for _ in range(WORKERS) for port in self.ports]
+        for number, port in enumerate(self.ports):
+            url = f"redis://127.0.0.1:{self.store[number].port}/0"
+            args = [
+                "-m",
+                "tests.chaos.clock",
+                str(CLOCK_JUMP_S),
+                "proxy",
+                "--port",
+                str(port),
+                "--redis-url",
+                url,
+                *PROXY,
+            ]
+            self.replicas.append(Program(f"r{number}", args, self.folder / f"r{number}.log"))
+        for number in range(WORKERS):
+            links = self.links[number * REPLICAS : (number + 1) * REPLICAS]
+            dial = [word for link in links for word in ("--proxy", f"ws://127.0.0.1:{link.port}")]
+            args = ["-m", "tests.chaos.engine", "--worker-id", f"w{number}", *dial]
+            self.workers.append(Program(f"w{number}", args, self.folder / f"w{number}.log"))
+        await self.heal()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    def _close(self) -> None:
+        for program in self.programs:
+            program.signal(signal.SIGCONT)
+            program.signal(signal.SIGTERM)
+        until = time.monotonic() + 8
+        for program in self.programs:
+            if program.child is not None:
+                try:
+                    program.child.wait(max(0.1, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    program.kill()
+        self.redis.close()
+
+    # -- order
+
+    async def heal(self) -> None:
+        """Everything runs, every line carries, every replica has every worker and Redis."""
+        await asyncio.to_thread(self.redis.ensure)
+        for relay in (*self.agents, *self.store, *self.links):
+            relay.delay_s, relay.cut_after_bytes, relay.accepting = 0.0, None, True
+            relay.resume()
+        for program in self.programs:
+            program.signal(signal.SIGCONT)
+            program.start()
+        for replica in self.replicas:
+            if not await self._listens(replica):
+                raise RuntimeError(f"{replica.name} did not come up\n{replica.log.read_text()[-3000:]}")
+            replica.signal(signal.SIGUSR1)
+        await self._whole()
+
+    async def _listens(self, replica: Program) -> bool:
+        port = self.ports[self.replicas.index(replica)]
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if not replica.runs:
+                replica.start()  # its port may have been somebody's for a moment, or a drain has ended it
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def _whole(self) -> None:
+        until = time.monotonic() + START_S
+        wrong = ""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
+            while time.monotonic() < until:
+                for program in self.programs:
+                    program.start()
+                wrong = await self._lacks(http)
+                if not wrong:
+                    return
+                await asyncio.sleep(0.05)
+        raise RuntimeError(f"the deployment does not come to order: {wrong}")
+
+    async def _lacks(self, http: aiohttp.ClientSession) -> str:
+        for number in range(REPLICAS):
+            try:
+                async with http.get(self.direct(number) + "/readyz") as response:
+                    if response.status != 200:
+                        return f"r{number} is not ready: {await response.text()}"
+                async with http.get(self.direct(number) + "/workers") as response:
+                    items = (await response.json())["items"]
+            except (aiohttp.ClientError, TimeoutError) as error:
+                return f"r{number}: {error!r}"
+            able = {one["id"] for one in items if one["connected"] and not one["draining"] and not one.get("behind")}
+            if len(able) < WORKERS:
+                return f"r{number} has {sorted(able)}: {items}"
+        return ""

@@ -1,0 +1,176 @@
+"""What must hold after a seed, by the numbers of docs/architecture.md. Pure: records and what agents saw in, sentences out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from proxy.contracts.leases import RunView
+from proxy.contracts.records import Session, Turn, bytes_to_floats, bytes_to_ids
+from tests.chaos.agents import Trial
+from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render
+from tests.chaos.trainer import Taken
+
+Versions = Sequence[str]
+"""All versions that there were, in the order in which they were posted."""
+
+
+def check_turns(turns: Sequence[Turn], versions: Versions) -> list[str]:
+    """I1, I2, I10: every id, log-probability and version of a session's turns is what the engine samples there."""
+    wrong: list[str] = []
+    whole: dict[str, bytes] = {}  # turn id -> prompt and completion
+    for turn in turns:
+        name = f"{turn.turn_id} (number {turn.index})"
+        if turn.turn_id in whole:
+            wrong.append(f"I3: turn {name} is on record twice")
+        if turn.parent_id is not None and turn.parent_id not in whole:
+            wrong.append(f"I2: turn {name} goes on from {turn.parent_id}, which does not stand before it")
+            continue
+        prompt = (whole[turn.parent_id] if turn.parent_id else b"") + turn.new_prompt_ids
+        whole[turn.turn_id] = prompt + turn.completion_ids
+        if turn.new_prompt_ids and bytes_to_ids(turn.new_prompt_ids).tolist() != render(turn.messages):
+            wrong.append(f"I1: the new prompt ids of turn {name} are not those of its messages")
+        wrong += [f"{problem} (turn {name})" for problem in _check_completion(turn, prompt, versions)]
+    return wrong
+
+
+def _check_completion(turn: Turn, prompt: bytes, versions: Versions) -> Iterable[str]:
+    if not turn.prompt_digest:
+        if turn.completion_ids:
+            yield "I1: sampled tokens without a prompt"
+        return
+    digest = prompt_digest(prompt)
+    if digest != turn.prompt_digest:
+        yield "I2: its prompt is not its path's tokens and its new ones"
+        return
+    expected = answer(digest)
+    ids = bytes_to_ids(turn.completion_ids).tolist()
+    if ids != [token.id for token in expected[: len(ids)]]:
+        yield f"I1: its {len(ids)} completion ids are not what was sampled"
+        return
+    if not turn.partial and len(ids) != len(expected):
+        yield f"I9: it counts as whole with {len(ids)} tokens of {len(expected)}"
+    if not turn.partial:
+        content, calls = message_of(expected)
+        said = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in turn.reply.get("tool_calls") or ()
+        ]
+        if ((turn.reply.get("content") or ""), said) != (content, calls):
+            yield f"I1: its reply is not what its tokens say: {turn.reply}"
+    yield from _check_versions(turn, digest, len(ids), versions)
+    if turn.workers and [(span.start, span.end) for span in turn.workers] != _joined(turn.workers, len(ids)):
+        yield f"I9: its workers' spans have gaps: {turn.workers}"
+
+
+def _check_versions(turn: Turn, digest: bytes, count: int, versions: Versions) -> Iterable[str]:
+    if [(span.start, span.end) for span in turn.versions] != _joined(turn.versions, count):
+        yield f"I10: its version spans have gaps: {turn.versions}"
+        return
+    order = [versions.index(span.version) if span.version in versions else -1 for span in turn.versions]
+    if -1 in order or order != sorted(order):
+        yield f"I10: versions that there were not, or not in this order: {turn.versions}"
+        return
+    logprobs = bytes_to_floats(turn.sampling_logprobs).tolist()
+    wanted = [logprob(digest, at, span.version) for span in turn.versions for at in range(span.start, span.end)]
+    if logprobs != wanted:
+        yield "I1, I10: its log-probabilities are not those of its tokens under their versions"
+
+
+def _joined(spans: Sequence[object], count: int) -> list[tuple[int, int]]:
+    """Bounds as they are if they join from 0 to count, else []."""
+    bounds = [(span.start, span.end) for span in spans]  # type: ignore[attr-defined]
+    edges = [0, *(end for _, end in bounds)]
+    fits = all(start == edge for (start, _), edge in zip(bounds, edges, strict=False)) and edges[-1] == count
+    return bounds if fits else [(-1, -1)]
+
+
+def check_seen(trial: Trial, turns: Sequence[Turn]) -> tuple[list[str], int]:
+    """I3: what an agent saw finished is on record, as it saw it, and once.
+
+    Returns: (what is wrong, whole turns that no agent saw, beside another of the same request: a retry at another replica while
+    the first one was finishing, see Retries in docs/recording-format.md).
+    """
+    wrong: list[str] = []
+    known = {turn.turn_id: turn for turn in turns}
+    for seen in trial.seen:
+        turn = known.get(seen.turn_id)
+        if turn is None:
+            wrong.append(f"I3: {trial.trial_id} saw {seen.turn_id} finished ({seen.asked!r}), and it is not on record")
+            continue
+        said = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in turn.reply.get("tool_calls") or ()
+        ]
+        if turn.partial or turn.superseded_by:
+            wrong.append(
+                f"I3: {trial.trial_id} saw {seen.turn_id} finished, and on record it is {turn.finish_reason}, superseded by "
+                f"{turn.superseded_by}"
+            )
+        elif ((turn.reply.get("content") or ""), said) != (seen.content, seen.calls):
+            wrong.append(
+                f"I3: {trial.trial_id} saw {seen.content!r} {seen.calls} of {seen.turn_id}, on record: {turn.reply}"
+            )
+        elif [call["id"] for call in turn.reply.get("tool_calls") or ()] != seen.call_ids:
+            wrong.append(f"I3: the tool calls of {seen.turn_id} have other ids on record than {seen.call_ids}")
+    twice = 0
+    last = Counter((turn.parent_id, str(turn.messages[-1].get("content"))) for turn in turns if _counts(turn))
+    for (_, asked), count in last.items():
+        if count > 1:
+            twice += count - 1
+            if asked not in trial.retried:
+                wrong.append(f"I3: {trial.trial_id} asked {asked!r} once, and {count} whole turns answer it")
+    return wrong, twice
+
+
+def _counts(turn: Turn) -> bool:
+    return not turn.partial and turn.superseded_by is None and bool(turn.messages)
+
+
+def check_session(trial: Trial, session: Session, turns: Sequence[Turn]) -> list[str]:
+    """It is as it was completed, and its counts are its turns'."""
+    wrong: list[str] = []
+    if session.status != "completed" or session.reward is None:
+        wrong.append(f"{trial.trial_id} is {session.status} with reward {session.reward}, and was completed")
+    tokens = sum(turn.completion_tokens for turn in turns)
+    if (session.counts.turns, session.counts.completion_tokens) != (len(turns), tokens):
+        wrong.append(f"I4: {trial.trial_id} counts {session.counts}, and has {len(turns)} turns of {tokens} tokens")
+    return wrong
+
+
+def tokens_by_version(turns: Iterable[Turn]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for turn in turns:
+        for span in turn.versions:
+            counted[span.version] += span.end - span.start
+    return counted
+
+
+def check_ledger(view: RunView, taken: Taken, recorded: Counter[str], groups: int) -> list[str]:
+    """I4: sampled = recorded + what was refused as late + what was deleted; and the same = trained + not trained, per version.
+
+    recorded: tokens of all records that are left.
+    """
+    wrong: list[str] = []
+    for group_id, leases in taken.acknowledged.items():
+        if len(leases) > 1:
+            wrong.append(f"I4: group {group_id} was acknowledged {len(leases)} times")
+    where = view.groups
+    if (where.running, where.ready, where.leased, where.used) != (
+        0,
+        0,
+        0,
+        0,
+    ) or where.acknowledged + where.empty != groups:
+        wrong.append(f"I4: of {groups} groups: {where}")
+    trained: Counter[str] = Counter()
+    for [lease, *_] in taken.acknowledged.values():
+        for counted in lease.tokens.values():
+            trained.update(counted)
+    sampled, not_trained = Counter(view.sampled), Counter[str]()
+    for counted in view.not_trained.values():
+        not_trained.update(counted)
+    if +sampled != trained + not_trained:
+        wrong.append(f"I4: sampled {view.sampled}, trained {dict(trained)}, not trained {view.not_trained}")
+    gone = Counter(view.not_trained.get("late", {})) + Counter(view.not_trained.get("deleted", {}))
+    if +sampled != recorded + gone:
+        wrong.append(f"I4: sampled {view.sampled}, recorded {dict(recorded)}, late or deleted {dict(gone)}")
+    return wrong

@@ -1,0 +1,146 @@
+"""What a seed does to a deployment, drawn up front: who asks what, and which fault comes when. Pure.
+
+Times are seconds from the start of the seed. Agents and faults name replicas, workers and links by number.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+REPLICAS, WORKERS = 3, 3
+FAULTS_WITHIN_S = 2.5
+FAULTS = {
+    # kind: (weight, seconds that it lasts at least, at most); what it is done to is drawn from the kind's first word
+    "worker-kill": (4, 0.0, 1.0),  # SIGKILL, and started again so much later
+    "worker-stop": (2, 0.2, 2.5),  # SIGSTOP; longer than silence_s + resume_grace_s: its streams are lost
+    "worker-drain": (1, 0.0, 0.5),  # SIGTERM
+    "replica-kill": (3, 0.0, 0.5),
+    "replica-stop": (1, 0.2, 2.0),
+    "replica-drain": (1, 0.0, 0.3),
+    "replica-clock": (1, 0.5, 2.0),  # its wall clock jumps ahead, and back
+    "link-cut": (3, 0.0, 0.0),  # between a worker and a replica
+    "link-half": (1, 0.0, 0.0),
+    "link-stall": (2, 0.2, 3.0),
+    "link-slow": (1, 0.2, 1.0),
+    "agents-cut": (2, 0.0, 0.0),  # all connections of agents to a replica
+    "agents-slow": (1, 0.2, 1.0),
+    "agents-bytes": (1, 0.0, 0.0),  # cut once so many more bytes have passed
+    "store-cut": (2, 0.0, 0.0),  # between a replica and Redis
+    "store-stall": (1, 0.2, 1.5),
+    "redis-kill": (2, 0.0, 0.5),
+    "redis-stop": (1, 0.2, 1.5),
+    "redis-pause": (1, 0.2, 1.0),  # CLIENT PAUSE
+    "redis-full": (1, 0.2, 1.0),  # maxmemory, noeviction
+    "redis-disk": (1, 0.2, 0.6),  # its disk is full: with appendfsync always it gives up
+    "policy-update": (3, 0.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    at_s: float
+    kind: str
+    target: int = 0  # worker, replica; of a link: worker * REPLICAS + replica
+    lasts_s: float = 0.0
+    amount: int = 0  # bytes, of agents-bytes
+
+    def __str__(self) -> str:
+        of = {"link": f"w{self.target // REPLICAS}-r{self.target % REPLICAS}", "worker": f"w{self.target}"}
+        where = (
+            "" if self.kind.split("-")[0] in ("redis", "policy") else of.get(self.kind.split("-")[0], f"r{self.target}")
+        )
+        lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
+        return f"{self.at_s:5.2f} s  {self.kind:<14} {where:<6}{lasts}" + (
+            f" after {self.amount} B" if self.amount else ""
+        )
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One trial.
+
+    client: `raw` marks its retries as SDKs do and may go to another replica with each request; `sdk` is the official one.
+    streams: which of its turns are streamed. forks: a turn after which it asks something of its own, without history.
+    slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the middle and is completed by
+    its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in flight.
+    """
+
+    start_s: float
+    turns: int
+    client: str
+    replicas: tuple[int, ...]
+    streams: tuple[bool, ...]
+    end: str = "completed"
+    gone_after_s: float = 0.0
+    forks: int = -1
+    slow: bool = False
+
+    def __str__(self) -> str:
+        how = "".join("s" if stream else "-" for stream in self.streams)
+        on = "".join(map(str, self.replicas))
+        extra = (f" after {self.gone_after_s:.2f} s" if self.gone_after_s else "") + (" slow" if self.slow else "")
+        fork = f" forks after {self.forks}" if self.forks >= 0 else ""
+        return f"{self.start_s:5.2f} s  {self.client} {self.turns} turns {how} on {on}, {self.end}{extra}{fork}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    seed: int
+    agents: tuple[Agent, ...]
+    faults: tuple[Fault, ...]
+    group_size: int = 2
+    trainer: tuple[str, ...] = field(
+        default=()
+    )  # what the trainer does with each lease in turn: ack, release, lapse, late
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: groups of {self.group_size}, the trainer will {', '.join(self.trainer)}"]
+        lines += [f"  agent {number}  {agent}" for number, agent in enumerate(self.agents)]
+        return "\n".join(lines + [f"  fault {number}  {fault}" for number, fault in enumerate(self.faults)])
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def draw(seed: int, *, only: tuple[int, ...] | None = None) -> Schedule:
+    """Args: only: of its faults, those with these numbers (to find out which of them it takes)."""
+    dice = random.Random(seed)
+    agents = tuple(_agent(dice) for _ in range(dice.randint(4, 8)))
+    faults = sorted((_fault(dice) for _ in range(dice.randint(2, 6))), key=lambda fault: fault.at_s)
+    trainer = tuple(dice.choices(["ack", "release", "lapse", "late"], [6, 1, 1, 1], k=8))
+    kept = faults if only is None else [faults[number] for number in only if number < len(faults)]
+    return Schedule(seed, agents, tuple(kept), dice.choice((1, 2, 2, 3)), trainer)
+
+
+def _agent(dice: random.Random) -> Agent:
+    turns = dice.randint(2, 5)
+    client = dice.choices(["raw", "sdk"], [4, 1])[0]
+    home, hops = dice.randrange(REPLICAS), dice.random() < 0.6
+    end = dice.choices(["completed", "gone", "cut-short", "deleted", "deleted-early"], [8, 1, 1, 1, 1])[0]
+    streamed = dice.random() < 0.7
+    return Agent(
+        start_s=round(dice.uniform(0.0, 1.0), 2),
+        turns=turns,
+        client=client,
+        replicas=tuple(dice.randrange(REPLICAS) if hops else home for _ in range(turns)),
+        streams=tuple(client == "raw" and streamed and dice.random() < 0.8 for _ in range(turns)),
+        end=end,
+        gone_after_s=round(dice.uniform(0.3, 2.0), 2) if end in ("gone", "cut-short", "deleted-early") else 0.0,
+        forks=dice.randrange(turns) if dice.random() < 0.2 else -1,
+        slow=dice.random() < 0.15,
+    )
+
+
+def _fault(dice: random.Random) -> Fault:
+    kind = dice.choices(list(FAULTS), [weight for weight, _, _ in FAULTS.values()])[0]
+    _, least, most = FAULTS[kind]
+    among = {"worker": WORKERS, "link": WORKERS * REPLICAS, "redis": 1, "policy": 1}.get(kind.split("-")[0], REPLICAS)
+    return Fault(
+        at_s=round(dice.uniform(0.1, FAULTS_WITHIN_S), 2),
+        kind=kind,
+        target=dice.randrange(among),
+        lasts_s=round(dice.uniform(least, most), 2),
+        amount=dice.randint(200, 20_000) if kind == "agents-bytes" else 0,
+    )

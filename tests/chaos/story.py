@@ -1,0 +1,274 @@
+"""One seed from its beginning to its verdict: agents, harness and trainer at work while the faults of its schedule strike."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from proxy.client import AsyncSteno
+from proxy.contracts.errors import Gone, NotFound, StenoError
+from proxy.contracts.policy import UpdateSpec
+from proxy.contracts.records import Turn
+from proxy.contracts.rest import Completion, GroupSpec
+from tests.chaos import faults
+from tests.chaos.agents import OVER, Speaker, Trial
+from tests.chaos.deployment import Deployment
+from tests.chaos.invariants import check_ledger, check_seen, check_session, check_turns, tokens_by_version
+from tests.chaos.predict import BASE_VERSION
+from tests.chaos.schedule import REPLICAS, Fault, Schedule
+from tests.chaos.trainer import Trainer
+from tests.support.shards import tensor, write
+
+CONTROL_S = 60.0
+"""Within this a call of the control plane succeeds: every fault is over long before."""
+SETTLE_S = 20.0
+SLACK_FDS = 16
+SLACK_BYTES = 96 * 2**20
+LINEAGE = "chaos"
+ALARMS = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)")
+ALLOWED = (
+    re.compile(
+        r"ERROR proxy\.choice .* could not be recorded, \d+ tokens: the session store does not answer"
+    ),  # and the agent was told
+    re.compile(r"ERROR.*can't start|ERROR.*\[Errno 98\]"),  # a port that is still somebody's: it is started again
+)
+
+
+@dataclass
+class Verdict:
+    """What became of a seed. wrong: broken invariants, in words. counts: what happened, to be read."""
+
+    seed: int
+    wrong: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    took_s: float = 0.0
+
+
+class Story:
+    """Args: steps: versions posted to this deployment so far, extended here."""
+
+    def __init__(self, deployment: Deployment, schedule: Schedule, versions: list[str], *, name: str) -> None:
+        self._deployment = deployment
+        self._schedule = schedule
+        self._versions = versions
+        self._run_id = name
+        self._verdict = Verdict(schedule.seed)
+        self._trials: list[Trial] = []
+        self._clients: list[AsyncSteno] = []
+        self._calls = 0
+
+    async def play(self) -> Verdict:
+        """Raises: RuntimeError: the deployment did not come to order again."""
+        began = time.monotonic()
+        async with AsyncExitStack() as stack:
+            connector = aiohttp.TCPConnector(limit=0)
+            http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+            for number in range(REPLICAS):
+                client = AsyncSteno(self._deployment.direct(number), retries=0, timeout_s=8.0)
+                self._clients.append(await stack.enter_async_context(client))
+            for program in self._deployment.programs:
+                program.baseline = program.baseline or program.usage()
+            groups = await self._register()
+            trainer = Trainer(self._clients, self._run_id, self._schedule.trainer)
+            training = asyncio.create_task(trainer.run(len(groups)))
+            start = time.monotonic()
+            speakers = [asyncio.create_task(self._trial(trial, http, start)) for trial in self._trials]
+            strikes = [asyncio.create_task(self._strike(fault, start)) for fault in self._schedule.faults]
+            for done in await asyncio.gather(*strikes, return_exceptions=True):
+                if isinstance(done, BaseException):
+                    self._wrong(f"a fault could not be carried out: {done!r}")
+            await self._deployment.heal()
+            for done in await asyncio.gather(*speakers, return_exceptions=True):
+                if isinstance(done, BaseException):
+                    self._wrong(f"a trial's harness failed: {done!r}")
+            await self._frozen(http)
+            await self._train(training, trainer)
+            await self._look(trainer, groups)
+            await http.close()
+        await self._settled()
+        self._read_logs()
+        self._verdict.took_s = time.monotonic() - began
+        return self._verdict
+
+    # -- what happens
+
+    async def _register(self) -> list[str]:
+        agents, size = self._schedule.agents, self._schedule.group_size
+        groups = []
+        for first in range(0, len(agents), size):
+            group_id = f"{self._run_id}-{first}"
+            spec = GroupSpec(group_id=group_id, run_id=self._run_id, size=len(agents[first : first + size]))
+            made = await self._control("create_group", spec)
+            found = [one.session.trial_id for one in made.trials]
+            self._trials += [Trial(*pair) for pair in zip(found, agents[first : first + size], strict=True)]
+            groups.append(group_id)
+        return groups
+
+    async def _strike(self, fault: Fault, start: float) -> None:
+        await asyncio.sleep(max(0.0, start + fault.at_s - time.monotonic()))
+        await faults.strike(self._deployment, fault, self._update)
+        self._verdict.counts[fault.kind] += 1
+
+    async def _update(self) -> None:
+        step = len(self._versions)
+        self._versions.append(f"{LINEAGE}/{step}")
+        folder = self._deployment.folder / "weights" / str(step)
+        manifest = write(folder, {"a.safetensors": {"x": tensor([8, 8], step)}})
+        await self._control(
+            "post_update",
+            UpdateSpec(lineage=LINEAGE, step=step, transport="filesystem", location=str(folder), manifest=manifest),
+        )
+
+    async def _trial(self, trial: Trial, http: aiohttp.ClientSession, start: float) -> None:
+        """The agent, and the end of its session as its harness makes it."""
+        speaking = asyncio.create_task(Speaker(self._deployment, trial, http).run(start))
+        if trial.agent.end in ("cut-short", "deleted-early"):
+            await asyncio.wait({speaking}, timeout=trial.agent.start_s + trial.agent.gone_after_s)
+            await self._end(trial)
+        await speaking
+        await self._end(trial)
+        if trial.failure:
+            self._wrong(f"{trial.trial_id} failed: {trial.failure}")
+
+    async def _end(self, trial: Trial) -> None:
+        """May be repeated, and is: what a killed replica has left unfinished is finished with it."""
+        if trial.agent.end.startswith("deleted"):
+            await self._control("delete", trial.trial_id)
+            trial.deleted = True
+        else:
+            await self._control("complete", trial.trial_id, Completion(reward=float(len(trial.trial_id) % 2)))
+        trial.ended = True
+
+    async def _control(self, call: str, *args: object) -> Any:
+        """A call of the control plane at one replica after the other, until it is answered."""
+        until = time.monotonic() + CONTROL_S
+        while True:
+            self._calls += 1
+            try:
+                return await getattr(self._clients[self._calls % REPLICAS], call)(*args)
+            except StenoError as error:
+                if not error.retryable or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(0.1)
+
+    async def _frozen(self, http: aiohttp.ClientSession) -> None:
+        """Late requests are refused, at every replica."""
+        for place, trial in enumerate(self._trials):
+            await self._end(trial)
+            url = f"{self._deployment.direct(place % REPLICAS)}/{trial.trial_id}/v1/chat/completions"
+            async with http.post(url, json={"messages": [{"role": "user", "content": "late"}]}) as response:
+                if response.status not in OVER:
+                    self._wrong(f"{trial.trial_id} has ended, and a late request was answered {response.status}")
+
+    async def _train(self, training: asyncio.Task[None], trainer: Trainer) -> None:
+        until = time.monotonic() + CONTROL_S
+        while not training.done() and time.monotonic() < until:
+            await asyncio.wait({training}, timeout=0.3)
+            view = await self._control("run", self._run_id)
+            if view.groups.running + view.groups.ready + view.groups.leased == 0:
+                break
+        training.cancel()
+        [result] = await asyncio.gather(training, return_exceptions=True)
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            self._wrong(f"the trainer failed: {result!r}")
+
+    # -- what must hold
+
+    async def _look(self, trainer: Trainer, groups: list[str]) -> None:
+        recorded: Counter[str] = Counter()
+        counts = self._verdict.counts
+        for trial in self._trials:
+            counts["requests"] += trial.attempts
+            counts["answers"] += len(trial.seen)
+            if trial.deleted:
+                await self._is_gone(trial)
+                continue
+            turns = await self._turns(trial.trial_id)
+            session = await self._control("session", trial.trial_id)
+            wrong, twice = check_seen(trial, turns)
+            counts["answered twice"] += twice
+            counts["turns"] += len(turns)
+            counts["partial"] += sum(turn.partial for turn in turns)
+            counts["taken over"] += sum(bool(turn.workers) for turn in turns)
+            counts["across updates"] += sum(len(turn.versions) > 1 for turn in turns)
+            for sentence in [*wrong, *check_turns(turns, self._versions), *check_session(trial, session, turns)]:
+                self._wrong(sentence)
+            recorded += tokens_by_version(turns)
+        view = await self._control("run", self._run_id)
+        for sentence in check_ledger(view, trainer.taken, recorded, len(groups)):
+            self._wrong(sentence)
+        counts["tokens"] += sum(recorded.values())
+        counts["leases"] += trainer.taken.grants
+        counts["acknowledgements refused"] += trainer.taken.refused
+
+    async def _turns(self, trial_id: str) -> list[Turn]:
+        turns: list[Turn] = []
+        while True:
+            page = await self._control("turn_page", trial_id)
+            turns += page.items
+            if page.next_start is None:
+                return turns
+
+    async def _is_gone(self, trial: Trial) -> None:
+        try:
+            turns = await self._turns(trial.trial_id)
+            self._wrong(f"{trial.trial_id} was deleted and still has {len(turns)} turns")
+        except (Gone, NotFound):
+            pass
+        left = await asyncio.to_thread(self._keys_of, trial.trial_id)
+        if left - {"session"}:
+            self._wrong(f"{trial.trial_id} was deleted and left {sorted(left)}")
+
+    def _keys_of(self, trial_id: str) -> set[str]:
+        with self._deployment.redis.client() as client:
+            return {key.decode().rsplit(":", 1)[1] for key in client.keys(f"steno:{{{trial_id}}}:*")}
+
+    async def _settled(self) -> None:
+        """Descriptors and memory are back where they were, and nobody is busy with anything."""
+        until = time.monotonic() + SETTLE_S
+        while True:
+            off = []
+            for program in self._deployment.programs:
+                fds, memory = program.usage()
+                most_fds, most_memory = program.baseline or (fds, memory)
+                if fds > most_fds + SLACK_FDS:
+                    off.append(f"{program.name} has {fds} descriptors open, and had {most_fds}")
+                if memory > most_memory + SLACK_BYTES:
+                    off.append(f"{program.name} takes {memory >> 20} MiB, and took {most_memory >> 20}")
+            for number in range(REPLICAS):
+                for one in await self._clients_of(number):
+                    if one["in_flight"]:
+                        off.append(f"at r{number}, {one['id']} still has {one['in_flight']} streams")
+            if not off:
+                return
+            if time.monotonic() > until:
+                for sentence in off:
+                    self._wrong(sentence)
+                return
+            await asyncio.sleep(0.2)
+
+    async def _clients_of(self, number: int) -> list[dict[str, object]]:
+        async with AsyncSteno(self._deployment.direct(number)) as client:
+            return await client.workers()
+
+    def _read_logs(self) -> None:
+        for program in self._deployment.programs:
+            lines = program.new_log().splitlines()
+            for place, line in enumerate(lines):
+                if ALARMS.search(line) and not any(allowed.search(line) for allowed in ALLOWED):
+                    self._wrong(f"log of {program.name}: " + "\n      ".join(lines[place : place + 12]))
+                    break
+
+    def _wrong(self, sentence: str) -> None:
+        self._verdict.wrong.append(sentence)
+
+
+def first_versions() -> list[str]:
+    return [BASE_VERSION]
