@@ -78,7 +78,7 @@ class OpenChoice:
         """Begin again from nothing. What was sampled is recorded as a turn of its own that broke (I4), and that this one is in
         place of. Raises: as `Recorder.commit`."""
         transcript = self.transcript
-        facts = msgspec.structs.replace(self.facts, retry_of=None, answer_id=None)
+        facts = msgspec.structs.replace(self.facts, retry_of=None, answer_id=None, request=None)
         lost = OpenChoice(
             self._recorder, self._recording, self.index, self.order, self.stream, transcript, facts, self.plan
         )
@@ -106,7 +106,7 @@ class OpenChoice:
         turn, row = self._record(None, self.transcript.delivered, still_open=True)
         if not self.plan.settled:
             self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, settled=True)
-        await self._recorder.commit(self._recording, turn, row)
+        await self._recorder.commit(self._recording, turn, row, self.facts.request)
 
     async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
         """Commit, to the end even if this task is cancelled meanwhile: half a commit is none. Nothing is recorded of what failed
@@ -132,14 +132,14 @@ class OpenChoice:
         turn, row = self._record(error, transcript.tokens if in_one_piece else transcript.delivered)
         try:
             try:
-                turn.index = await recorder.commit(self._recording, turn, row)
+                turn.index = await recorder.commit(self._recording, turn, row, self.facts.request)
                 self._keep_path(turn)
             except Gone as gone:
                 if turn.partial:
                     raise
                 # Frozen while this turn ran, at another replica or in the instant before: it was in flight, so it is partial.
                 turn, row = self._record(gone, transcript.delivered)
-                turn.index = await recorder.commit(self._recording, turn, row)
+                turn.index = await recorder.commit(self._recording, turn, row, self.facts.request)
                 raise
         except StenoError as failure:
             if turn.index < 0:

@@ -18,6 +18,7 @@ from proxy.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, W
 from proxy.plan import Plan, fork_reason_now
 from proxy.recording import Recording
 from proxy.sessions.normalise import message_digest
+from proxy.store.base import Asked
 from proxy.streams import Stream
 from proxy.transcript import Transcript
 
@@ -28,7 +29,8 @@ _CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_
 class Facts(msgspec.Struct):
     """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
 
-    changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`.
+    changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: as
+    its retries know it; None: nothing else will come of it.
     """
 
     dialect: str
@@ -40,6 +42,7 @@ class Facts(msgspec.Struct):
     last_token: float | None = None
     answer_id: str | None = None
     retry_of: str | None = None
+    request: Asked | None = None
 
 
 def turn_of(

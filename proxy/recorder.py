@@ -22,7 +22,7 @@ from proxy.keys import check_generation
 from proxy.paths import Paths
 from proxy.recording import InFlight, Recording
 from proxy.sessions import limits
-from proxy.store.base import Path, SessionStore, Tail
+from proxy.store.base import Asked, Path, SessionStore, Tail
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +216,10 @@ class Recorder:
         if recording is not None:
             self._bytes -= recording.cost_bytes
 
-    async def commit(self, recording: Recording, turn: Turn, row: IndexRow) -> int:
+    async def commit(self, recording: Recording, turn: Turn, row: IndexRow, asked: Asked | None = None) -> int:
         """Make a turn durable (I3), whole or still open. When this returns, the event that waits for it may leave.
+
+        Args: asked: as `SessionStore.commit`.
 
         Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable.
         """
@@ -225,7 +227,7 @@ class Recorder:
         if row.finish == OPEN:
             recording.running.setdefault(row.turn_id, -1)
         try:
-            number = await self.store.commit(recording.trial_id, turn, row, now=self._clock())
+            number = await self.store.commit(recording.trial_id, turn, row, now=self._clock(), asked=asked)
         except StoreUnavailable:
             metrics.STORE_ERRORS.labels("commit").inc()
             raise

@@ -48,13 +48,16 @@ class Host(Protocol):
         """The request is answered."""
         ...
 
-    def refused(self, request: Request) -> None:
+    async def refused(self, request: Request) -> None:
         """The request ended with nothing on record."""
         ...
 
 
 class Request:
-    """One request in flight, with its `n` choices. `recorder.InFlight` for those who end sessions."""
+    """One request in flight, with its `n` choices. `recorder.InFlight` for those who end sessions.
+
+    again: it is a retry of what may be on record, or run at another replica.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,10 @@ class Request:
         asked: CanonicalRequest,
         client: Client,
         found: Plan,
+        *,
+        again: bool = False,
     ) -> None:
+        self.again = again
         self.recording = recording
         self.dialect = dialect
         self.plan = found
@@ -150,7 +156,7 @@ class Request:
                     failure if isinstance(failure, StenoError) else Stopping("the request that was joined failed")
                 )
             if failure is not None and not any(choice.commit or choice.saving for choice in self.choices):
-                self._turns.refused(self)
+                await self._turns.refused(self)
             if self._clock is not None:
                 self._clock.cancel()
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]

@@ -6,15 +6,17 @@ the same conversation, tools, options, format, model and sampling asked for. The
 
     it runs here                        the client joins it and gets its answer from the beginning (`joined.py`)
     its answer is whole, on record      it is given again, with the same ids; nothing is sampled (`replay.py`)
-    it broke, or runs somewhere else    it is asked again, and the turns on record of it are superseded
+    it broke, or is open elsewhere      it is asked again, and the turns on record of it are superseded
+    nothing of it is on record          it is asked again; what another replica records later is superseded (`store/again.py`)
 
 An answer that was gone on from has arrived, so it is no candidate. Among several, one that did not reach its client goes
-first, then the newest. A request that ended here without a turn on record is remembered for its retry: that one is new.
+first, then the newest. A request that was refused with nothing on record is remembered for its retry, at any replica: that one
+is new. One that nobody looked at (its connection was refused, or its trial's rate was spent) is not, and its retry may get an
+identical sibling's answer.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -38,16 +40,15 @@ WINDOW_S = 900.0
 have waited for the answer until its own timeout, mostly 600 s."""
 MOST_TURNS = 256
 """Of those asked alike, how many are looked at; an answer has at most 128."""
-MOST_REFUSALS = 4096
 
 
-def is_retry(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether the client says that it has sent this request before."""
+def retries_so_far(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """How often the client says that it has sent this request before; 0: this is no retry."""
     for name, value in headers:
         least = MARKS.get(name)
         if least is not None and len(value) < 10 and value.isdigit() and int(value) >= least:
-            return True
-    return False
+            return int(value) - least + 1
+    return 0
 
 
 @dataclass(slots=True)
@@ -167,20 +168,3 @@ def _ended_at(turn: Turn) -> float:
     """Unix seconds, about: the last that is known of it."""
     timings = turn.timings
     return timings.last_token or timings.started or timings.queued
-
-
-class Refusals:
-    """Requests that ended here with nothing on record: their retries are no retries of anybody else's turn."""
-
-    def __init__(self) -> None:
-        self._until: OrderedDict[bytes, float] = OrderedDict()
-
-    def note(self, key: bytes, now: float) -> None:
-        self._until[key] = now + WINDOW_S
-        self._until.move_to_end(key)
-        while len(self._until) > MOST_REFUSALS:
-            self._until.popitem(last=False)
-
-    def take(self, key: bytes, now: float) -> bool:
-        """Whether such a request was refused lately; it counts for one retry."""
-        return self._until.pop(key, 0.0) > now

@@ -34,6 +34,7 @@ from proxy.request import ABORT_S, Request
 from proxy.retries import Sought
 from proxy.routing import NoTokenizer
 from proxy.sessions import law, limits
+from proxy.store.base import Asked
 from proxy.streams import Stream
 from proxy.transcript import Transcript
 from proxy.waiting import NOT_YET
@@ -58,7 +59,6 @@ class Turns:
         self._default_max_tokens = default_max_tokens
         self._running: set[Request] = set()
         self._draining = False
-        self._refusals = retries.Refusals()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and wait for those in flight; what still runs after `timeout_s` is kept as partial turns."""
@@ -74,33 +74,35 @@ class Turns:
                 wait.cancel()
 
     async def open(
-        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client, *, again: bool = False,
+        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client, *, again: int = 0,
         shown: int | None = None,
     ) -> Answering:  # fmt: skip
         """Make the request ready: its session entered, its place found, its streams open. Then `await` its `run()`.
 
-        Args: again: the client says that it has sent this before (`retries.py`).
+        Args: again: how often the client says that it has sent this before (`retries.py`).
             shown: the generation of the agent's key.
         Raises: StenoError, with nothing recorded and nothing sent.
         """
         queued = self.clock()
-        if self._draining:
-            raise Stopping("the proxy is about to stop")
-        recording = await self.recorder.enter(trial_id, again=again, shown=shown)
+        recording = await self.recorder.enter(trial_id, again=bool(again), shown=shown)
         if asked.after or asked.refers:
             asked = await stored.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)
         found = await plan(self.recorder, recording, job)
-        superseded: dict[int, str] = {}
-        if again:
-            earlier = await self._earlier(recording, dialect, Sought(dialect.name, asked, found), client)
+        sought = Sought(dialect.name, asked, found)
+        key, superseded = sought.key(trial_id), dict[int, str]()
+        if self._draining:
+            await self._refused(recording, key, queued, again=bool(again))
+            raise Stopping("the proxy is about to stop")
+        if again and (again := await self._noted(trial_id, sought, key, queued, again)):
+            earlier = await self._earlier(recording, dialect, sought, client)
             if not isinstance(earlier, dict):
                 return earlier
             superseded = earlier
             await self.recorder.check(recording)
         await self._check_room(recording, asked.n)
-        request = Request(self, recording, dialect, asked, client, found)
-        facts = Facts(dialect.name, asked, changed, queued)
+        request = Request(self, recording, dialect, asked, client, found, again=bool(again))
+        facts = Facts(dialect.name, asked, changed, queued, request=Asked(key, bool(superseded)))
         try:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)
@@ -113,7 +115,7 @@ class Turns:
             for choice in request.choices:
                 choice.stream.cancel("a sibling could not be started")
             if isinstance(error, StenoError):
-                self.refused(request)
+                await self._refused(recording, key, queued, again=request.again)
             raise
         recording.in_flight.add(request)
         self._running.add(request)
@@ -125,9 +127,6 @@ class Turns:
     ) -> Answering | dict[int, str]:
         """What answers a retry: a request that runs, or a recorded answer; or the turns, by choice, that a new one supersedes."""
         trial_id, count = recording.trial_id, metrics.RETRIES.labels
-        if self._refusals.take(sought.key(trial_id), self.clock()):
-            count(dialect.name, "new").inc()
-            return {}
         running = [one for one in recording.in_flight if isinstance(one, Request) and one.sought.same(sought)]
         for request in sorted(running, key=Request.urgency):
             joined = request.join(sought.asked, client)
@@ -135,6 +134,8 @@ class Turns:
                 count(dialect.name, "joined").inc()
                 return joined
             await request.done.wait()
+        # What came on record since this was entered, and before it was noted, is seen only now.
+        recording = await self.recorder.enter(trial_id, again=True)
         earlier = await retries.on_record(self.recorder, recording, sought, self.clock())
         if earlier is None:
             count(dialect.name, "new").inc()
@@ -146,10 +147,32 @@ class Turns:
         count(dialect.name, "superseded").inc()
         return {choice: turn.turn_id for choice, turn in earlier.turns.items()}
 
-    def refused(self, request: Request) -> None:
-        """The request ended with nothing on record. If it was no retry of what is, its own retry is not either."""
-        if not any(choice.facts.retry_of for choice in request.choices):
-            self._refusals.note(request.sought.key(request.recording.trial_id), self.clock())
+    async def _noted(self, trial_id: str, sought: Sought, key: bytes, queued: float, again: int) -> int:
+        """Note the `again`th retry of a request, before anybody looks for what it repeats. 0: nothing, since that was refused.
+
+        Raises: Gone, StoreUnavailable."""
+        if await self.recorder.store.asked_again(
+            trial_id, key, began=queued, count=again, n=sought.asked.n, now=self.clock()
+        ):
+            metrics.RETRIES.labels(sought.dialect, "new").inc()
+            return 0
+        return again
+
+    async def refused(self, request: Request) -> None:
+        """The request ended with nothing on record."""
+        facts = request.choices[0].facts
+        assert facts.request is not None
+        await self._refused(request.recording, facts.request.key, facts.queued, again=request.again)
+
+    async def _refused(self, recording: Recording, key: bytes, queued: float, *, again: bool) -> None:
+        """If it was no retry of what may be on record, its own retry is not either. A failure to note it is only counted."""
+        if again:
+            return
+        try:
+            await self.recorder.store.refused(recording.trial_id, key, began=queued, now=self.clock())
+        except StenoError as error:
+            metrics.STORE_ERRORS.labels("refused").inc()
+            log.warning("a refusal is not noted: %s", error.message)
 
     def forget(self, request: Request) -> None:
         """The request is answered."""

@@ -33,7 +33,7 @@ from proxy.dialects.responses import Responses
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
 from proxy.rates import Rates
-from proxy.retries import is_retry
+from proxy.retries import retries_so_far
 from proxy.turn import Turns
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Generation:
         if asked.dropped:
             metrics.dropped(self._dialect.name, asked.dropped)
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
-        again = is_retry(scope["headers"])
+        again = retries_so_far(scope["headers"])
         watch = _Watch(receive, client)
         try:
             request = watch.request = await self._turns.open(

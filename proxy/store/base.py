@@ -39,6 +39,16 @@ class Path(NamedTuple):
     reply: dict[str, Any]
 
 
+class Asked(NamedTuple):
+    """Which request a turn answers, for those that clients send again.
+
+    key: 16 bytes, equal for equal requests of a trial. found: it is a retry, and what it repeats was on record when it came.
+    """
+
+    key: bytes
+    found: bool = False
+
+
 class SessionStore(Protocol):
     """Beside the sessions: `policies`, what is remembered of policies and their updates, and `runs`, of runs and leases."""
 
@@ -131,11 +141,13 @@ class SessionStore(Protocol):
         """Tokens of these turns (numbers as in `Turn.index`, root first), concatenated, and the last one's reply."""
         ...
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
         """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
         compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
         on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
         still open (`finish_reason` OPEN): then this one takes its place, under its number.
+
+        asked: the turn is paired with what came of the same request elsewhere (`asked_again`), whichever is recorded first.
 
         Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
         flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a
@@ -156,7 +168,27 @@ class SessionStore(Protocol):
         ...
 
     async def hidden(self, trial_id: str, turn_id: str) -> bool: ...
+    async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
+        """A request was refused with nothing on record: its retry, at any replica, repeats nobody else's turn. Nothing if a retry
+        of it has come already, nor if there is no such session (any more). Counts for one retry each time."""
+        ...
+
+    async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
+        """A request has come that its client marks as a retry, its `count`th. True: it was refused before, which counts for this
+        one retry. False: it is noted, to be told by `began` (its turns' `timings.queued`): a turn of an equal request that
+        began before it, and comes on record after this, is superseded by the turn of the retry, once both are there.
+
+        Of unmarked turns one at most, and that only if the retry's own `Asked.found` is False: others are legitimate siblings. Of
+        earlier retries all that count less."""
+        ...
+
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None: ...
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        """Go on to this generation of the agent's key (None: the next), never back. Returns the one that is good now.
+
+        Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        ...
+
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         """In commit order, whole: messages and tools are put back from where they are stored once."""
         ...
@@ -172,9 +204,3 @@ class SessionStore(Protocol):
     async def stats(self) -> dict[str, Any]:
         """For metrics and operators: backend, sessions by status, bytes where known."""
         ...
-    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
-        """Go on to this generation of the agent's key (None: the next), never back. Returns the one that is good now.
-
-        Raises: NotFound, Gone (deleted), StoreUnavailable."""
-        ...
-

@@ -221,11 +221,12 @@ def decode_turn(
     text_at: Callable[[int], Any],
     delivered: int | None,
     superseded_by: str | None = None,
+    retry_of: str | None = None,
 ) -> Turn:
     """Put a turn back together.
 
     Args: text_at: the value of the text at a position. delivered: a count recorded after the commit, None if there is none.
-        superseded_by: recorded with the commit of that turn.
+        superseded_by: recorded with the commit of that turn. retry_of: found out when the other turn was recorded, or this one.
     """
     row, meta = entry.row, entry.meta
     settings, tools, *said = [text_at(position) for position in entry.refs]
@@ -239,7 +240,7 @@ def decode_turn(
         attempt=meta.attempt,
         answer_id=unpack_id(meta.choice[0]) if meta.choice else None,
         choice=meta.choice[1] if meta.choice else 0,
-        retry_of=unpack_id(meta.retry_of),
+        retry_of=retry_of if meta.retry_of is None else unpack_id(meta.retry_of),
         superseded_by=superseded_by,
         new_prompt_ids=new_prompt_ids,
         prompt_tokens=entry.prompt_tokens,

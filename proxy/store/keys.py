@@ -13,6 +13,8 @@
                                          weighs; mark_delivered adds the count, hide a mark
     steno:{T}:events             stream  60 s after the last  events: exists only while somebody watches; commit, complete and
                                          watcher              delete add to it then, so an unwatched session pays nothing
+    steno:{T}:again              hash    3600 s after the     refused, asked_again; commit pairs what runs at several
+                                         last                 replicas
     steno:group:{G}              string  none                 create_group; goes with the last of its sessions
     steno:{:index}:pending       zset    none                 every write that changes what lists show, before it does
     steno:{:index}:all           zset    none                 publish: trial -> created_at
@@ -73,6 +75,7 @@ class TrialKeys(NamedTuple):
     digests: str
     numbers: str
     events: str
+    again: str
 
 
 def trial_keys(trial_id: str) -> TrialKeys:

@@ -15,7 +15,8 @@ from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Conflict, Gone, NotFound
 from proxy.contracts.leases import NotTrained
 from proxy.contracts.records import OPEN, Group, IndexRow, Session, Turn
-from proxy.store.base import Page, Path, Tail
+from proxy.store.again import AskedAgain
+from proxy.store.base import Asked, Page, Path, Tail
 from proxy.store.codec import (
     FIRST_MESSAGE,
     EncodedTurn,
@@ -39,10 +40,11 @@ from proxy.store.views import END, Event, Position, end_event, position, turn_ev
 
 class _Recording:
     """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit.
-    `superseded`: turn_id -> that of the turn which took its place."""
+    `superseded`: turn_id -> that of the turn which took its place; `retries`: the other way round, where that was
+    found out later."""
 
     __slots__ = (
-        "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "numbers", "superseded",
+        "again", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "numbers", "retries", "superseded",
         "texts", "turns", "watchers",
     )  # fmt: skip
 
@@ -58,6 +60,8 @@ class _Recording:
         self.delivered: dict[int, int] = {}
         self.hidden: set[str] = set()
         self.superseded: dict[str, str] = {}
+        self.retries: dict[str, str] = {}
+        self.again = AskedAgain()
         self.watchers: set[asyncio.Event] = set()
 
     def append(self) -> None:
@@ -65,6 +69,14 @@ class _Recording:
         self.turns.append(b"")
         self.ids.append(b"")
         self.logprobs.append(b"")
+
+    def pair(self, asked: Asked, turn: Turn, began: float) -> None:
+        """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
+        superseded = self.superseded
+        for earlier, later in self.again.recorded(
+            asked, turn.choice, turn.turn_id, began, partial=turn.partial, superseded=superseded
+        ):
+            superseded[earlier], self.retries[later] = later, earlier
 
     def put(self, number: int, encoded: EncodedTurn, before: Entry | None) -> None:
         """A turn in its place, or in that of what was on record of it while it was open."""
@@ -296,7 +308,7 @@ class MemoryStore:
         reply_at = decode_entry(recording.turns[numbers[-1]]).refs[-1]
         return Path(path_ids([recording.ids[number] for number in numbers]), unpack(recording.texts[reply_at]))
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
         recording = self._recordings.get(trial_id)
         if recording is None:
             self._came_late(trial_id, turn)
@@ -325,6 +337,8 @@ class MemoryStore:
                 head.turns += 1
                 head.prompt += encoded.new_prompt_tokens
                 head.forks += encoded.fork
+                if asked is not None:
+                    recording.pair(asked, turn, encoded.began_at)
             recording.wake()
         turn.index = number
         return number
@@ -364,9 +378,21 @@ class MemoryStore:
     async def hidden(self, trial_id: str, turn_id: str) -> bool:
         return turn_id in self._get(trial_id).hidden
 
+    async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
+        if (recording := self._recordings.get(trial_id)) is not None:
+            recording.again.refused(key, began=began, now=now)
+
+    async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
+        return self._get(trial_id).again.came(key, began=began, count=count, n=n, now=now)
+
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         head = self._get(trial_id).head
         head.marks = list(dict.fromkeys([*head.marks, *marks]))
+
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        head = self._get(trial_id).head
+        head.rotations = max(head.rotations, generation - 1 if generation else head.rotations + 1)
+        return head.rotations + 1
 
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         recording = self._get(trial_id)
@@ -378,6 +404,7 @@ class MemoryStore:
         return decode_turn(
             number, entry, recording.ids[number], recording.logprobs[number], lambda at: unpack(recording.texts[at]),
             recording.delivered.get(number), recording.superseded.get(entry.row.turn_id),
+            recording.retries.get(entry.row.turn_id),
         )  # fmt: skip
 
     # -- what watchers see
@@ -389,11 +416,6 @@ class MemoryStore:
         seen = turns_seen(after)
         awake = asyncio.Event()
         recording.watchers.add(awake)
-    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
-        head = self._get(trial_id).head
-        head.rotations = max(head.rotations, generation - 1 if generation else head.rotations + 1)
-        return head.rotations + 1
-
         try:
             while True:
                 awake.clear()

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import IndexRow, Turn
-from proxy.store.base import Path, Tail
+from proxy.store.again import MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
+from proxy.store.base import Asked, Path, Tail
 from proxy.store.codec import (
     FIRST_MESSAGE,
     EncodedTurn,
@@ -77,13 +78,16 @@ class RedisRecordings:
             refuse(trial_id, CLOSED)
         return Path(path_ids(elements), unpack(packed))
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
         encoded = encode_turn(turn, row)
         keys = trial_keys(trial_id)
-        reply = await self._run("commit", keys, _commit_args(encoded, self._known.packed(trial_id, encoded), now))
+        which = (place(asked, turn.choice), b"1" if asked.found else b"0") if asked is not None else (b"", b"0")
+        reply = await self._run(
+            "commit", keys, _commit_args(encoded, self._known.packed(trial_id, encoded), now, which)
+        )
         if reply[0] == RESEND:
             everything = [pack(text.raw) for text in encoded.texts]
-            reply = await self._run("commit", keys, _commit_args(encoded, everything, now))
+            reply = await self._run("commit", keys, _commit_args(encoded, everything, now, which))
         number: int = reply[0]
         if number < 0:
             if number in (CLOSED, SEALED):
@@ -125,10 +129,24 @@ class RedisRecordings:
         [found] = await self._link.ask(("HEXISTS", trial_keys(trial_id).numbers, name))
         return bool(found)
 
+    async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
+        args = [key, repr(began), repr(now), MOST_REFUSALS, int(RETRY_MEMORY_S * 1000)]
+        await self._run("refused", [trial_keys(trial_id).again], args)
+
+    async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
+        args = [key, repr(began), count, n, repr(now), REFUSED_S, MOST_RETRIES, int(RETRY_MEMORY_S * 1000)]
+        return bool(await self._run("again", [trial_keys(trial_id).again], args))
+
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))
         if outcome != 1:
             refuse(trial_id, outcome)
+
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        rotations = await self._run("rotate", [trial_keys(trial_id).session], [generation - 1 if generation else -1])
+        if rotations < 0:
+            refuse(trial_id, rotations)
+        return int(rotations) + 1
 
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         await self.tail(trial_id, NO_ROWS)
@@ -142,12 +160,6 @@ class RedisRecordings:
         return turns
 
     async def _chunk(self, trial_id: str, keys: TrialKeys, start: int, count: int) -> list[Turn]:
-    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
-        rotations = await self._run("rotate", [trial_keys(trial_id).session], [generation - 1 if generation else -1])
-        if rotations < 0:
-            refuse(trial_id, rotations)
-        return int(rotations) + 1
-
         pipe = self._link.client.pipeline(transaction=False)
         for key in (keys.turns, keys.ids, keys.logprobs):
             pipe.lrange(key, start, start + count - 1)
@@ -158,7 +170,7 @@ class RedisRecordings:
         positions = sorted({ref for entry in entries for ref in entry.refs})
         pipe = self._link.client.pipeline(transaction=False)
         names = [_name(entry.row.turn_id) for entry in entries]
-        pipe.hmget(keys.numbers, [*names, *(name + b"<" for name in names)])
+        pipe.hmget(keys.numbers, [name + mark for mark in (b"", b"<", b">") for name in names])
         for first, last in _runs(positions):
             pipe.lrange(keys.texts, first, last)
         numbers, *runs = await self._link.call(pipe.execute())
@@ -175,18 +187,19 @@ class RedisRecordings:
                 logprobs[i],
                 lambda at: unpack(texts[at]),
                 _delivered(numbers[i]),
-                _superseding(numbers[len(entries) + i]),
+                _turn_id(numbers[len(entries) + i]),
+                _turn_id(numbers[2 * len(entries) + i]),
             )
             for i, entry in enumerate(entries)
         ]
 
 
-def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float) -> list[Any]:
+def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float, which: tuple[bytes, bytes]) -> list[Any]:
     state = b"open" if encoded.open else b"1" if encoded.partial else b"0"
     args: list[Any] = [
         pack_id(encoded.turn_id), state, encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
         encoded.new_prompt_tokens, encoded.completion_tokens, encoded.constrained_tokens, b"1" if encoded.fork else b"0",
-        repr(encoded.began_at), repr(now), pack_id(encoded.retry_of) or b"",
+        repr(encoded.began_at), repr(now), pack_id(encoded.retry_of) or b"", *which,
     ]  # fmt: skip
     for text, rest in zip(encoded.texts, packed, strict=True):
         args += (text.digest, rest)
@@ -205,7 +218,7 @@ def _name(turn_id: str) -> bytes:
     return packed if isinstance(packed, bytes) else str(packed).encode()
 
 
-def _superseding(raw: bytes | None) -> str | None:
+def _turn_id(raw: bytes | None) -> str | None:
     """A turn id in `numbers`, as 6 bytes or as text."""
     return None if raw is None else raw.hex() if len(raw) == 6 else raw.decode()
 

@@ -17,6 +17,7 @@ import pytest
 from proxy.contracts.errors import StoreUnavailable
 from proxy.contracts.frames import Generate
 from proxy.contracts.records import OPEN, IndexRow, Turn, bytes_to_ids
+from proxy.store.base import Asked
 from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
@@ -79,9 +80,11 @@ async def test_an_answer_in_one_piece_is_recorded_once_and_whole() -> None:
     class Counting(MemoryStore):
         commits = 0
 
-        async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        async def commit(
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+        ) -> int:
             self.commits += 1
-            return await super().commit(trial_id, turn, row, now=now)
+            return await super().commit(trial_id, turn, row, now=now, asked=asked)
 
     store = Counting()
     async with running(ParrotEngine(says), store=store) as proxy:
@@ -92,10 +95,12 @@ async def test_an_answer_in_one_piece_is_recorded_once_and_whole() -> None:
 
 async def test_a_store_that_fails_keeps_the_block_open() -> None:
     class Failing(MemoryStore):
-        async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        async def commit(
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+        ) -> int:
             if turn.finish_reason == OPEN:
                 raise StoreUnavailable("the store is away")
-            return await super().commit(trial_id, turn, row, now=now)
+            return await super().commit(trial_id, turn, row, now=now, asked=asked)
 
     async with running(ParrotEngine(says), store=Failing()) as proxy:
         events = [event async for event in stream(proxy, "t", ASKED)]
@@ -165,10 +170,12 @@ async def test_a_commit_that_fails_leaves_what_was_on_record_to_go_on_from() -> 
     class Failing(MemoryStore):
         broken = True
 
-        async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        async def commit(
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+        ) -> int:
             if turn.finish_reason != OPEN and self.broken:
                 raise StoreUnavailable("the store is away")
-            return await super().commit(trial_id, turn, row, now=now)
+            return await super().commit(trial_id, turn, row, now=now, asked=asked)
 
     store = Failing()
     async with running(ParrotEngine(lambda request: says(request, gates={})), store=store) as proxy:

@@ -19,6 +19,7 @@ from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.errors import ContextOverflow
 from proxy.contracts.frames import Generate
 from proxy.contracts.records import IndexRow, Turn
+from proxy.store.base import Asked
 from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running, until
 from tests.support.parrot import ParrotEngine, Say
@@ -196,10 +197,12 @@ async def test_a_call_is_seen_only_once_its_turn_is_on_record() -> None:
         may = asyncio.Event()
         asked = asyncio.Event()
 
-        async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+        async def commit(
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+        ) -> int:
             self.asked.set()
             await self.may.wait()
-            return await super().commit(trial_id, turn, row, now=now)
+            return await super().commit(trial_id, turn, row, now=now, asked=asked)
 
     store = Slow()
     async with running(ParrotEngine(lambda request: Say("I look.", calls=[("", "look", "{}")])), store=store) as proxy:

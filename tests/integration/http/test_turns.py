@@ -12,7 +12,7 @@ import pytest
 
 from proxy.contracts.errors import BadRequest, ContextOverflow, StoreUnavailable
 from proxy.contracts.records import IndexRow, Turn, bytes_to_floats, bytes_to_ids
-from proxy.store.base import Path
+from proxy.store.base import Asked, Path
 from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running, until
 from tests.support.parrot import STOP_ID, ParrotEngine, Say
@@ -188,7 +188,7 @@ async def test_tokens_that_do_not_add_up_are_an_error_and_never_padded(say: Say)
 class FailingStore(MemoryStore):
     """A store whose commits fail, as one whose server has gone does."""
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
         raise StoreUnavailable("the store is gone")
 
 
@@ -213,10 +213,10 @@ class SlowStore(MemoryStore):
         self.committing = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float) -> int:
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
         self.committing.set()
         await self.go.wait()
-        return await super().commit(trial_id, turn, row, now=now)
+        return await super().commit(trial_id, turn, row, now=now, asked=asked)
 
 
 async def test_the_finish_reason_waits_for_the_commit() -> None:

@@ -46,6 +46,8 @@ async def test_redis_holds_no_other_keys(server: RedisServer, store: RedisStore)
     group, sessions = make_group("g1", 3)
     await store.create_group(group, sessions)
     await record(store, "alone", 2)
+    for trial_id in ("alone", "g1-1"):
+        assert not await store.asked_again(trial_id, b"k" * 16, began=1.0, count=1, n=1, now=1.0)
     await store.complete("g1-0", status="aborted", **END)
     await store.delete("g1-1", now=1.0, tombstone_s=60.0)
     await finished(store, "g2", run_id="r", deadline_s=1.0)
@@ -55,6 +57,7 @@ async def test_redis_holds_no_other_keys(server: RedisServer, store: RedisStore)
     page = PAGE.read_text()
     with server.client() as redis:
         found = {(key.decode(), redis.type(key).decode()) for key in redis.scan_iter("*")}
+    assert [key for key, _ in found if key.endswith(":again")] == ["steno:{alone}:again"], "a deleted one leaves none"
     for key, kind in found:
         name = re.sub(r"\{:run[^}]*\}", "{R}", re.sub(r"\{[^:}]+\}", "{T}", key)).replace("group:{T}", "group:{G}")
         name = re.sub(r"group:g\d$", "group:G", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.lease_contract import LeaseContract
+from tests.support.retry_contract import RetryContract
 from tests.support.store_contract import StoreContract
 
 
@@ -12,3 +13,7 @@ class TestRedisStore(StoreContract):
 
 class TestRedisLeases(LeaseContract):
     """Of groups and leases."""
+
+
+class TestRedisRetries(RetryContract):
+    """Of requests that clients send again."""

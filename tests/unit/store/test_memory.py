@@ -10,6 +10,7 @@ from proxy.contracts.errors import NotFound
 from proxy.store.memory import MemoryStore
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import conversation, session
+from tests.support.retry_contract import RetryContract
 from tests.support.store_contract import StoreContract
 
 
@@ -20,6 +21,10 @@ def store() -> MemoryStore:
 
 class TestMemoryLeases(LeaseContract):
     """Of groups and leases."""
+
+
+class TestMemoryRetries(RetryContract):
+    """Of requests that clients send again."""
 
 
 class TestMemoryStore(StoreContract):

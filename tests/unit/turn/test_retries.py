@@ -1,4 +1,4 @@
-"""What marks a retry, what makes two requests one, and what is remembered of those that were refused."""
+"""What marks a retry, and what makes two requests one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import pytest
 
 from proxy.contracts.canonical import CanonicalRequest, Job, ResponseFormat
 from proxy.plan import Plan
-from proxy.retries import MOST_REFUSALS, WINDOW_S, Refusals, Sought, is_retry
+from proxy.retries import Sought, retries_so_far
 
 
 @pytest.mark.parametrize(
     ("headers", "again"),
     [
-        ([], False),
-        ([(b"x-stainless-retry-count", b"0")], False),
-        ([(b"x-stainless-retry-count", b"1")], True),
-        ([(b"host", b"x"), (b"x-stainless-retry-count", b"12")], True),
-        ([(b"x-stainless-retry-count", b"-1")], False),
-        ([(b"x-stainless-retry-count", b"\xb2")], False),
-        ([(b"x-stainless-retry-count", b"9" * 5000)], False),
-        ([(b"x-envoy-attempt-count", b"1")], False),
-        ([(b"x-envoy-attempt-count", b"2")], True),
+        ([], 0),
+        ([(b"x-stainless-retry-count", b"0")], 0),
+        ([(b"x-stainless-retry-count", b"1")], 1),
+        ([(b"host", b"x"), (b"x-stainless-retry-count", b"12")], 12),
+        ([(b"x-stainless-retry-count", b"-1")], 0),
+        ([(b"x-stainless-retry-count", b"\xb2")], 0),
+        ([(b"x-stainless-retry-count", b"9" * 5000)], 0),
+        ([(b"x-envoy-attempt-count", b"1")], 0),
+        ([(b"x-envoy-attempt-count", b"2")], 1),
     ],
 )
-def test_only_a_mark_makes_a_retry(headers: list[tuple[bytes, bytes]], again: bool) -> None:
-    assert is_retry(headers) is again
+def test_only_a_mark_makes_a_retry(headers: list[tuple[bytes, bytes]], again: int) -> None:
+    assert retries_so_far(headers) == again
 
 
 def sought(
@@ -53,22 +53,3 @@ def test_a_stream_and_an_answer_in_one_piece_can_be_the_same_request() -> None:
 def test_whatever_changes_what_may_be_sampled_makes_it_another(other: Sought) -> None:
     assert not sought().same(other)
     assert sought().key("t") != other.key("t")
-
-
-def test_a_refusal_counts_for_one_retry_of_its_trial_and_not_for_ever() -> None:
-    refusals = Refusals()
-    one = sought()
-    refusals.note(one.key("t"), 100.0)
-    assert not refusals.take(one.key("other"), 101.0)
-    assert refusals.take(one.key("t"), 101.0)
-    assert not refusals.take(one.key("t"), 101.0)
-    refusals.note(one.key("t"), 100.0)
-    assert not refusals.take(one.key("t"), 100.0 + WINDOW_S)
-
-
-def test_refusals_are_bounded() -> None:
-    refusals = Refusals()
-    for i in range(MOST_REFUSALS + 1):
-        refusals.note(i.to_bytes(16, "little"), 100.0)
-    assert not refusals.take((0).to_bytes(16, "little"), 101.0)
-    assert refusals.take((1).to_bytes(16, "little"), 101.0)
