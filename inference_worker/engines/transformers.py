@@ -1,20 +1,17 @@
 """The embedded engine: a transformers model on the CPU in a thread of its own, for demos, tests and small models.
 
-Owns the thread and the way between it and asyncio: one `call_soon_threadsafe` per step carries the tokens of all streams.
-Sampling is `sampler.py`, batching `batch.py`, grammars `grammar.py`. Float32 throughout, so that log-probabilities agree with
-any other forward pass to 1e-3 (I1). A failure in the thread fails every request, and the engine stays unhealthy.
+Owns what is asked of it and who waits for which tokens. The thread is `batch_thread.py`, batching `batch.py`, sampling
+`sampler.py`, grammars `grammar.py`. Float32 throughout, so that log-probabilities agree with any other forward pass to 1e-3 (I1).
+A failure in the thread fails every request, and the engine stays unhealthy.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -22,15 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from inference_worker.engines import grammar
 from inference_worker.engines.base import Engine, StagedUpdate, TokenStep
 from inference_worker.engines.batch import Batch, Sequence
+from inference_worker.engines.batch_thread import BatchThread, Steps
 from inference_worker.engines.options import engine_options, model_directory
 from inference_worker.engines.sampler import Row
 from inference_worker.weights.tensors import Place, check_fits, places_of, read_tensors
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, WeightsRefused
 from proxy.contracts.frames import ModelCard
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MIN_TEMPERATURE = 0.01
 """vLLM's bound, kept here too: logits divided by much less overflow float32."""
@@ -103,19 +98,12 @@ class TransformersEngine:
         self._tokenizer_digest = tokenizer_digest
         self._stop_ids = stop_ids
         self._max_streams = max_streams
-        self._threads = threads
         self._prefill_tokens = prefill_tokens
         self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
-        self._asked: set[asyncio.Future[Any]] = set()
         self._places: dict[str, Place] = {}
         self._failure: str | None = None
-        self._load = (0, 0, 0.0)
-        self._commands: list[Callable[[Batch], None]] = []
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = BatchThread(self._batch, threads=threads, deliver=self._deliver, failed=self._fail)
 
     # -- what the worker asks -----------------------------------------------------------------------------------------------
 
@@ -137,26 +125,19 @@ class TransformersEngine:
     def load(self) -> tuple[int, int, float]:
         if self._failure is not None:
             self._check_alive()
-        return self._load
+        running, waiting, cached_tokens = self._thread.occupancy
+        return running, waiting, min(1.0, cached_tokens / (self._max_streams * self._context_tokens))
 
     def constrains(self, job: Job) -> bool:
         return grammar.constrains(job)
 
     async def start(self) -> None:
         """Load the model. Raises: ConfigError if its weights can't be loaded."""
-        self._loop = asyncio.get_running_loop()
-        loaded: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(loaded,), name="steno-model", daemon=True)
-        self._thread.start()
-        await loaded
+        await self._thread.start()
 
     async def stop(self) -> None:
         """Fail what runs, end the thread. Idempotent."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        await self._thread.stop()
         self._fail_requests("the engine was stopped")
 
     async def load_weights(self, update: StagedUpdate) -> float:
@@ -180,14 +161,16 @@ class TransformersEngine:
             batch.swap_weights(version, tensors, keep=keep)
             return time.monotonic() - started
 
-        seconds = await self._in_thread(swap)
+        self._check_alive()
+        seconds = await self._thread.ask(swap)
         self._version = version
         return seconds
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Between two steps. Raises: BadRequest, ContextOverflow: ids that the model can't take; EngineFailed."""
         self._check_request(token_ids, Sampling(), beside=0)
-        return await self._in_thread(lambda batch: batch.score(token_ids))
+        self._check_alive()
+        return await self._thread.ask(lambda batch: batch.score(token_ids))
 
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         return self._sample(request_id, prompt_ids, law, job)
@@ -210,7 +193,7 @@ class TransformersEngine:
         )
         inbox: asyncio.Queue[TokenStep | StenoError] = asyncio.Queue()
         self._inboxes[sequence] = inbox
-        self._command(lambda batch: batch.add(sequence))
+        self._thread.tell(lambda batch: batch.add(sequence))
         try:
             while True:
                 item = await inbox.get()
@@ -221,12 +204,12 @@ class TransformersEngine:
                     return
         finally:
             if self._inboxes.pop(sequence, None) is not None:
-                self._command(lambda batch: batch.drop(sequence))
+                self._thread.tell(lambda batch: batch.drop(sequence))
 
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineFailed(f"the engine has failed: {self._failure}")
-        if self._thread is None or self._stopping:
+        if not self._thread.runs:
             raise EngineFailed("the engine is not running")
 
     def _check_request(self, prompt_ids: list[int], law: Sampling, beside: int = 1) -> None:
@@ -253,76 +236,18 @@ class TransformersEngine:
         if 0 < law.temperature < MIN_TEMPERATURE:
             raise BadRequest(f"temperature must be 0 or at least {MIN_TEMPERATURE}", field="temperature")
 
-    # -- the model's thread ---------------------------------------------------------------------------------------------------
+    # -- the model's thread, and what comes from it ------------------------------------------------------------------------
 
-    async def _in_thread(self, work: Callable[[Batch], T]) -> T:
-        """What `work` makes of the batch between two steps. Raises: ValueError of its; EngineFailed."""
-        self._check_alive()
-        assert self._loop is not None
-        loop, done = self._loop, self._loop.create_future()
-
-        def command(batch: Batch) -> None:
-            try:
-                result = work(batch)
-            except ValueError as error:
-                loop.call_soon_threadsafe(_settle, done, error)
-            else:
-                loop.call_soon_threadsafe(_settle, done, None, result)
-
-        self._asked.add(done)
-        done.add_done_callback(self._asked.discard)
-        self._command(command)
-        result: T = await done
-        return result
-
-    def _command(self, command: Callable[[Batch], None]) -> None:
-        with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
-
-    def _run(self, loaded: asyncio.Future[None]) -> None:
-        assert self._loop is not None
-        loop = self._loop
+    def _batch(self) -> Batch:
+        """In the thread. Raises: ConfigError."""
         try:
-            torch.set_num_threads(self._threads)
             model = _load_model(self._model_dir, self._config)
-        except Exception as error:  # reported: start() raises it
-            refused = ConfigError(f"model: {self._model_dir} can't be loaded: {error}")
-            refused.__cause__ = error
-            loop.call_soon_threadsafe(_settle, loaded, refused)
-            return
+        except Exception as error:
+            raise ConfigError(f"model: {self._model_dir} can't be loaded: {error}") from error
         self._places = places_of(model.state_dict())
-        batch = Batch(model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens)
-        loop.call_soon_threadsafe(_settle, loaded, None)
-        try:
-            while self._obey(batch):
-                steps = batch.step()
-                self._load = (batch.running, batch.waiting, self._kv_used(batch))
-                if steps:
-                    loop.call_soon_threadsafe(self._deliver, steps)
-        except Exception as error:  # reported: every request fails with it, and the engine is unhealthy from here on
-            log.exception("the model thread failed")
-            loop.call_soon_threadsafe(functools.partial(self._fail, f"{type(error).__name__}: {error}"))
+        return Batch(model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens)
 
-    def _obey(self, batch: Batch) -> bool:
-        """Carry out what was asked since the last step; sleep while there is nothing to compute. False: end."""
-        with self._wake:
-            while not self._commands and not self._stopping and not len(batch):
-                self._load = (0, 0, 0.0)
-                self._wake.wait()
-            if self._stopping:
-                return False
-            commands, self._commands = self._commands, []
-        for command in commands:
-            command(batch)
-        return True
-
-    def _kv_used(self, batch: Batch) -> float:
-        return min(1.0, batch.cached_tokens / (self._max_streams * self._context_tokens))
-
-    # -- back on the event loop -----------------------------------------------------------------------------------------------
-
-    def _deliver(self, steps: list[tuple[Sequence, TokenStep | BadRequest]]) -> None:
+    def _deliver(self, steps: Steps) -> None:
         for sequence, step in steps:
             inbox = self._inboxes.get(sequence)
             if inbox is None:
@@ -339,17 +264,7 @@ class TransformersEngine:
         for inbox in self._inboxes.values():
             inbox.put_nowait(EngineFailed(message))
         self._inboxes.clear()
-        for asked in list(self._asked):
-            _settle(asked, EngineFailed(message))
-
-
-def _settle(future: asyncio.Future[Any], error: Exception | None, result: Any = None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+        self._thread.fail_asked(message)
 
 
 def _checked_config(model_dir: Path) -> Any:
