@@ -19,7 +19,8 @@ PROGRAMS = {"proxy": ProxySettings, "worker": WorkerSettings}
 LEFT_OUT = {
     # What the chart gives; the upstream's, as the image has no LiteLLM.
     "proxy": set(
-        "host port admin_key worker_key trial_secret keys_dir redis_url upstream api_base api_key upstream_tokens".split()
+        "host port control_host control_port admin_key worker_key trial_secret keys_dir redis_url upstream api_base api_key"
+        " upstream_tokens".split()
     ),
     # What the chart gives; worker_id, as there is one per worker; api_key, as a secret is no value.
     "worker": set("proxy key metrics_host metrics_port worker_id api_key".split()),

@@ -1,0 +1,141 @@
+"""The control plane on a port of its own: each port serves its half, and nothing of the other."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import websockets.sync.client
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from websockets.exceptions import InvalidStatus
+
+from proxy.api.front import BOTH
+from proxy.config import ProxySettings
+from proxy.contracts.errors import ConfigError
+from proxy.contracts.records import RESERVED_TRIAL_IDS
+from proxy.main import create_app
+from tests.support.stack import ROOT, Stack, free_port, running
+
+KEY = {"authorization": "Bearer admin"}
+
+
+class Two:
+    def __init__(self, stack: Stack, control: int) -> None:
+        self.stack, self.control = stack, f"http://127.0.0.1:{control}"
+
+    @property
+    def agents(self) -> str:
+        return self.stack.url
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("ports")
+    script = folder / "script.py"
+    script.write_text('def say(request):\n    return {"content": "one two"}\n')
+    control = free_port()
+    with running(folder / "run", None, proxy=["--control-port", str(control), "--admin-key", "admin"]) as stack:
+        worker = ["--engine", "scripted", "--script", f"{script}:say", "--model", str(ROOT / "steno/models/tiny")]
+        log = (folder / "worker.log").open("wb")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "steno", "worker", "--proxy", f"ws://127.0.0.1:{control}", "--key", "admin", *worker],
+            stdout=log, stderr=log, cwd=ROOT,
+        )  # fmt: skip
+        stack.workers.append(child)
+        found = Two(stack, control)
+        until = time.monotonic() + 120
+        while not httpx.get(found.control + "/workers", headers=KEY, timeout=30).json()["items"]:
+            assert time.monotonic() < until and child.poll() is None, (folder / "worker.log").read_text()
+            time.sleep(0.1)
+        yield found
+        log.close()
+
+
+CONTROL = """/ /sessions /sessions/t /groups/g /workers /policy /metrics /openapi.json /leases /runs/r /%73essions /sessions/
+    /policy/updates/x /workers/connect //sessions /./sessions /SESSIONS""".split()
+
+
+@pytest.mark.parametrize("path", CONTROL)
+def test_the_agents_port_has_nothing_of_the_control_plane(two: Two, path: str) -> None:
+    for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        answer = httpx.request(method, two.agents + path, headers=KEY, timeout=30)
+        assert answer.status_code == 404, (method, path)
+        assert answer.headers["x-request-id"]
+
+
+def test_the_workers_socket_is_on_the_control_port_only(two: Two) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        websockets.sync.client.connect(two.agents.replace("http", "ws") + "/workers/connect", additional_headers=KEY)
+    assert refused.value.response.status_code == 403
+    for path in ("/t/v1/chat/completions", "/t/v1/models"):
+        with pytest.raises(InvalidStatus):
+            websockets.sync.client.connect(two.agents.replace("http", "ws") + path, additional_headers=KEY)
+    assert len(httpx.get(two.control + "/workers", headers=KEY, timeout=30).json()["items"]) == 1
+
+
+def test_a_trial_is_registered_on_one_port_and_runs_on_the_other(two: Two) -> None:
+    trial = httpx.post(two.control + "/sessions/t", headers=KEY, timeout=30).json()
+    assert trial["urls"]["openai"] == f"{two.agents}/t/v1"
+    body = {"messages": [{"role": "user", "content": "go"}]}
+    key = {"authorization": f"Bearer {trial['api_key']}"}
+    there = httpx.post(trial["urls"]["openai"] + "/chat/completions", json=body, headers=key, timeout=60)
+    assert there.json()["choices"][0]["message"]["content"] == "one two"
+    for path in ("/t/v1/chat/completions", "/t/v1/messages", "/t/v1/models", "/t/v1beta/models/m:generateContent"):
+        assert httpx.post(two.control + path, json=body, headers=key, timeout=30).status_code == 404
+    assert httpx.get(two.control + "/sessions/t", headers=KEY, timeout=30).json()["counts"]["turns"] == 1
+
+
+def test_a_host_header_moves_nothing_to_the_other_port(two: Two) -> None:
+    host = {"host": two.control.removeprefix("http://"), "x-forwarded-host": "127.0.0.1", "x-forwarded-port": "1"}
+    assert httpx.get(two.agents + "/sessions", headers=KEY | host, timeout=30).status_code == 404
+    assert httpx.get(two.agents + f"/{two.control}/sessions", headers=KEY, timeout=30).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_both_ports_say_that_they_are_there(two: Two, path: str) -> None:
+    for url in (two.agents, two.control):
+        assert httpx.get(url + path, timeout=30).status_code == 200
+
+
+def test_every_route_is_the_agents_or_begins_with_a_word_that_no_trial_has() -> None:
+    """What the ports are told apart by."""
+    routes: list[BaseRoute] = list(create_app(ProxySettings()).routes)
+    paths = set(json.loads(json.dumps(create_app(ProxySettings()).openapi()))["paths"])
+    paths |= {route.path for route in routes if isinstance(route, Route | WebSocketRoute)}
+    assert {"/workers/connect", "/metrics", "/sessions"} <= paths
+    for path in paths:
+        word = path.split("/")[1]
+        agents = re.match(r"/\{trial_id\}(/v1)?/v1(beta|alpha)?/", path)
+        assert agents or word in RESERVED_TRIAL_IDS | BOTH, path
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"control_port": 8000}, "control_port"), ({"control_host": "127.0.0.2"}, "control_port"),
+     ({"control_port": 1, "control_host": "0.0.0.0"}, "control_host")],
+)  # fmt: skip
+def test_ports_that_make_no_sense_are_refused_by_name(given: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ProxySettings(**given).check()  # type: ignore[arg-type]
+    assert refused.value.field == field
+
+
+def test_a_port_that_is_taken_is_named(two: Two) -> None:
+    taken = two.control.rpartition(":")[2]
+    ended = subprocess.run(
+        [sys.executable, "-m", "steno", "proxy", "--port", "0", "--control-port", taken],
+        capture_output=True, text=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 2 and "control_port" in ended.stderr, (ended.returncode, ended.stderr)
+
+
+def test_logs_say_which_port_is_whose(two: Two) -> None:
+    log = (Path(two.stack.folder) / "proxy.log").read_text()
+    assert f"{two.agents} (agents)" in log and f"{two.control} (control plane)" in log
