@@ -22,13 +22,14 @@ from inference_worker.metrics import WorkerMetrics
 from proxy.config import ProxySettings
 from proxy.contracts.errors import BY_CODE
 from proxy.contracts.settings import Settings
-from proxy.metrics import PANELS
 from scripts.chart_schema import chart_schema
+from scripts.watching import ROWS, dashboard, rules
 from steno.agents import AGENTS, Target
 from steno.cli import app
 from steno.commands import env as command_env
 from steno.commands.connection import ClientSettings
 from steno.commands.flags import default_text, unwrap
+from trainer_bridge.measures import MEASURES
 from trainer_bridge.rollouts.config import RolloutSettings
 from trainer_bridge.run_config import RunSettings
 
@@ -69,9 +70,14 @@ Below, each as it is printed for the trial `my-trial` on a proxy without keys; w
 is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and
 Google's, and the trial's key wherever it would put its provider's."""
 
+_TRAINER_INTRO = """\
+The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them `steno_train_step`,
+`steno_train_steps_total` (of this process) and `steno_train_ledger_tokens` by `outcome` (`sampled`, `trained`, or why not)."""
+
 _PANELS_INTRO = """\
-One Grafana panel each, over all replicas: PromQL for Prometheus as a data source, and the condition of its alert rule where
-there is one (on the panel's own query, unless it names metrics itself)."""
+One Grafana panel each, over all replicas, and the condition of its alert rule where there is one (on the panel's own query,
+unless it names metrics itself). `deploy/grafana/steno.json` and `deploy/prometheus/rules.yaml` are made from the same; I1 to
+I10 are the promises of [architecture](architecture.md)."""
 
 _ERRORS_INTRO = """\
 One envelope: `{"error": {"code", "message", "field", "retryable"}, "request_id"}`. Agents' routes answer in the words of
@@ -117,11 +123,19 @@ def metrics_page() -> str:
             name = metric.name + ("_total" if metric.type == "counter" else "")
             lines.append(f"| `{name}` | {metric.type} | {_labels(metric)} | {_cell(metric.documentation)} |")
         lines.append("")
-    lines += ["## What to draw, and when to look", "", *_PANELS_INTRO.splitlines(), ""]
-    for panel in PANELS:
-        lines += [f"**{panel.title}.** {_plain(panel.reading)}.", "", "```promql", panel.query, "```", ""]
-        if panel.alert:
-            lines += [f"Alert: `{panel.alert}`", ""]
+    lines += ["## steno train", "", *_TRAINER_INTRO.splitlines(), "", "| metric | how to read it |", "|---|---|"]
+    lines += [f"| `{measure.prometheus}` | {_cell(measure.help)} |" for measure in MEASURES]
+    lines += ["", "## What to draw, and when to look", "", *_PANELS_INTRO.splitlines(), ""]
+    for row, panels in ROWS:
+        lines += [f"### {row}", ""]
+        for panel in panels:
+            lines += [f"**{panel.title}.** {panel.reading}.", "", "```promql", panel.query, "```", ""]
+            if panel.alert:
+                promise = f" ({panel.promise})" if panel.promise else ""
+                lines += [
+                    f"Alert `Steno{panel.name}`{', urgent' if panel.urgent else ''}{promise}: `{panel.alert}`",
+                    "",
+                ]
     return "\n".join(lines)
 
 
@@ -243,6 +257,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/api.md": api_page,
     "docs/agents.md": agents_page,
     "helm/steno/values.schema.json": chart_schema,
+    "deploy/prometheus/rules.yaml": rules,
+    "deploy/grafana/steno.json": dashboard,
+    "helm/steno/files/rules.yaml": rules,
+    "helm/steno/files/dashboard.json": dashboard,
 }
 
 

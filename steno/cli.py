@@ -9,7 +9,7 @@ import typer
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
-from steno.commands import demo, env, rollout, runs, serve, sessions, train
+from steno.commands import demo, doctor, env, rollout, runs, serve, sessions, train
 from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
 from trainer_bridge.rollouts.config import RolloutSettings
@@ -55,6 +55,7 @@ _rollout = settings_command(RolloutSettings, rollout.rollout, rest="command")
 app.command("rollout", help=prose(rollout.rollout.__doc__), rich_help_panel="Run")(_rollout)
 _train = settings_command(RunSettings, train.train)
 app.command("train", help=prose(train.train.__doc__), rich_help_panel="Run")(_train)
+app.command("doctor", help=prose(doctor.doctor.__doc__), rich_help_panel="Read")(doctor.doctor)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 app.add_typer(runs.app, name="runs", rich_help_panel="Read")
 

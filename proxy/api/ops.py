@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from proxy import metrics
 from proxy.api.common import ERRORS, Services, admin, encoded, services
@@ -15,11 +15,12 @@ router = APIRouter(tags=["operations"], responses=ERRORS)
 
 
 class Health(BaseModel):
-    """status: "ok", or what is missing. models: that can be served now."""
+    """status: "ok", or what is missing. models: that can be served now. time: the proxy's clock, Unix seconds."""
 
     status: str
     store: str = "ok"
     models: list[str] = []
+    time: float = Field(default_factory=time.time)
 
 
 @router.head("/healthz", include_in_schema=False)

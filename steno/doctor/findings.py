@@ -1,0 +1,45 @@
+"""What the doctor says of one thing it looked at."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, and a promise is weaker than it could be
+    BAD = "bad"  # a promise is not kept, or agents get errors
+
+
+class Finding(NamedTuple):
+    """check: a stable name, `part.thing`.  advice: what to do; "" where nothing is."""
+
+    level: Level
+    check: str
+    message: str
+    advice: str = ""
+
+
+def ok(check: str, message: str) -> Finding:
+    return Finding(Level.OK, check, message)
+
+
+def warning(check: str, message: str, advice: str) -> Finding:
+    return Finding(Level.WARNING, check, message, advice)
+
+
+def bad(check: str, message: str, advice: str) -> Finding:
+    return Finding(Level.BAD, check, message, advice)
+
+
+MAX_SKEW_S = 2.0
+"""Deadlines, leases and idle times are compared between machines; they are seconds long at the least."""
+
+
+def clock(check: str, skew_s: float, uncertainty_s: float) -> Finding:
+    """skew_s: the other clock minus ours, known to ± uncertainty_s."""
+    text = f"differs by {skew_s:+.1f} s from this machine's (± {uncertainty_s:.1f} s)"
+    if abs(skew_s) - uncertainty_s <= MAX_SKEW_S:
+        return ok(check, text)
+    return bad(check, text, "run NTP (chrony, systemd-timesyncd) on both: deadlines and leases are times")
