@@ -5,20 +5,16 @@
 
 One update is staged at a time, while generation goes on; a newer one takes its place. Several proxies may speak of the same one:
 it is staged once, and each of them hears of it. The cards name a version only after its probe has passed, and what was sampled
-meanwhile waits behind the gate (I10). Staging itself is `staging.py`, and loading is the engine's.
+meanwhile waits behind the gate (I10). Staging itself is `stager.py`, and loading is the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -27,17 +23,15 @@ from inference_worker.engines.base import Engine, StagedUpdate
 from inference_worker.metrics import WorkerMetrics
 from inference_worker.weights.gate import Gate
 from inference_worker.weights.shards import check_manifest
-from inference_worker.weights.staging import Abandoned, StreamStaging, check_folder
+from inference_worker.weights.stager import Stager
+from inference_worker.weights.staging import Abandoned
 from inference_worker.weights.update import Send, Step, Update
 from proxy.contracts.errors import BadRequest, EngineFailed, NotFound, StenoError, WeightsRefused
 from proxy.contracts.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
 from proxy.contracts.policy import Probe, UpdateSpec
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 CLOSE_S = 10.0
-REPORT_EVERY_S = 1.0
-"""How often a long reading of shards is reported."""
 
 
 class Updates:
@@ -62,14 +56,11 @@ class Updates:
         self._engine = engine
         self._metrics = metrics
         self._announce = announce
-        self._staging_dir = staging_dir
-        self._temporary: Path | None = None
+        self._stager = Stager(metrics, staging_dir)
         self._clock = clock
         self._updates: dict[str, Update] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
-        # One thread: what is asked of a folder happens in the order in which it was asked.
-        self._disk = ThreadPoolExecutor(1, "staging")
 
     def cards(self) -> list[ModelCard]:
         cards = self._engine.cards()
@@ -109,9 +100,7 @@ class Updates:
             for late in (await asyncio.wait(tasks, timeout=CLOSE_S))[1]:
                 late.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if self._temporary is not None:
-            await self._on_disk(shutil.rmtree, self._temporary, True)
-        await asyncio.to_thread(self._disk.shutdown)
+        await self._stager.close()
 
     # -- what proxies ask
 
@@ -186,15 +175,8 @@ class Updates:
     # -- staging
 
     async def _stage(self, update: Update) -> None:
-        spec = update.spec
         try:
-            if spec.transport == "stream":
-                folder = await self._receive(update)
-            elif spec.transport == "filesystem":
-                folder = await self._check(update)
-            else:
-                folder = Path()
-            update.staged = StagedUpdate(update.id, spec, folder)
+            update.staged = StagedUpdate(update.id, update.spec, await self._stager.stage(update))
             logger.info("update %s is staged: %d bytes", update.version, update.received)
             update.move(Step.READY)
         except Abandoned:
@@ -204,39 +186,6 @@ class Updates:
         except Exception as error:  # recorded: the update has failed, and the log has its traceback
             logger.exception("update %s could not be staged", update.version)
             self._failed(update, WeightsRefused(f"staging failed: {type(error).__name__}: {error}"))
-
-    async def _check(self, update: Update) -> Path:
-        loop = asyncio.get_running_loop()
-
-        def read(count: int) -> None:
-            loop.call_soon_threadsafe(update.progressed, count)
-
-        update.report()
-        checking = asyncio.ensure_future(
-            self._on_disk(check_folder, update.spec.location, update.spec.manifest, update.abandoned, read)
-        )
-        try:
-            while not (await asyncio.wait({checking}, timeout=REPORT_EVERY_S))[0]:
-                update.report()
-            path = await checking
-        finally:
-            checking.cancel()
-        self._metrics.staged_bytes.labels("filesystem").inc(update.spec.manifest.size)
-        update.received = update.spec.manifest.size
-        return path
-
-    async def _receive(self, update: Update) -> Path:
-        staging = update.staging = StreamStaging(self._root(), update.id, update.spec.manifest)
-        await self._on_disk(staging.open, update.abandoned)
-        update.received = staging.received
-        while (position := staging.position) is not None:
-            update.want(*position)
-            chunk = await update.chunks.get()
-            await self._on_disk(staging.write, chunk.shard, chunk.offset, chunk.data, chunk.crc32)
-            self._metrics.staged_bytes.labels("stream").inc(len(chunk.data))
-            update.received = staging.received
-        update.want_nothing()
-        return staging.folder
 
     # -- loading
 
@@ -329,16 +278,5 @@ class Updates:
 
     def _clear(self, update: Update) -> None:
         """What is staged is no longer needed: its tensors are in the engine, or never will be."""
-        if update.staging is not None:
-            self._disk.submit(update.staging.remove)
+        self._stager.remove(update)
         update.forget_bytes()
-
-    def _root(self) -> Path:
-        if self._staging_dir is not None:
-            return self._staging_dir
-        if self._temporary is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="steno-staging-"))
-        return self._temporary
-
-    async def _on_disk(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *args)
