@@ -1,0 +1,147 @@
+"""The chaos suite's own parts: a seed draws the same schedule again, and its checkers find what they are for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from proxy.contracts.leases import RunGroups, RunView
+from proxy.contracts.records import Session, Timings, TokenSpan, Turn, WorkerSpan, floats_to_bytes, ids_to_bytes
+from tests.chaos.agents import Seen, Trial
+from tests.chaos.invariants import check_ledger, check_seen, check_session, check_turns
+from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
+from tests.chaos.schedule import FAULTS, REPLICAS, draw
+from tests.chaos.trainer import Taken
+
+VERSIONS = ["base/0", "chaos/1"]
+
+
+def test_a_seed_draws_the_same_schedule_again() -> None:
+    assert [draw(seed) for seed in range(50)] == [draw(seed) for seed in range(50)]
+    assert str(draw(7)) == str(draw(7)) != str(draw(8))
+
+
+def test_a_hundred_seeds_have_every_fault_and_every_end() -> None:
+    schedules = [draw(seed) for seed in range(1, 101)]
+    assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(FAULTS)
+    ends = {agent.end for schedule in schedules for agent in schedule.agents}
+    assert ends == {"completed", "gone", "cut-short", "deleted", "deleted-early"}
+    assert all(0 <= replica < REPLICAS for one in schedules for agent in one.agents for replica in agent.replicas)
+
+
+def test_faults_can_be_left_out() -> None:
+    whole = draw(4)
+    assert draw(4, only=(1, 3)).faults == (whole.faults[1], whole.faults[3])
+    assert draw(4, only=(1, 3)).agents == whole.agents
+
+
+def turn(turn_id: str, parent: Turn | None = None, before: bytes = b"", **changed: Any) -> tuple[Turn, bytes]:
+    """A right turn, and its path's ids."""
+    messages = [{"role": "user", "content": f"ask {turn_id}"}]
+    new = ids_to_bytes(render(messages))
+    digest = prompt_digest(before, new)
+    tokens: tuple[Token, ...] = answer(digest)
+    content, calls = message_of(tokens)
+    split = len(tokens) // 2
+    versions = [VERSIONS[position >= split] for position in range(len(tokens))]
+    record = Turn(
+        turn_id=turn_id,
+        parent_id=parent.turn_id if parent else None,
+        new_prompt_ids=new,
+        prompt_digest=digest,
+        completion_ids=ids_to_bytes([token.id for token in tokens]),
+        sampling_logprobs=floats_to_bytes([logprob(digest, at, version) for at, version in enumerate(versions)]),
+        versions=[
+            TokenSpan(version="base/0", start=0, end=split),
+            TokenSpan(version="chaos/1", start=split, end=len(tokens)),
+        ],
+        messages=messages,
+        reply={
+            "content": content,
+            "tool_calls": [{"id": "", "function": {"name": n, "arguments": a}} for n, a in calls],
+        },
+        timings=Timings(queued=0.0),
+    )
+    return record.model_copy(update=changed), before + new + record.completion_ids
+
+
+def test_right_turns_pass() -> None:
+    first, path = turn("a")
+    second, _ = turn("b", first, path)
+    assert check_turns([first, second], VERSIONS) == []
+
+
+RIGHT, _ = turn("a")
+IDS = RIGHT.completion_ids
+SPANS = RIGHT.versions
+WRONG: dict[str, dict[str, Any]] = {
+    "a token lost": {"completion_ids": IDS[4:]},
+    "a token twice": {"completion_ids": IDS[:4] + IDS},
+    "whole though cut off": {"completion_ids": IDS[:-4]},
+    "a log-probability of another token": {"sampling_logprobs": RIGHT.sampling_logprobs[::-1]},
+    "no log-probability": {"sampling_logprobs": b""},
+    "the version that came later": {"versions": [TokenSpan(version="chaos/1", start=0, end=len(IDS) // 4)]},
+    "a version that there never was": {"versions": [TokenSpan(version="chaos/9", start=0, end=len(IDS) // 4)]},
+    "a gap between versions": {"versions": SPANS[1:]},
+    "a gap between workers": {"workers": [WorkerSpan(worker_id="w", start=3, end=len(IDS) // 4)]},
+    "another prompt": {"new_prompt_ids": RIGHT.new_prompt_ids[4:]},
+    "another reply": {"reply": {"content": "no"}},
+    "a parent that is not there": {"parent_id": "lost"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_turn_is_found(name: str) -> None:
+    assert check_turns([turn("a", **WRONG[name])[0]], VERSIONS)
+
+
+def test_a_turn_on_record_twice_is_found() -> None:
+    assert check_turns([RIGHT, RIGHT], VERSIONS)
+
+
+def saw(record: Turn, **changed: Any) -> Trial:
+    calls = record.reply["tool_calls"]
+    seen = Seen(
+        record.turn_id, "ask a", record.reply["content"],
+        [(call["function"]["name"], call["function"]["arguments"]) for call in calls], [call["id"] for call in calls], 0.0, [],
+    )  # fmt: skip
+    for name, value in changed.items():
+        setattr(seen, name, value)
+    return Trial("t", draw(1).agents[0], seen=[seen])
+
+
+def test_what_an_agent_saw_is_looked_for() -> None:
+    assert check_seen(saw(RIGHT), [RIGHT]) == ([], 0)
+    assert check_seen(saw(RIGHT), [])[0]
+    assert check_seen(saw(RIGHT, content="other"), [RIGHT])[0]
+    assert check_seen(saw(RIGHT), [RIGHT.model_copy(update={"partial": True})])[0]
+    assert check_seen(saw(RIGHT), [RIGHT.model_copy(update={"superseded_by": "b"})])[0]
+
+
+def test_a_request_answered_twice_is_found_unless_it_was_repeated() -> None:
+    twin = RIGHT.model_copy(update={"turn_id": "twin"})
+    wrong, twice = check_seen(saw(RIGHT), [RIGHT, twin])
+    assert len(wrong) == 1 and twice == 1
+    repeated = saw(RIGHT)
+    repeated.retried.add("ask a")
+    assert check_seen(repeated, [RIGHT, twin]) == ([], 1)
+
+
+def test_a_session_that_is_not_as_it_was_completed_is_found() -> None:
+    session = Session(trial_id="t", status="completed", reward=1.0, created_at=0.0, updated_at=0.0)
+    trial = saw(RIGHT)
+    assert check_session(trial, session, []) == []
+    assert check_session(trial, session, [RIGHT])
+    assert check_session(trial, session.model_copy(update={"status": "open"}), [])
+
+
+def test_a_ledger_that_does_not_balance_is_found() -> None:
+    view = RunView(
+        run_id="r", groups=RunGroups(empty=1), sampled={"base/0": 5}, not_trained={"unscored": {"base/0": 5}}
+    )
+    assert check_ledger(view, Taken(), Counter({"base/0": 5}), 1) == []
+    assert check_ledger(view, Taken(), Counter({"base/0": 4}), 1)
+    assert check_ledger(view, Taken(), Counter({"base/0": 5}), 2)
+    assert check_ledger(view.model_copy(update={"not_trained": {}}), Taken(), Counter({"base/0": 5}), 1)
