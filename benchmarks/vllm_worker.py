@@ -22,8 +22,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm.inputs import tokens_input
 
-from inference_worker.engines.vllm import VllmTokens, _sampling_params
+from inference_worker.engines.vllm import VllmTokens
 from inference_worker.engines.vllm_args import from_fields
+from inference_worker.engines.vllm_params import sampling_params
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.frames import Generate
@@ -63,7 +64,7 @@ async def run(model: str, streams: int, tokens: int, rounds: int) -> dict[str, A
     prompt = engine.format.render(MESSAGES, TOOLS, job.template_kwargs)
 
     async def bare(request_id: str) -> None:
-        params = _sampling_params(law, job, None, engine.format.stop_ids)
+        params = sampling_params(law, job, None, engine.format.stop_ids)
         async for _ in engine.llm.generate(tokens_input(prompt), params, request_id):
             pass
 

@@ -12,20 +12,19 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-from vllm.v1.metrics.loggers import StatLoggerBase
-from vllm.v1.metrics.stats import SchedulerStats
 
 from inference_worker.chat.vllm import Grammar, VllmFormat
 from inference_worker.engines.base import Engine, StagedUpdate, TokenStep
 from inference_worker.engines.vllm_args import EngineArgs, parse_args
+from inference_worker.engines.vllm_load import LastLoad
+from inference_worker.engines.vllm_params import sampling_params
 from inference_worker.engines.vllm_steps import Spans, steps_of
 from inference_worker.engines.vllm_weights import HalfLoaded, VllmWeights, score
 from inference_worker.job import ChatEngine
@@ -47,9 +46,6 @@ FIRST_VERSION = "base/0"
 
 SHUTDOWN_S = 10.0
 """How long the engine's processes may take to end before they are killed."""
-
-_MIN_TEMPERATURE = 0.01
-"""vLLM quietly samples at this temperature when asked for a lower one above 0."""
 
 
 class Settings(Protocol):
@@ -102,7 +98,7 @@ class VllmTokens:
         self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
         self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
         self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did
-        self._load = _LastLoad(self._config)
+        self._load = LastLoad(self._config)
         self._death = ""
 
     @property
@@ -218,7 +214,7 @@ class VllmTokens:
         grammar = self.format.grammar(job)
         outputs = llm.generate(
             tokens_input(prompt_ids, cache_salt=self._salt),
-            _sampling_params(law, job, grammar, self.format.stop_ids),
+            sampling_params(law, job, grammar, self.format.stop_ids),
             request_id,
             reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
@@ -271,65 +267,3 @@ class VllmTokens:
         logger.error("vLLM is dead: %s", why)
         if self.on_death is not None:
             self.on_death(why)
-
-
-class _LastLoad(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """The last word of each engine's scheduler (one per data-parallel rank) on its queue and cache."""
-
-    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self._last: dict[int, SchedulerStats] = {}
-
-    @property
-    def waiting(self) -> int:
-        return sum(stats.num_waiting_reqs + stats.num_skipped_waiting_reqs for stats in self._last.values())
-
-    @property
-    def kv_used(self) -> float:
-        return max((float(stats.kv_cache_usage) for stats in self._last.values()), default=0.0)
-
-    def record(
-        self,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        if scheduler_stats is not None:
-            self._last[engine_idx] = scheduler_stats
-
-    def log_engine_initialized(self) -> None:
-        return None
-
-
-def _sampling_params(law: Sampling, job: Job, grammar: Grammar | None, stop_ids: frozenset[int]) -> SamplingParams:
-    """The law in vLLM's words. Everything is said, since vLLM's defaults are those of its HTTP API.
-
-    Raises: BadRequest: a value that vLLM refuses, or would change without saying so.
-    """
-    if 0.0 < law.temperature < _MIN_TEMPERATURE:
-        raise BadRequest(f"temperature must be 0 or at least {_MIN_TEMPERATURE}", field="temperature")
-    try:
-        return SamplingParams(
-            n=1,
-            temperature=law.temperature,
-            top_p=law.top_p,
-            top_k=max(law.top_k, 0),
-            min_p=law.min_p,
-            presence_penalty=law.presence_penalty,
-            frequency_penalty=law.frequency_penalty,
-            repetition_penalty=law.repetition_penalty,
-            logit_bias=dict(law.logit_bias) or None,
-            min_tokens=law.min_tokens,
-            max_tokens=law.max_tokens,
-            seed=law.seed,
-            stop_token_ids=[*law.stop_token_ids, *(() if law.ignore_eos else stop_ids)],
-            ignore_eos=law.ignore_eos,
-            logprobs=job.top_logprobs or 0,  # None would switch them off
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            structured_outputs=grammar.outputs if grammar else None,
-            watermarking=False,
-        )
-    except (VLLMClientError, ValueError, TypeError) as error:
-        raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
