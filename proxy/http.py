@@ -1,12 +1,14 @@
-"""uvicorn's HTTP protocol, with two things that it lacks with httptools.
+"""uvicorn's HTTP protocol, with three things that it lacks with httptools.
 
 A bound on what a request may say outside of its body: an address, a header or a trailer that never ends would be kept whole,
-before any key is looked at. And the bodies of requests that offer another protocol than WebSocket: the parser ends such a request
+before any key is looked at. A bound on how long a head may take: connections that never say what they want would add up until no
+file descriptor is left. And the bodies of requests that offer another protocol than WebSocket: the parser ends such a request
 with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8).
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httptools
@@ -17,6 +19,9 @@ MAX_HEAD_BYTES = 64 * 1024
 the socket (256 KiB at most)."""
 
 
+HEAD_S = 30.0
+"""That a request's head may take, from the connection's first moment or the head's first byte. Seconds. A connection that is
+kept alive and silent is uvicorn's to close."""
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
 
 
@@ -62,10 +67,41 @@ def _without_offer(name: bytes, value: bytes) -> bytes:
 
 
 class BoundedHttp(WithoutUpgrades):
-    """Closes a connection that sends more than MAX_HEAD_BYTES without a head, a body's piece or an end among them."""
+    """Closes a connection that sends more than MAX_HEAD_BYTES without a head, a body's piece or an end among them, and one whose
+    head takes longer than `head_s`. That is looked at by one timer a connection, so that a request costs nothing more."""
 
+    head_s = HEAD_S
     _quiet_bytes = 0
     _came = False
+    _in_message = False
+    _head_at: float | None = None
+    _look: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head_at = self.loop.time()
+        self._look = self.loop.call_later(self.head_s, self._look_at_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_looking()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_looking()
+        super().handle_websocket_upgrade()
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def _look_at_head(self) -> None:
+        now = self.loop.time()
+        if self._head_at is not None and now - self._head_at >= self.head_s:
+            self.transport.close()
+            return
+        since = now if self._head_at is None else self._head_at
+        self._look = self.loop.call_at(since + self.head_s, self._look_at_head)
 
     def data_received(self, data: bytes) -> None:
         self._came = False
@@ -73,12 +109,15 @@ class BoundedHttp(WithoutUpgrades):
         if self._came:
             self._quiet_bytes = 0
             return
+        if self._head_at is None and not self._in_message:
+            self._head_at = self.loop.time()
         self._quiet_bytes += len(data)
         if self._quiet_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The head of the request is larger than {MAX_HEAD_BYTES} bytes.")
 
     def on_headers_complete(self) -> Any:
-        self._came = True
+        self._came = self._in_message = True
+        self._head_at = None
         return super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -87,4 +126,5 @@ class BoundedHttp(WithoutUpgrades):
 
     def on_message_complete(self) -> None:
         self._came = True
+        self._in_message = False
         super().on_message_complete()

@@ -39,6 +39,8 @@ from proxy.turn import Turns
 log = logging.getLogger(__name__)
 
 DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Messages(), Responses())
+MAX_MODEL_CHARS = 512
+"""Of the model's name that a request asks for. Every event of its stream says it again, and so does the record."""
 WATCH_AFTER_S = 0.05
 """How long a request runs before anybody looks whether its client is still there. Seconds."""
 
@@ -101,6 +103,8 @@ class Generation:
         asked = self._dialect.parse(body)
         _check_images(asked, self._turns.hub)
         asked.model = scope["path_params"].get("model", asked.model)  # where a format has it in the path
+        if len(asked.model or "") > MAX_MODEL_CHARS:
+            raise BadRequest(f"model: longer than {MAX_MODEL_CHARS} characters", field="model")
         if asked.dropped:
             metrics.dropped(self._dialect.name, asked.dropped)
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])

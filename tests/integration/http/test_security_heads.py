@@ -1,0 +1,59 @@
+"""A connection must say what it wants in time; one that has is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from proxy.config import ProxySettings
+from proxy.http import BoundedHttp
+from proxy.main import create_app
+from tests.support.server import serve
+
+
+class Impatient(BoundedHttp):
+    head_s = 0.5
+
+
+REQUEST = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+
+
+async def test_heads_that_do_not_come_or_do_not_end_close_their_connections() -> None:
+    async with serve(create_app(ProxySettings()), http=Impatient) as port:
+        for said in (b"", b"G", REQUEST, REQUEST + b"\r\nGET /he"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            if said.endswith(b"/he"):  # the second head of a connection
+                await reader.readuntil(b"}")
+                writer.write(b"al")
+            async with asyncio.timeout(30):
+                assert await reader.read() == b"", said
+            writer.close()
+
+
+async def test_a_head_sent_byte_by_byte_is_not_waited_for() -> None:
+    async with serve(create_app(ProxySettings()), http=Impatient) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        closed = asyncio.create_task(reader.read())
+        while not closed.done():
+            writer.write(b"a")
+            await asyncio.sleep(0.02)
+        writer.close()
+
+
+async def test_a_kept_connection_may_be_silent_and_a_body_may_take_its_time() -> None:
+    async with serve(create_app(ProxySettings()), http=Impatient) as port:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            for _ in range(3):
+                assert (await client.get("/healthz")).status_code == 200
+                await asyncio.sleep(0.8)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"trial_id": "t"}'
+        writer.write(
+            b"POST /sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n"
+        )
+        await asyncio.sleep(1.2)
+        writer.write(body)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
