@@ -21,7 +21,7 @@ from proxy.contracts.records import Turn
 from proxy.metrics import DROPPED
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
-from tests.wire.fixture import FOLDER, Answer, Exchange, read, renamed
+from tests.wire.fixture import FOLDER, Answer, Exchange, of_agent, read, renamed
 
 FIXTURES = sorted(FOLDER.glob("*.jsonl"))
 TRIALS = [(path, trial) for path in FIXTURES for trial in sorted({each.trial for each in read(path).exchanges})]
@@ -131,6 +131,14 @@ def test_each_fixture_has_a_refusal_and_an_answer_that_broke_off(path: Path) -> 
     exchanges = read(path).exchanges
     assert any(each.status == 503 for each in exchanges)
     assert any(each.answer is not None and each.answer.broke and each.answer.content for each in exchanges)
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "codex"])
+def test_two_have_an_answer_in_which_the_agent_was_killed_and_what_it_went_on_with(agent: str) -> None:
+    trials = [[each for each in read(path).exchanges if "killed" in each.trial] for path in of_agent(agent)]
+    answers = [each.answer for each in trials[-1] if each.answer is not None]
+    [killed] = [n for n, answer in enumerate(answers) if answer.finish_reason == "cancelled"]
+    assert len(answers) > killed + 1 and answers[killed + 1].parent in (killed, killed - 1)
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=[path.stem for path in FIXTURES])

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from proxy.contracts.records import OPEN
 from tests.support.stack import Stack, running
 
 Turn = dict[str, Any]
@@ -43,11 +48,45 @@ def run(
     command: str | Sequence[str], work: Path, home: Path, variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """An agent, to its end, in an environment with nothing but this. command: words, or a line of shell."""
-    words = ["bash", "-c", command] if isinstance(command, str) else list(command)
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", **variables}
+    words, environment = _prepared(command, home, variables)
     return subprocess.run(
         words, cwd=work, env=environment, capture_output=True, text=True, timeout=TASK_S, stdin=subprocess.DEVNULL
     )
+
+
+def run_and_kill(
+    command: str | Sequence[str], work: Path, home: Path, variables: Mapping[str, str], due: Callable[[], bool]
+) -> None:
+    """The same, killed with all that it has started as soon as `due` says so. Raises: AssertionError: it ended before that."""
+    words, environment = _prepared(command, home, variables)
+    child = subprocess.Popen(
+        words, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + TASK_S
+    try:
+        while not due():
+            assert child.poll() is None, f"it ended by itself: {child.returncode}"
+            assert time.monotonic() < until, "it was never time to kill it"
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def is_answering(stack: Stack, trial_id: str) -> bool:
+    """Whether a turn of it is on record that is not over: a block of its answer has been closed."""
+    with contextlib.suppress(httpx.HTTPError, KeyError):
+        return any(turn["finish_reason"] == OPEN for turn in stack.turns(trial_id))
+    return False
+
+
+def _prepared(
+    command: str | Sequence[str], home: Path, variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    words = ["bash", "-c", command] if isinstance(command, str) else list(command)
+    return words, {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", **variables}
 
 
 def output(done: subprocess.CompletedProcess[str], stack: Stack | None = None) -> str:

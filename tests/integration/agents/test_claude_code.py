@@ -19,12 +19,14 @@ from tests.integration.agents.claude_script import SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
     branch,
     check_continuous,
+    is_answering,
     is_fixed,
     main_branch,
     npm_programs,
     output,
     places,
     run,
+    run_and_kill,
     scripted,
 )
 from tests.support.stack import Stack
@@ -40,12 +42,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+def pointed(stack: Stack, trial_id: str, task: str) -> tuple[str, dict[str, str]]:
+    setup = AGENTS["claude-code"].setup(Target(trial_id, urls(stack.url, trial_id)))
+    return setup.command, {"PATH": f"{npm_programs()}:{os.environ['PATH']}", "TASK": task, **setup.variables}
+
+
 def run_claude(stack: Stack, trial_id: str, task: str, folder: Path, *, goes_on: bool = False) -> dict[str, Any]:
     """What it says at its end. Its work is in `folder/work`. goes_on: with what it did there before."""
     work, home = places(folder, goes_on=goes_on)
-    setup = AGENTS["claude-code"].setup(Target(trial_id, urls(stack.url, trial_id)))
-    variables = {"PATH": f"{npm_programs()}:{os.environ['PATH']}", "TASK": task, **setup.variables}
-    done = run(setup.command + " --continue" * goes_on, work, home, variables)
+    command, variables = pointed(stack, trial_id, task)
+    done = run(command + " --continue" * goes_on, work, home, variables)
     assert done.returncode == 0, output(done, stack)
     said: dict[str, Any] = json.loads(done.stdout)
     assert not said["is_error"] and (goes_on or said["result"] == "All done."), said
@@ -116,6 +122,21 @@ def test_a_stream_that_broke_before_anything_was_closed_is_asked_again(stack: St
     [cut] = [turn for turn in turns if turn["partial"]]
     assert (cut["parent_id"], len(cut["completion_ids"]), cut["delivered"]) == (main[2]["turn_id"], 5, 5)
     assert [turn["fork_reason"] for turn in main if turn["fork_reason"]] == ["sibling"], "beside what was cut off"
+    check_continuous(turns, "messages")
+
+
+def test_killed_in_an_answer_it_goes_on_in_words_of_its_own(stack: Stack, tmp_path: Path) -> None:
+    """It had its thinking whole and leaves it out: an answer of its own stands there when it goes on, as the record says."""
+    command, variables = pointed(stack, "claude-killed", "SLOW once, then fix the bug in src/calc.py")
+    run_and_kill(command, *places(tmp_path), variables, lambda: is_answering(stack, "claude-killed"))
+    run_claude(stack, "claude-killed", "Go on.", tmp_path, goes_on=True)
+    turns = stack.turns("claude-killed")
+    main = main_branch(turns)
+    [cut] = [turn for turn in turns if turn["partial"]]
+    assert cut["finish_reason"] == "cancelled" and 0 < cut["delivered"] <= len(cut["completion_ids"])
+    assert cut["reply"] == {"role": "assistant", "content": "", "reasoning_content": "Thinking about step 3."}
+    assert cut["superseded_by"] is None and cut["parent_id"] == main[3]["parent_id"]
+    assert [turn["fork_reason"] for turn in main if turn["fork_reason"]] == ["assistant_rewritten"]
     check_continuous(turns, "messages")
 
 

@@ -17,7 +17,16 @@ import pytest
 
 from proxy.contracts.records import OPEN
 from tests.integration.agents.codex_script import FIXED, STEPS, SUBTASK, SUMMARY
-from tests.integration.agents.support import npm_programs, output, places, prompt_ids, run, scripted
+from tests.integration.agents.support import (
+    is_answering,
+    npm_programs,
+    output,
+    places,
+    prompt_ids,
+    run,
+    run_and_kill,
+    scripted,
+)
 from tests.support.stack import Stack
 from tests.support.tcprelay import TcpRelay
 
@@ -35,18 +44,24 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def codex(base_url: str, folder: Path, task: str = TASK, *settings: str, model: str = "policy") -> list[dict[str, Any]]:
     """Run it to its end; returns the events that it printed."""
-    work, home = places(folder)
+    done = run([*words(base_url, *settings, model=model), task], *(at := places(folder)), environment(at[1]))
+    assert done.returncode == 0, output(done)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def words(base_url: str, *settings: str, model: str = "policy") -> list[str]:
     options = [
         "model_provider=steno", "model_providers.steno.name=steno", f"model_providers.steno.base_url={base_url}",
         "model_providers.steno.env_key=STENO_KEY", 'model_providers.steno.wire_api="responses"', *settings,
     ]  # fmt: skip
-    words = [
+    return [
         str(npm_programs() / "codex"), "exec", "--disable", "plugins", "--dangerously-bypass-approvals-and-sandbox",
-        "--skip-git-repo-check", "--json", "-m", model, *(word for option in options for word in ("-c", option)), task,
+        "--skip-git-repo-check", "--json", "-m", model, *(word for option in options for word in ("-c", option)),
     ]  # fmt: skip
-    done = run(words, work, home, {"CODEX_HOME": str(home), "STENO_KEY": "none"})
-    assert done.returncode == 0, output(done)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {"CODEX_HOME": str(home), "STENO_KEY": "none"}
 
 
 def main_of(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -135,6 +150,21 @@ async def test_what_it_keeps_of_a_connection_that_broke_is_recognised(stack: Sta
         "role": "assistant", "content": "", "reasoning_content": "Thinking about step 3.",
     }  # fmt: skip
     assert turns[turns.index(cut) + 1]["parent_id"] == cut["turn_id"]
+
+
+def test_killed_in_an_answer_it_goes_on_from_what_it_had(stack: Stack, tmp_path: Path) -> None:
+    command = words(stack.base_url("killed"))
+    work, home = places(tmp_path)
+    task = f"{TASK} SLOW"
+    run_and_kill([*command, task], work, home, environment(home), lambda: is_answering(stack, "killed"))
+    done = run([*command, "resume", "--last", "Go on."], work, home, environment(home))
+    assert done.returncode == 0, output(done)
+    turns = stack.turns("killed")
+    is_straight(turns)
+    [cut] = [turn for turn in turns if turn["partial"]]
+    assert cut["finish_reason"] == "cancelled" and 0 < cut["delivered"] <= len(cut["completion_ids"])
+    assert cut["reply"] == {"role": "assistant", "content": "", "reasoning_content": "Thinking about step 3."}
+    assert turns[turns.index(cut) + 1]["parent_id"] == cut["turn_id"], "from the tokens of what it had whole"
 
 
 def turns_of(stack: Stack, trial_id: str) -> list[dict[str, Any]]:
