@@ -96,8 +96,9 @@ async def test_a_completion_that_was_cut_short_reaches_its_group_once(
 
 
 @pytest.mark.parametrize("window", [name for name in WINDOWS if name != "before it settles"])
+@pytest.mark.parametrize("again", ["swept", "repeated"])
 async def test_a_deletion_that_was_cut_short_is_accounted_for_once(
-    server: RedisServer, replicas: Replicas, window: str
+    server: RedisServer, replicas: Replicas, window: str, again: str
 ) -> None:
     store = replicas.healthy
     await group(store, "g", 2)
@@ -111,7 +112,10 @@ async def test_a_deletion_that_was_cut_short_is_accounted_for_once(
         await store.session("g.1")
     with pytest.raises(Gone):  # another replica was in the middle of it
         await speak(store, "g.1", 3, number=7, partial=True, finish_reason="cancelled")
-    await replicas.sweep()
+    if again == "swept":
+        await replicas.sweep()
+    else:
+        await store.delete("g.1", now=11.0, tombstone_s=1e6)
     [one] = await lease(store)
     assert one.left_out == {"g.1": "deleted"}
     view = await store.runs.view(RUN, now=20.0)
@@ -119,6 +123,7 @@ async def test_a_deletion_that_was_cut_short_is_accounted_for_once(
     assert unaccounted(view, one) == {}
     with server.client() as client:
         assert not client.exists("steno:{g.1}:turns", "steno:{g.1}:doc")
+        await replicas.sweep()
         assert client.zcard(PENDING) == 0
 
 
