@@ -10,6 +10,16 @@ _PART: dict[str, Any] = {
     "type": "object",
     "properties": {
         "text": _STRING,
+        "inlineData": {
+            "type": "object",
+            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "data": _STRING},
+            "required": ["mimeType", "data"],
+        },
+        "fileData": {
+            "type": "object",
+            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "fileUri": _STRING},
+            "required": ["fileUri"],
+        },
         "thought": {"type": "boolean"},
         "thoughtSignature": _STRING,
         "functionCall": {

@@ -19,13 +19,23 @@ def _block(kind: str, **fields: dict[str, Any]) -> dict[str, Any]:
 
 _TEXT = _block("text", text=_STRING)
 _TEXTS: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": _TEXT}]}
+_IMAGE = _block(
+    "image",
+    source={
+        "anyOf": [
+            _block("base64", media_type={"type": "string", "pattern": "^image/"}, data=_STRING),
+            _block("url", url=_STRING),
+        ]
+    },
+)
+_RESULT: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
 _NAME: dict[str, Any] = {"type": "string", "minLength": 1}
 _TOOL_RESULT: dict[str, Any] = {
     "type": "object",
     "properties": {
         "type": {"const": "tool_result"},
         "tool_use_id": _NAME,
-        "content": _nullable(_TEXTS),
+        "content": _nullable(_RESULT),
         "is_error": _nullable({"type": "boolean"}),
     },
     "required": ["type", "tool_use_id"],
@@ -43,7 +53,7 @@ def _message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
 
 _MESSAGE: dict[str, Any] = {
     "anyOf": [
-        _message("user", _TEXT, _TOOL_RESULT),
+        _message("user", _TEXT, _IMAGE, _TOOL_RESULT),
         _message(
             "assistant",
             _TEXT,

@@ -59,9 +59,26 @@ _CONTENT: dict[str, Any] = _nullable(
             {
                 "type": "array",
                 "items": {
-                    "type": "object",
-                    "properties": {"type": {"const": "text"}, "text": _STRING},
-                    "required": ["type", "text"],
+                    "anyOf": [
+                        {
+                            "type": "object",
+                            "properties": {"type": {"const": "text"}, "text": _STRING},
+                            "required": ["type", "text"],
+                        },
+                        {
+                            "description": "From users and tools, where the model takes images.",
+                            "type": "object",
+                            "properties": {
+                                "type": {"const": "image_url"},
+                                "image_url": {
+                                    "type": "object",
+                                    "properties": {"url": _STRING, "detail": _nullable(_STRING)},
+                                    "required": ["url"],
+                                },
+                            },
+                            "required": ["type", "image_url"],
+                        },
+                    ]
                 },
             },
         ]

@@ -24,9 +24,23 @@ _BOOLEAN: dict[str, Any] = _nullable({"type": "boolean"})
 _TEXTS: dict[str, Any] = {
     "type": "array",
     "items": {
-        "type": "object",
-        "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": _STRING},
-        "required": ["type", "text"],
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": _STRING},
+                "required": ["type", "text"],
+            },
+            {
+                "description": "From users and tools, where the model takes images.",
+                "type": "object",
+                "properties": {
+                    "type": {"const": "input_image"},
+                    "image_url": _STRING,
+                    "detail": _nullable(_STRING),
+                },
+                "required": ["type", "image_url"],
+            },
+        ]
     },
 }
 _NAME: dict[str, Any] = {"type": "string", "minLength": 1}
