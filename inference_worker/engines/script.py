@@ -5,18 +5,16 @@ Owns loading `FILE.py:function`, the request as OpenAI shapes, and reading the a
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from proxy.contracts.canonical import Job, Message
-from proxy.contracts.errors import BY_CODE, ConfigError, EngineFailed, StenoError
+from proxy.contracts.errors import BY_CODE, EngineFailed, StenoError
+from proxy.contracts.functions import load_function
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +50,8 @@ class Script:
 
     def __init__(self, where: str) -> None:
         """Raises: ConfigError saying what is wrong with the file or the function."""
-        file, colon, name = where.rpartition(":")
-        if not colon or not file or not name:
-            raise ConfigError(f"script: {where!r} is not FILE.py:function", field="script")
         self.where = where
-        self._function = _load(Path(file).expanduser(), name)
+        self._function = load_function(where, "script")
 
     async def __call__(self, request: dict[str, Any]) -> Reply:
         """Ask the script. Raises: the error it asks for; EngineFailed naming the script when it breaks its contract."""
@@ -151,28 +146,3 @@ def asked_error(code: str, message: str) -> StenoError:
     if code not in BY_CODE:
         raise ValueError(f"no error has the code {code!r}; there are {', '.join(sorted(BY_CODE))}")
     return BY_CODE[code](message or code)
-
-
-def _load(path: Path, name: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"script: {path} is not a file", field="script")
-    spec = importlib.util.spec_from_file_location(f"steno_script_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"script: {path} is not a Python file", field="script")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    if str(path.parent.resolve()) not in sys.path:
-        sys.path.append(str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(
-            f"script: {path} can't be imported: {type(error).__name__}: {error}", field="script"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
-        raise ConfigError(
-            f"script: {path} has no function {name!r}; it has {', '.join(functions) or 'none'}", field="script"
-        )
-    return function

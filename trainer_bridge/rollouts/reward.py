@@ -9,11 +9,9 @@ one that outlasts its time limit is given up (a thread can't be ended, but nothi
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import json
 import math
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 
 from proxy.client import Steno
 from proxy.contracts.errors import ConfigError, StenoError
+from proxy.contracts.functions import load_function
 from proxy.contracts.records import Session, Turn
 from trainer_bridge.rollouts.outcome import EndReason, Verdict
 from trainer_bridge.rollouts.tasks import Task
@@ -93,12 +92,9 @@ class RewardFunction:
 
     def __init__(self, where: str, timeout_s: float = 300.0) -> None:
         """Raises: ConfigError: no such file or function, or a parameter that is none of `INPUTS`."""
-        file, colon, name = where.rpartition(":")
-        if not colon or not file or not name:
-            raise ConfigError(f"reward: {where!r} is not FILE.py:function", field="reward")
         self.where = where
         self._timeout_s = timeout_s
-        self._function = _load(Path(file).expanduser(), name)
+        self._function = load_function(where, "reward")
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -223,25 +219,3 @@ async def _in_thread(work: Callable[[], Any], name: str) -> Any:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await future
-
-
-def _load(path: Path, name: str) -> Callable[..., Any]:
-    if not path.is_file():
-        raise ConfigError(f"reward: {path} is not a file", field="reward")
-    spec = importlib.util.spec_from_file_location(f"steno_reward_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward: {path} is not a Python file", field="reward")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    if str(path.parent.resolve()) not in sys.path:
-        sys.path.append(str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(
-            f"reward: {path} can't be imported: {type(error).__name__}: {error}", field="reward"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"reward: {path} has no function {name}", field="reward")
-    return function  # type: ignore[no-any-return]

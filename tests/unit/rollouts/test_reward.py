@@ -132,7 +132,7 @@ async def test_a_function_that_blocks_holds_up_nobody_and_is_given_up(tmp_path: 
     [
         ("score", "", "is not FILE.py:function"),
         ("{}/none.py:score", "", "is not a file"),
-        ("{}/score.py:other", "def score(): ...", "has no function other"),
+        ("{}/score.py:other", "def score(): ...", "has no function 'other'; it has score"),
         ("{}/score.py:score", "import nothing_like_this", "can't be imported: ModuleNotFoundError"),
         ("{}/score.py:score", "def score(answer): ...", "no such input: answer; there are task, task_folder"),
     ],
