@@ -115,7 +115,8 @@ class Loop:
                 break
             waited_s = time.monotonic() - started
             await self._step(groups, waited_s)
-        await self._save()
+        if self._unsaved:
+            await self._save()
         await self._pushed_or_named()
 
     @property

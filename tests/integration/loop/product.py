@@ -205,7 +205,7 @@ class Product:
                 return version
             worker.send_signal(signal.SIGCONT)
 
-    def balance(self, trainer: Trainer) -> RunView:
+    def balance(self, trainer: Trainer, run: str = RUN) -> RunView:
         """I4, token for token: what the proxy says was sampled is what it accounts for itself, what the newest checkpoint's
         ledger accounts for, and what waits in groups that no checkpoint holds. Nobody may be running any more."""
         with self.client() as client:
@@ -213,13 +213,13 @@ class Product:
             saved["ledger"].check()
             # What was trained and whose acknowledgement was lost is in the ledger and served again; the rest is not.
             waiting: Counter[str] = Counter()
-            view = client.run(RUN)
+            view = client.run(run)
             assert not view.groups.running, view
-            until(lambda: client.run(RUN).groups.leased + client.run(RUN).groups.used == 0, "leases of nobody")
-            left = client.run(RUN).groups.ready
+            until(lambda: client.run(run).groups.leased + client.run(run).groups.used == 0, "leases of nobody")
+            left = client.run(run).groups.ready
             while left:
                 leases = client.lease(
-                    LeaseRequest(run_id=RUN, consumer="balance", max_groups=left, wait_s=20, ttl_s=600)
+                    LeaseRequest(run_id=run, consumer="balance", max_groups=left, wait_s=20, ttl_s=600)
                 )
                 for lease in leases:
                     assert lease.group.group_id not in saved["trained_groups"]
@@ -258,9 +258,8 @@ class Talkers:
     """An `Executor`: agents of two short turns each, through the official SDK, in threads. Every other trial of a group is worth
     1, so that each group says something; how long they are is drawn by the model."""
 
-    def __init__(self, threads: int = 8, tokens: int = 16) -> None:
+    def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads)
-        self._tokens = tokens
 
     async def run(self, job: Job) -> Exit:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._talk, job)
@@ -278,7 +277,7 @@ class Talkers:
         ) as client:
             try:
                 for _ in range(2):
-                    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=self._tokens)
+                    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=16)
                     messages += [
                         {"role": "assistant", "content": answer.choices[0].message.content or ""},
                         {"role": "user", "content": "Go on."},
@@ -296,11 +295,11 @@ def tasks(prefix: str, count: int) -> Iterator[Planned]:
 
 @contextlib.asynccontextmanager
 async def rolling(
-    one: Product, prefix: str, *, groups: int = 10_000, bounded: bool = True, tokens: int = 16
+    one: Product, prefix: str, *, groups: int = 10_000, bounded: bool = True, run: str = RUN
 ) -> AsyncIterator[asyncio.Task[list[TrialResult]]]:
     """Agents run meanwhile, held back by the staleness bound as in any run; those that run at the end are given up."""
-    talkers = Talkers(tokens=tokens)
-    options = GroupOptions(RUN, size=GROUP_SIZE, in_flight=8, sampling=LAW, resumable=False)
+    talkers = Talkers()
+    options = GroupOptions(run, size=GROUP_SIZE, in_flight=8, sampling=LAW, resumable=False)
     async with AsyncSteno(one.url, retries=12) as client:
         runner = TrialRunner(
             client,

@@ -21,6 +21,7 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
         first = one.train(die="trainer_bridge.engine:PolicyEngine.update:4", checkpoint_every=2)
         await thread(first.died)
         assert [step["step"] for step in first.steps] == [1, 2, 3]
+        acknowledged = set(first.saved()["trained_groups"])
         [_, (a, at)] = first.saved()["path"]
         assert at == 2
         await thread(until, lambda: one.in_force() == f"{a}/3", "the weights of step 3 were pushed")
@@ -32,8 +33,9 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
         saved = second.saved()
         [_, _, (b, at)] = saved["path"]
         assert b != a and at == 4
-        # Those of steps 1 and 2 too: they were acknowledged after the checkpoint that names them.
-        assert len(saved["trained_groups"]) == 8
+        # What it names beside those of the first checkpoint, which were acknowledged after that was written.
+        left = set(saved["trained_groups"]) - acknowledged
+        assert len(left) >= 4
         assert one.in_force() in (f"{b}/2", f"{b}/3")
 
         third = one.train(checkpoint_every=2, total_steps=8)
@@ -41,7 +43,7 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
     saved = third.saved()
     [_, _, _, (c, at)] = saved["path"]
     assert c not in (a, b) and at == 8
-    assert third.said().count("was trained before: acknowledged") == 4
+    assert third.said().count("was trained before: acknowledged") == len(left)
     assert one.in_force() == f"{c}/8"
     orphans = saved["ledger"].accounts()[f"{a}/3"]
     assert orphans.untrained[Reason.ORPHANED] == orphans.sampled > 0 and not orphans.trained

@@ -1,0 +1,77 @@
+"""SIGTERM and resume: what goes on from the checkpoint is bit by bit what never stopped, given the same leases."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.loop.product import Product, Trainer, rolling, thread
+
+pytestmark = pytest.mark.loop
+TIMED = ("time/", "throughput/", "memory/", "queue/")
+GROUPS, STEPS = 12, 6
+
+
+async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Product) -> None:
+    """The groups are on record before either run, and the store is put back between them, so both are served the same."""
+    async with rolling(one, "task", groups=GROUPS, bounded=False) as done:
+        assert all(result.reward is not None for result in await done)
+    recorded = dump(one)
+
+    never = one.train(name="never", total_steps=STEPS, max_staleness_steps=STEPS, checkpoint_every=100)
+    await thread(never.wait)
+    assert [path.name for path in never.checkpoints()] == [f"step-{STEPS:08d}"], "the last step is written once"
+    await thread(one.stack.proxy.kill)
+    await thread(restore, one, recorded)
+    await thread(one.restart_proxy)
+
+    settings = {"total_steps": STEPS, "max_staleness_steps": STEPS, "checkpoint_every": 100}
+    stopped = one.train(name="stopped", **settings)
+    await thread(stopped.until, lambda: stopped.steps, "a first step")
+    stopped.process.send_signal(signal.SIGTERM)
+    await thread(stopped.process.wait)
+    at = stopped.steps[-1]["step"]
+    assert at < STEPS and stopped.saved()["path"][-1][1] == at, stopped.said()
+    resumed = one.train(name="stopped", **settings)
+    await thread(resumed.wait)
+
+    assert [step["step"] for step in resumed.steps] == list(range(1, STEPS + 1))
+    for ours, theirs in zip(resumed.steps, never.steps, strict=True):
+        assert untimed(ours["values"]) == untimed(theirs["values"]), ours["step"]
+        assert ours["ledger"] == theirs["ledger"]
+    for name, weight in weights(never).items():
+        assert torch.equal(weight, weights(resumed)[name]), name
+    assert resumed.saved()["ledger"].to_bytes() == never.saved()["ledger"].to_bytes()
+    await thread(one.balance, resumed)
+
+
+def dump(one: Product) -> dict[bytes, tuple[bytes, int | None]]:
+    """The whole store: key -> value and when it expires, in Unix milliseconds."""
+    with one.redis.client() as redis:
+        found = {}
+        for key in redis.scan_iter("*"):
+            left_ms = redis.pttl(key)
+            found[key] = (redis.dump(key), int(time.time() * 1000) + left_ms if left_ms > 0 else None)
+        return found
+
+
+def restore(one: Product, recorded: dict[bytes, tuple[bytes, int | None]]) -> None:
+    with one.redis.client() as redis:
+        redis.flushall()
+        for key, (value, expires) in recorded.items():
+            redis.restore(key, expires or 0, value, absttl=expires is not None)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    [copy] = trainer.newest().glob("weights-*")
+    return {name: tensor for shard in Path(copy).glob("*.safetensors") for name, tensor in load_file(shard).items()}
+
+
+def untimed(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not name.startswith(TIMED)}
