@@ -10,6 +10,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from scripts.generate_docs import proxy_metrics
 from tests.integration.helm.support import (
@@ -190,6 +191,15 @@ def test_prometheus_reads_metrics_with_the_admin_key() -> None:
     [endpoint] = only(render("whole"), "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "run-steno-keys", "key": "admin-key"}
     assert only(render("whole"), "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_rules_and_dashboard_are_the_generated_ones() -> None:
+    manifests = render("whole", "--set-json", "prometheusRule.enabled=true", "--set-json", "dashboard.enabled=true")
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text())
+    assert only(manifests, "PrometheusRule")["spec"] == rules
+    board = only(manifests, "ConfigMap", "run-steno-dashboard")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert board["data"]["steno.json"] == (ROOT / "deploy/grafana/steno.json").read_text()
 
 
 def test_the_autoscalers_metric_is_one_that_the_proxy_has() -> None:
