@@ -8,7 +8,6 @@ reverse proxy should not either: clients that can send `x-goog-api-key` should.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,12 +16,11 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy import logs
-from proxy.api.agent_http import HttpClient, valid_trial_id
 from proxy.api.counting import Counting
 from proxy.api.generation import Generation
+from proxy.api.lookup import look_up
 from proxy.api.models import Models
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.contracts.errors import NotFound
 from proxy.contracts.frames import ModelCard
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.gemini import Gemini, GeminiCount
@@ -107,19 +105,11 @@ class GeminiModels:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trial_id = scope["path_params"]["trial_id"]
-        request_id = os.urandom(8).hex()
-        logs.bind(trial_id, request_id)
-        client = HttpClient(send, request_id.encode())
-        try:
-            if not valid_trial_id(trial_id):
-                raise NotFound("no such trial")
-            await self._keys.check_current(key_of(scope["headers"]), trial_id)
-            body = self._list() if "model" not in scope["path_params"] else self._one(scope["path_params"]["model"])
-        except StenoError as error:
-            await client.respond(error.status, Gemini().error(error), [])
-            return
-        await client.respond(200, msgspec.json.encode(body), [])
+        async def find(trial_id: str) -> bytes:
+            name = scope["path_params"].get("model")
+            return msgspec.json.encode(self._list() if name is None else self._one(name))
+
+        await look_up(scope, send, self._keys, find, Gemini().error)
 
     def _list(self) -> dict[str, Any]:
         return {"models": [_model(card) for card in self._hub.cards()]}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from proxy import logs
-from proxy.api.agent_http import HttpClient, valid_trial_id
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.api.lookup import look_up
+from proxy.contracts.errors import NotFound
 from proxy.dialects.openai import error_body
 from proxy.hub import Hub
-from proxy.keys import Keyring, key_of
+from proxy.keys import Keyring
 
 
 class Models:
@@ -28,19 +26,11 @@ class Models:
         self._created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = os.urandom(8).hex()
-        trial_id = scope["path_params"]["trial_id"]
-        logs.bind(trial_id, request_id)
-        client = HttpClient(send, request_id.encode())
-        try:
-            if not valid_trial_id(trial_id):
-                raise NotFound("no such trial")
-            await self._keys.check_current(key_of(scope["headers"]), trial_id)
-            body = self._list() if "model" not in scope["path_params"] else self._one(scope["path_params"]["model"])
-        except StenoError as error:
-            await client.respond(error.status, error_body(error), [])
-            return
-        await client.respond(200, msgspec.json.encode(body), [])
+        async def find(trial_id: str) -> bytes:
+            name = scope["path_params"].get("model")
+            return msgspec.json.encode(self._list() if name is None else self._one(name))
+
+        await look_up(scope, send, self._keys, find, error_body)
 
     def _list(self) -> dict[str, Any]:
         models = [self._model(card.name, card.context_tokens) for card in self._hub.cards()]

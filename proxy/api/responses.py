@@ -7,16 +7,15 @@ response from its client; the record of its turn is not the agent's to delete.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from proxy import logs, stored
-from proxy.api.agent_http import HttpClient, refusal_headers, valid_trial_id
+from proxy import stored
 from proxy.api.counting import Counting
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.api.lookup import look_up
+from proxy.contracts.errors import NotFound
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.openai import error_body
 from proxy.dialects.responses import turn_of_response
@@ -24,7 +23,7 @@ from proxy.dialects.responses_count import ResponsesCount
 from proxy.dialects.responses_schema import COUNT, RESPONSE_ID, STORED
 from proxy.dialects.responses_stored import deleted_body, stored_body
 from proxy.hub import Hub
-from proxy.keys import Keyring, key_of
+from proxy.keys import Keyring
 from proxy.recorder import Recorder
 
 _PATH = "/v1/responses/{response_id}"
@@ -39,20 +38,11 @@ class StoredResponses:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trial_id, response_id = scope["path_params"]["trial_id"], scope["path_params"]["response_id"]
-        request_id = os.urandom(8).hex()
-        logs.bind(trial_id, request_id)
-        client = HttpClient(send, request_id.encode())
-        try:
-            if not valid_trial_id(trial_id):
-                raise NotFound("no such trial")
-            await self._keys.check_current(key_of(scope["headers"]), trial_id)
+        async def find(trial_id: str) -> bytes:
             answer = self._delete if scope["method"] == "DELETE" else self._get
-            body = await answer(trial_id, response_id)
-        except StenoError as error:
-            await client.respond(error.status, error_body(error), refusal_headers(error))
-            return
-        await client.respond(200, body, [])
+            return await answer(trial_id, scope["path_params"]["response_id"])
+
+        await look_up(scope, send, self._keys, find, error_body)
 
     async def _get(self, trial_id: str, response_id: str) -> bytes:
         turn_id = turn_of_response(response_id)
