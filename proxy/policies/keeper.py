@@ -302,7 +302,6 @@ class Policies:
             log.info("worker %s: %s", worker.id, f"behind with {', '.join(sorted(behind))}" if behind else "up to date")
             worker.behind = behind
             worker.on_change()  # turns may wait for it
-            worker.on_change()
 
     def _send_chunk(self, worker_id: str, chunk: Chunk) -> None:
         worker = self._workers.get(worker_id)
