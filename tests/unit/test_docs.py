@@ -112,10 +112,14 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
 def _check_docker(words: list[str]) -> None:
     """No daemon here: the ports and volumes that a line names are those of the Dockerfile (tests/integration/image runs it)."""
     dockerfile = (ROOT / "Dockerfile").read_text()
-    assert words[0] in ("build", "run")
+    assert words[0] in ("build", "run", "compose")
     for flag, value in itertools.pairwise(words):
         if flag == "-p":
             assert f"EXPOSE {value.rpartition(':')[2]}\n" in dockerfile
+        elif flag == "-f":
+            assert (ROOT / value).exists()
+        elif flag == "--target":
+            assert f" AS {value}\n" in dockerfile
         elif flag == "-v":
             assert f"VOLUME {value.rpartition(':')[2]}\n" in dockerfile
 
@@ -130,6 +134,8 @@ def _check_chart(words: list[str]) -> None:
             found = values
             for key in word.partition("=")[0].split("."):
                 found = found[key]
+        elif flag == "-k":
+            assert (ROOT / word / "kustomization.yaml").exists()
         elif word.startswith("helm/"):
             assert (ROOT / word / "Chart.yaml").exists()
         elif "/steno" in word:
