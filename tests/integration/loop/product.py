@@ -241,10 +241,11 @@ class Product:
 
 
 @contextlib.contextmanager
-def product(folder: Path, *, worker: tuple[str, ...] = WORKER) -> Iterator[Product]:
+def product(folder: Path, *, worker: tuple[str, ...] | None = WORKER) -> Iterator[Product]:
+    """worker: None: it is started later."""
     server = RedisServer()
     try:
-        with running(folder / "stack", list(worker), proxy=["--redis-url", server.url]) as stack:
+        with running(folder / "stack", list(worker) if worker else None, proxy=["--redis-url", server.url]) as stack:
             one = Product(folder, server, stack)
             try:
                 yield one
