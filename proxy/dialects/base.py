@@ -165,7 +165,8 @@ def dotted(path: str) -> str:
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
     """Raises: BadRequest naming the field, when a value was given and lies outside [low, high]."""
     if value is not None and not low <= value <= high:
-        raise BadRequest(f"{name} must be between {low:g} and {high:g}, is {value:g}", field=name)
+        shown = f"{value:g}" if isinstance(value, float) or abs(value) < 10**300 else "far beyond"
+        raise BadRequest(f"{name} must be between {low:g} and {high:g}, is {shown}", field=name)
 
 
 def check_wire(name: str, value: Any) -> None:
