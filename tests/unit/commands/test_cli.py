@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.contracts.errors import ConfigError, Gone
+from steno.cli import main
 from steno.commands.output import one_line_errors
 
 
@@ -51,12 +52,23 @@ def test_version_is_one_line() -> None:
     ],
 )
 def test_wrong_configuration_is_one_line_and_exit_code_2(
-    words: list[str], environment: dict[str, str], said: str
+    words: list[str],
+    environment: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = steno(*words, **environment)
-    assert done.returncode == 2
-    assert said in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    for name in [name for name in os.environ if name.startswith("STENO_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["steno", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said in err and err.startswith("error: ") and err.count("\n") == 1
+    assert out == ""
 
 
 def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
