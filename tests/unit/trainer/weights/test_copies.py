@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -153,26 +151,39 @@ from trainer_bridge.weights import copies
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[2] == "rename":
-    Path.rename = die
-else:
-    copies.write_shard = die
-copies.Copies(Path(sys.argv[1])).write(at(2), Fixed(2.0))
+for where in ("write", "rename"):
+    child = os.fork()
+    if not child:
+        if where == "rename":
+            Path.rename = die
+        else:
+            copies.write_shard = die
+        copies.Copies(Path(sys.argv[1]) / where).write(at(2), Fixed(2.0))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, where
 """
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each place in which a trainer was killed; one interpreter is started for all."""
+    root = tmp_path_factory.mktemp("crashed")
+    for where in ("write", "rename"):
+        Copies(root / where).write(at(1), Fixed(1.0))
+    subprocess.run([sys.executable, "-c", CRASH, str(root)], check=True)
+    return root
 
 
 @pytest.mark.parametrize("where", ["write", "rename"])
 def test_a_trainer_killed_before_the_rename_leaves_the_older_copy_and_the_next_one_cleans_up(
-    tmp_path: Path, where: str
+    crashed: Path, where: str
 ) -> None:
-    copies = Copies(tmp_path)
-    first = copies.write(at(1), Fixed(1.0))
-    killed = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), where], env={**os.environ}, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert any(name.startswith(".writing-") for name in names(tmp_path))
-    assert copies.complete() == [first]
+    folder = crashed / where
+    copies = Copies(folder)
+    assert any(name.startswith(".writing-") for name in names(folder))
+    assert [copy.version for copy in copies.complete()] == ["run/1"]
     copies.write(at(2), Fixed(2.0))
-    assert names(tmp_path) == ["weights-run-1", "weights-run-2"]
+    assert names(folder) == ["weights-run-1", "weights-run-2"]
 
 
 def test_what_is_no_copy_is_refused_by_name(tmp_path: Path) -> None:
