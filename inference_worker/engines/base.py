@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.frames import Generate, ModelCard, StreamEvent
@@ -117,6 +117,3 @@ class Engine(Protocol):
     def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """One Started, then Deltas, one Finish. Closing the iterator cancels. Raises StenoError."""
         ...
-
-
-__all__ = ["Any", "Engine", "StagedUpdate", "TokenEngine", "TokenStep"]

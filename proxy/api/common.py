@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from proxy.config import ProxySettings
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.contracts.errors import StenoError
 from proxy.contracts.records import Session, readable
 from proxy.contracts.rest import ErrorBody, ErrorEnvelope, Trial
 from proxy.hub import Hub
@@ -113,10 +113,6 @@ def error_response(error: StenoError, request_id: str) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     envelope = ErrorEnvelope(error=body, request_id=request_id)
     return Response(envelope.model_dump_json(), error.status, headers, media_type="application/json")
-
-
-def not_a_trial(trial_id: str) -> NotFound:
-    return NotFound(f"no such trial: {trial_id[:128]!r}")
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
