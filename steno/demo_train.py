@@ -16,7 +16,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ class Outcome:
 
     before: float
     after: float
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    view: RunView | None = None
+    steps: list[dict[str, Any]]
+    view: RunView
 
     @property
     def rose(self) -> bool:

@@ -42,7 +42,7 @@ def write_plot(file: Path, steps: Sequence[Mapping[str, Any]], before: float, af
     import matplotlib
 
     matplotlib.use("Agg")  # no display is needed
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     taken = [step for step in steps if step["stepped"] and "reward/mean" in step["values"]]
     at = [step["step"] for step in taken]
@@ -52,7 +52,7 @@ def write_plot(file: Path, steps: Sequence[Mapping[str, Any]], before: float, af
     if at:
         axes.plot([0, max(at)], [before, after], "o", color="tab:orange", label="held-out worlds")
     axes.set(xlabel="optimisation step", ylabel="mean reward", ylim=(0, 1))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     file.parent.mkdir(parents=True, exist_ok=True)

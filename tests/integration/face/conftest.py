@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from proxy.client import Steno
 from tests.support.stack import Stack, running
 
 ADMIN = "admin-key-of-the-tests"
@@ -15,15 +17,28 @@ SCRIPT = Path(__file__).with_name("script.py")
 WORKER = ["--engine", "scripted", "--script", f"{SCRIPT}:reply"]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def clean_environment() -> Iterator[None]:
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("STENO_")}
     yield
     os.environ.update(kept)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Without keys: sessions are registered on first use."""
     with running(tmp_path_factory.mktemp("stack"), WORKER) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """With an admin key, and a worker that shows the same key."""
+    with running(tmp_path_factory.mktemp("locked"), None, proxy=["--admin-key", ADMIN]) as found:
+        found.start_worker(*WORKER, "--key", ADMIN)
+        with Steno(found.url, ADMIN) as client:
+            until = time.monotonic() + 180
+            while not client.workers():
+                assert time.monotonic() < until, found.logs()
+                time.sleep(0.1)
         yield found

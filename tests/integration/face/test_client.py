@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,19 +13,8 @@ from proxy.client import AsyncSteno, Steno
 from proxy.contracts.errors import Conflict, Forbidden, Gone, NotFound, Unauthorized
 from proxy.contracts.records import bytes_to_ids
 from proxy.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
-from tests.integration.face.conftest import ADMIN, WORKER
-from tests.support.stack import Stack, running
-
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A proxy with an admin key. Its worker shows the same key."""
-    folder: Path = tmp_path_factory.mktemp("locked")
-    with running(folder, None, proxy=["--admin-key", ADMIN]) as found:
-        found.start_worker(*WORKER, "--key", ADMIN)
-        with Steno(found.url, ADMIN) as client:
-            _until_a_worker(client)
-        yield found
+from tests.integration.face.conftest import ADMIN
+from tests.support.stack import Stack
 
 
 @pytest.fixture
@@ -39,14 +27,6 @@ def steno(locked: Stack) -> Iterator[Steno]:
 async def asteno(locked: Stack) -> AsyncIterator[AsyncSteno]:
     async with AsyncSteno(locked.url, ADMIN) as client:
         yield client
-
-
-def _until_a_worker(client: Steno) -> None:
-    for _ in range(600):
-        if client.workers():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError("no worker came within 60 s")
 
 
 def say(trial: Trial, *texts: str) -> list[dict[str, Any]]:

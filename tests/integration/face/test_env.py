@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from proxy.client import Steno
-from tests.integration.face.conftest import ADMIN, WORKER
-from tests.support.stack import ROOT, Stack, running
+from tests.integration.face.conftest import ADMIN
+from tests.support.stack import ROOT, Stack
 
 CALLS = {
     "openai": "import openai\nprint(openai.OpenAI().chat.completions.create("
@@ -23,19 +21,6 @@ CALLS = {
     "google-genai": "from google import genai\nclient = genai.Client()\n"
     "print(client.models.generate_content(model='m', contents='hi').text)",
 }
-
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A proxy with an admin key."""
-    folder = tmp_path_factory.mktemp("locked")
-    with running(folder, None, proxy=["--admin-key", ADMIN]) as stack:
-        stack.start_worker(*WORKER, "--key", ADMIN)
-        with Steno(stack.url, ADMIN) as client:
-            until = time.monotonic() + 180
-            while not client.workers() and time.monotonic() < until:
-                time.sleep(0.1)
-        yield stack
 
 
 def steno(stack: Stack, *words: str) -> str:

@@ -133,7 +133,9 @@ async def test_models_are_listed(proxy: Proxy) -> None:
 
 async def test_errors_are_the_sdks_own(proxy: Proxy) -> None:
     client = proxy.openai("t").chat.completions
-    picture: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
+    picture: Any = [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
+    ]
     with pytest.raises(openai.BadRequestError) as caught:
         await client.create(model="m", messages=picture)
     assert caught.value.param == "messages.0.content.0.image_url"  # type: ignore[attr-defined]

@@ -16,7 +16,9 @@ from trainer_bridge.step import SCALARS
 PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
 
 
-@pytest.mark.parametrize("names", [Reason, MEANS + MAXIMA, SCALARS, Estimator, Aggregation, Correction, [UNKNOWN_VERSION]])
+@pytest.mark.parametrize(
+    "names", [Reason, MEANS + MAXIMA, SCALARS, Estimator, Aggregation, Correction, [UNKNOWN_VERSION]]
+)
 def test_every_name_that_a_user_meets_is_explained(names):
     assert [name for name in names if f"`{name}`" not in PAGE] == []
 
