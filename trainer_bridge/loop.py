@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from trainer_bridge.checkpoint import RunState
 from trainer_bridge.crew import Crew
 from trainer_bridge.errors import PushFailed
 from trainer_bridge.feed import Feed, Leased
-from trainer_bridge.ledger import Ledger
+from trainer_bridge.ledger import Account, Ledger
 from trainer_bridge.run_config import RunSettings
 from trainer_bridge.staleness import History, Version
 from trainer_bridge.step import StepReport
@@ -106,7 +106,7 @@ class Loop:
         refuses."""
         await self._publish_first()
         if first := await self._evaluated():
-            await self._log(first, stepped=False)
+            await self._log(first, Ledger(), stepped=False)
         while not self._finished:
             started = time.monotonic()
             self._view.phase(f"waiting for {self._settings.groups_per_step} groups")
@@ -157,7 +157,7 @@ class Loop:
         values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
         if report is not None:
             values |= await self._after_step()
-        await self._log(values | await self._queue(), stepped=report is not None)
+        await self._log(values | await self._queue(), ready.books, stepped=report is not None)
 
     async def _after_step(self) -> dict[str, float]:
         """Checkpoint, acknowledge, publish, evaluate: as far as each is due."""
@@ -244,13 +244,16 @@ class Loop:
             self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased)
         return values
 
-    async def _log(self, values: dict[str, float], *, stepped: bool) -> None:
+    async def _log(self, values: dict[str, float], books: Ledger, *, stepped: bool) -> None:
+        """books: of this step; of the versions in it the accounts are shown as they stand now."""
         state = self.state
+        accounts = state.ledger.accounts()
+        touched = {version: accounts[version] for version in books.accounts()}
         self._trackers.log(state.step, values)
         self._trackers.book(state.ledger)
-        self._view.stepped(str(state.version), values, state.ledger.total())
+        self._view.stepped(str(state.version), values, state.ledger.total(), touched)
         if self._settings.metrics_file is not None:
-            line = metrics_line(state, values, stepped)
+            line = metrics_line(state, values, touched, stepped)
             await asyncio.to_thread(_append, self._settings.metrics_file, line)
 
     async def _unless_stopped(self, wait: Awaitable[Any]) -> Any:
@@ -265,20 +268,24 @@ class Loop:
                 task.cancel()
 
 
-def metrics_line(state: State, values: dict[str, float], stepped: bool) -> str:
-    """One line of the metrics file: what the step measured, and the books so far. stepped: False: there was nothing to train, or
-    it is the evaluation before the first step."""
-    total = state.ledger.total()
-    untrained = {reason.value: tokens for reason, tokens in total.untrained.items()}
+def metrics_line(state: State, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:
+    """One line of the metrics file: what the step measured, and the books so far, over all versions and of those that the step
+    touched. stepped: False: there was nothing to train, or it is the evaluation before the first step."""
     body = {
         "step": state.step,
         "version": str(state.version),
         "time": time.time(),
         "stepped": stepped,
         "values": values,
-        "ledger": {"sampled": total.sampled, "trained": total.trained, "untrained": untrained},
+        "ledger": _plain(state.ledger.total()),
+        "ledger_by_version": {version: _plain(account) for version, account in touched.items()},
     }
     return json.dumps(body) + "\n"
+
+
+def _plain(account: Account) -> dict[str, Any]:
+    untrained = {reason.value: tokens for reason, tokens in account.untrained.items()}
+    return {"sampled": account.sampled, "trained": account.trained, "untrained": untrained}
 
 
 def _append(file: Path, line: str) -> None:

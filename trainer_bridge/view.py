@@ -23,15 +23,13 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE_STEPS = 60
 
 
-def ledger_line(total: Account, in_hand: int = 0) -> str:
+def ledger_line(total: Account) -> str:
     """`1,200 sampled = 800 trained + 400 not trained (zero_variance 300, constrained 100)`, in tokens."""
     reasons = sorted(total.untrained.items(), key=lambda item: -item[1])
     why = ", ".join(f"{reason.value} {tokens:,}" for reason, tokens in reasons if tokens)
     untrained = sum(total.untrained.values())
-    waiting = f" + {in_hand:,} in hand" if in_hand else ""
     return (
-        f"{total.sampled:,} sampled = {total.trained:,} trained + {untrained:,} not trained"
-        f"{f' ({why})' if why else ''}{waiting}"
+        f"{total.sampled:,} sampled = {total.trained:,} trained + {untrained:,} not trained{f' ({why})' if why else ''}"
     )
 
 
@@ -110,14 +108,22 @@ class View:
         self._evaluations.append((step, reward))
         self.say(f"evaluation at step {step}: reward {reward:.3f}")
 
-    def stepped(self, version: str, values: Mapping[str, float], ledger: Account, in_hand_tokens: int = 0) -> None:
-        """A step is done."""
+    def stepped(
+        self,
+        version: str,
+        values: Mapping[str, float],
+        ledger: Account,
+        by_version: Mapping[str, Account] | None = None,
+    ) -> None:
+        """A step is done. ledger: over all versions; by_version: of those whose tokens the step settled."""
         self._version, self._values, self._ledger = version, values, ledger
         if "reward/mean" in values:
             self._rewards.append(values["reward/mean"])
         if self._live is None:
             self.say(step_line(version, values))
-            self.say(f"  ledger: {ledger_line(ledger, in_hand_tokens)}")
+            self.say(f"  ledger: {ledger_line(ledger)}")
+            for name, account in (by_version or {}).items():
+                self.say(f"    {name}: {ledger_line(account)}")
 
     def picture(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2))

@@ -15,7 +15,7 @@ VALUES = {"reward/mean": 0.5, "batch/trained_tokens": 800.0, "loss": 0.25}
 
 def test_the_ledger_in_one_line_names_reasons_by_size() -> None:
     assert ledger_line(LEDGER) == "1,200 sampled = 800 trained + 400 not trained (zero_variance 300, constrained 100)"
-    assert ledger_line(Account(5, 2), in_hand=3) == "5 sampled = 2 trained + 0 not trained + 3 in hand"
+    assert ledger_line(Account(2, 2)) == "2 sampled = 2 trained + 0 not trained"
 
 
 def test_a_step_says_only_what_was_measured() -> None:
@@ -32,11 +32,12 @@ def test_a_log_gets_a_line_a_step_and_the_ledger() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     with View(console, run="r", steps=2) as view:
         view.phase("waiting")
-        view.stepped("a/1", VALUES, LEDGER)
+        view.stepped("a/1", VALUES, LEDGER, {"a/0": Account(8, 8)})
         view.evaluated(1, 0.75)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "a/1  reward 0.500" in text
     assert "ledger: 1,200 sampled" in text
+    assert "a/0: 8 sampled = 8 trained + 0 not trained" in text
     assert "evaluation at step 1: reward 0.750" in text
     assert "waiting" not in text
 
