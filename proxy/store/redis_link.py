@@ -7,8 +7,9 @@ tries again with a fresh connection, so that the store recovers by itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,11 +97,9 @@ class RedisLink:
 
     async def call(self, command: Awaitable[T]) -> T:
         """Await a command of `client`. Raises StoreUnavailable within the bound."""
-        try:
+        with _answering():
             async with asyncio.timeout(self._call_timeout_s), self._slots:
                 return await command
-        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            raise _unavailable(error) from error
 
     async def ask(self, *commands: Command) -> list[Any]:
         """The replies to a few commands on one slot, in one round trip that others may share. Raises StoreUnavailable within the
@@ -111,23 +110,19 @@ class RedisLink:
                 pipe.execute_command(*command)
             replies: list[Any] = await self.call(pipe.execute())
             return replies
-        try:
+        with _answering():
             return await self._shared(commands)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise _unavailable(error) from error
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script. Raises StoreUnavailable within the bound."""
         rest = (len(keys), *keys, *args)
         if self.cluster:
             return await self.call(self._run_alone(script, rest))
-        try:
+        with _answering():
             try:
                 return (await self._shared([("EVALSHA", script.sha, *rest)]))[0]
             except NoScriptError:  # a fresh server, or one that was restarted: EVAL leaves the script there
                 return (await self._shared([("EVAL", script.source, *rest)]))[0]
-        except (RedisError, OSError, TimeoutError) as error:
-            raise _unavailable(error) from error
 
     async def _run_alone(self, script: Script, rest: tuple[Any, ...]) -> Any:
         try:
@@ -139,6 +134,20 @@ class RedisLink:
         if self._batches is None:
             self._batches = Batches(self.client, self._call_timeout_s)
         return await self._batches.submit(commands)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """What a Redis that does not do as asked raises, as StoreUnavailable."""
+    try:
+        yield
+    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        raise _unavailable(error) from error
+    except RuntimeError as error:
+        # uvloop's word for writing to a connection that the server has closed this very moment.
+        if "handler is closed" not in str(error):
+            raise
+        raise _unavailable(error) from error
 
 
 def _unavailable(error: Exception) -> StoreUnavailable:

@@ -1,0 +1,29 @@
+"""What a lost Redis looks like to the rest of the proxy: one error, whatever the library below calls it."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.contracts.errors import StoreUnavailable
+from proxy.store.redis_link import RedisLink
+
+
+def link() -> RedisLink:
+    return RedisLink("redis://127.0.0.1:1/0", max_connections=1, reply_timeout_s=1.0, call_timeout_s=1.0)
+
+
+async def fails(error: Exception) -> None:
+    raise error
+
+
+async def test_a_connection_closed_while_it_is_written_to_is_an_unavailable_store() -> None:
+    closed = RuntimeError(
+        "unable to perform operation on <TCPTransport closed=True reading=False>; the handler is closed"
+    )
+    with pytest.raises(StoreUnavailable):
+        await link().call(fails(closed))
+
+
+async def test_other_surprises_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="something else"):
+        await link().call(fails(RuntimeError("something else")))
