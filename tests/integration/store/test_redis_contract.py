@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from proxy.contracts.errors import Gone
+from proxy.store.redis import RedisStore
 from tests.support.lease_contract import LeaseContract
+from tests.support.recordings import session
+from tests.support.redis_server import RedisServer
 from tests.support.retry_contract import RetryContract
 from tests.support.store_contract import StoreContract
 
@@ -17,3 +23,12 @@ class TestRedisLeases(LeaseContract):
 
 class TestRedisRetries(RetryContract):
     """Of requests that clients send again."""
+
+    async def test_what_comes_late_adds_nothing_to_a_tombstone(self, store: RedisStore, server: RedisServer) -> None:
+        await store.register(session("late"))
+        await store.delete("late", now=1.0, tombstone_s=60.0)
+        await store.refused("late", b"k" * 16, began=2.0, now=2.0)
+        with pytest.raises(Gone):
+            await store.asked_again("late", b"k" * 16, began=3.0, count=1, n=1, now=3.0)
+        with server.client() as client:
+            assert client.keys("steno:{late}:*") == [b"steno:{late}:session"]
