@@ -71,8 +71,8 @@ is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's 
 Google's, and the trial's key wherever it would put its provider's."""
 
 _TRAINER_INTRO = """\
-The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them `steno_train_step`,
-`steno_train_steps_total` (of this process) and `steno_train_ledger_tokens` by `outcome` (`sampled`, `trained`, or why not)."""
+The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them
+`steno_train_step` (of the current weights) and `steno_train_ledger_tokens` by `outcome` (`sampled`, `trained`, or why not)."""
 
 _PANELS_INTRO = """\
 One Grafana panel each, over all replicas, and the condition of its alert rule where there is one (on the panel's own query,

@@ -1,8 +1,11 @@
 """Completed groups on their way from the proxy into steps: leased ahead, read while a step runs, given back when they must be.
 
 Owns the leases of one trainer and what is read for them; decides nothing about training. A group is held from its lease until
-it is acknowledged, which is after the step that used it is durable (`Feed.acknowledge`), or released. A group that the ledger's
-checkpoint knows already was trained by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody.
+it is acknowledged, which is after the step that used it is durable (`Feed.acknowledge`), or released.
+
+A group may be served again while it is here, since leases can be lost. One that a step has taken is held under its new lease and
+nothing else: it is trained once, and acknowledged no earlier than its step is durable. One that a checkpoint knows was trained
+by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Mapping, MutableSet
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -35,7 +37,7 @@ AGAIN_S = 2.0
 class Leased:
     """A group as it was served. samples: of all trials that can be trained, by session and in commit order of the leaves.
 
-    books: what these sessions sampled (from their turns) and what of it no sample holds: a ledger of its own, so that a group
+    books: what these trials sampled (as the lease says) and what of it no sample holds: a ledger of its own, so that a group
     that is given back leaves no trace.
     """
 
@@ -54,7 +56,7 @@ class Feed:
     Args:
         consumer: names this trainer to operators.
         ahead: groups held and not yet taken, at most.
-        trained: whether a group's step is durable already.
+        trained: groups whose step is in the run's state; one that the proxy has confirmed to be done with is taken out.
         ttl_s: of leases; extended at a third of it, so that two lost requests cost nothing.
     """
 
@@ -65,20 +67,20 @@ class Feed:
         run_id: str | None,
         consumer: str,
         ahead: int,
-        trained: Callable[[str], bool] = lambda group_id: False,
+        trained: MutableSet[str] | None = None,
         ttl_s: float = 600.0,
     ) -> None:
         self._client = client
         self._run_id, self._consumer, self._ttl_s = run_id, consumer, ttl_s
         self._ahead = ahead
-        self._trained = trained
+        self._trained: MutableSet[str] = trained if trained is not None else set()
+        self._taken: dict[str, bool] = {}  # by a step that is not durable yet -> whether it has used them
         self._waiting: deque[Leased] = deque()
         self._held: dict[str, Lease] = {}
         self._changed = asyncio.Condition()
         self._readers = asyncio.Semaphore(READERS)
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._keep())]
@@ -120,29 +122,27 @@ class Feed:
             if self._failure is not None:
                 raise self._failure
             taken = [self._waiting.popleft() for _ in range(min(groups, len(self._waiting)))]
+            self._taken |= dict.fromkeys((leased.group_id for leased in taken), False)
             self._changed.notify_all()
             return taken
 
-    async def acknowledge(self, group_ids: Iterable[str]) -> list[str]:
-        """The steps that used these groups are durable.
-
-        Returns: those that the proxy has confirmed. One whose lease was lost meanwhile will be served again, and acknowledged
-        at sight, for as long as `trained` knows it.
-        """
-        confirmed = []
+    async def acknowledge(self, group_ids: Iterable[str]) -> None:
+        """The steps that used these groups are durable. One whose lease was lost will be served again, and acknowledged at
+        sight."""
         for group_id in group_ids:
+            self._taken.pop(group_id, None)
             lease = self._held.pop(group_id, None)
             if lease is None:
                 logger.warning("group %s: its lease was lost before its step was durable", group_id)
-            elif await self._acknowledge(lease):
-                confirmed.append(group_id)
-        return confirmed
+            else:
+                await self._acknowledge(lease)
 
     async def used(self, group_ids: Iterable[str]) -> None:
         """A step has used these groups, and is not durable yet: others may be started in their place."""
         for group_id in group_ids:
+            self._taken[group_id] = True
             if (lease := self._held.get(group_id)) is not None:
-                await self._extend(group_id, lease, used=True)
+                await self._extend(group_id, lease)
 
     # -- leasing
 
@@ -167,7 +167,12 @@ class Feed:
 
     async def _receive(self, lease: Lease) -> None:
         group_id = lease.group.group_id
-        if self._trained(group_id):
+        if group_id in self._taken:
+            logger.info("group %s was served again while a step has it: held", group_id)
+            self._held[group_id] = lease
+            await self._extend(group_id, lease)
+            return
+        if group_id in self._trained:
             logger.info("group %s was trained before: acknowledged", group_id)
             await self._acknowledge(lease)
             return
@@ -218,9 +223,9 @@ class Feed:
             for group_id, lease in list(self._held.items()):
                 await self._extend(group_id, lease)
 
-    async def _extend(self, group_id: str, lease: Lease, *, used: bool = False) -> None:
+    async def _extend(self, group_id: str, lease: Lease) -> None:
         try:
-            await self._client.extend(lease.lease_id, self._ttl_s, used=used)
+            await self._client.extend(lease.lease_id, self._ttl_s, used=self._taken.get(group_id, False))
         except (Conflict, NotFound, Gone):
             await self._lost(group_id)
         except StenoError as error:
@@ -235,20 +240,16 @@ class Feed:
             self._waiting = deque(leased for leased in self._waiting if leased.group_id != group_id)
             self._changed.notify_all()
 
-    async def _acknowledge(self, lease: Lease) -> bool:
+    async def _acknowledge(self, lease: Lease) -> None:
+        group_id = lease.group.group_id
         try:
             await self._client.acknowledge(lease.lease_id)
-        except (Conflict, NotFound, Gone) as error:
-            logger.warning("group %s will be served again: %s", lease.group.group_id, error)
-            return False
         except StenoError as error:
-            if not error.retryable:
+            if not error.retryable and not isinstance(error, Conflict | NotFound | Gone):
                 raise
-            logger.warning(
-                "group %s could not be acknowledged, and will be served again: %s", lease.group.group_id, error
-            )
-            return False
-        return True
+            logger.warning("group %s could not be acknowledged, and will be served again: %s", group_id, error)
+        else:
+            self._trained.discard(group_id)
 
     async def _give_back(self, group_id: str) -> None:
         lease = self._held.pop(group_id)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from proxy.contracts.errors import StenoError
 from proxy.contracts.leases import RunView
 from trainer_bridge.assemble import assemble
 from trainer_bridge.batch import Terms
@@ -85,7 +86,7 @@ class Loop:
 
     def __init__(
         self, settings: RunSettings, crew: Crew, feed: Feed, state: State, limits: Limits, *,
-        trackers: Trackers, view: View, status: RunStatus | None = None, evaluate: Evaluate | None = None,
+        trackers: Trackers, view: View, status: RunStatus, evaluate: Evaluate | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._crew, self._feed, self.state = crew, feed, state
@@ -179,8 +180,7 @@ class Loop:
         await self._crew.do("save", self.state)
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
-        for group_id in await self._feed.acknowledge(unsaved):
-            self.state.trained.discard(group_id)
+        await self._feed.acknowledge(unsaved)
         return seconds
 
     # -- weights ------------------------------------------------------------------------------------------------------------
@@ -238,10 +238,15 @@ class Loop:
 
     async def _queue(self) -> dict[str, float]:
         values = {"queue/waiting_groups": float(self._feed.waiting)}
-        if self._status is not None:
+        try:
             groups = (await self._status.run(self._settings.run)).groups
-            values["queue/in_hand_groups"] = float(groups.in_hand)
-            self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased)
+        except StenoError as error:
+            if not error.retryable:
+                raise
+            logger.warning("how many groups are in hand is not known just now: %s", error)
+            return values
+        values["queue/in_hand_groups"] = float(groups.in_hand)
+        self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased, used=groups.used)
         return values
 
     async def _log(self, values: dict[str, float], books: Ledger, *, stepped: bool) -> None:
@@ -249,9 +254,9 @@ class Loop:
         state = self.state
         accounts = state.ledger.accounts()
         touched = {version: accounts[version] for version in books.accounts()}
-        self._trackers.log(state.step, values)
-        self._trackers.book(state.ledger)
-        self._view.stepped(str(state.version), values, state.ledger.total(), touched)
+        total = state.ledger.total()
+        self._trackers.log(state.step, values, total)
+        self._view.stepped(str(state.version), values, total, touched)
         if self._settings.metrics_file is not None:
             line = metrics_line(state, values, touched, stepped)
             await asyncio.to_thread(_append, self._settings.metrics_file, line)

@@ -27,7 +27,7 @@ from trainer_bridge.engine import PolicyEngine
 from trainer_bridge.feed import Feed
 from trainer_bridge.loop import Evaluate, Limits, Loop, State
 from trainer_bridge.ranks import Ranks
-from trainer_bridge.rollouts.build import Prepared
+from trainer_bridge.rollouts.build import CLIENT_RETRIES, Prepared
 from trainer_bridge.rollouts.config import RolloutSettings
 from trainer_bridge.rollouts.evaluation import Evaluator, greedy
 from trainer_bridge.run_config import RunSettings
@@ -44,9 +44,6 @@ from trainer_bridge.weights.source import ModelWeights
 from trainer_bridge.weights.transports import Filesystem, Stream, Transport
 
 logger = logging.getLogger(__name__)
-
-CLIENT_RETRIES = 8
-"""Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
 
 
 def train(settings: RunSettings) -> None:
@@ -139,7 +136,7 @@ async def _lead(settings: RunSettings, engine: PolicyEngine, crew: Crew, duties:
         consumer = f"{socket.gethostname()[:64]}-{state.version.lineage}"
         feed = Feed(
             client, run_id=settings.run, consumer=consumer, ahead=settings.groups_per_step,
-            trained=lambda group_id: group_id in state.trained, ttl_s=settings.lease_ttl_s,
+            trained=state.trained, ttl_s=settings.lease_ttl_s,
         )  # fmt: skip
         await stack.enter_async_context(feed)
         view = stack.enter_context(View(Console(stderr=True), run=settings.run, steps=settings.total_steps))

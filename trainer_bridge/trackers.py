@@ -11,31 +11,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from proxy.contracts.errors import ConfigError
-from trainer_bridge.ledger import Ledger
+from trainer_bridge.ledger import Account
 from trainer_bridge.measures import MEASURES, Values
 
 logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    def log(self, step: int, values: Values) -> None:
-        """Numbers of one step, by names of `measures`. The step is that of the weights afterwards."""
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        """Numbers of one step, by names of `measures`, and the run's ledger, over all versions. The step is that of the weights
+        afterwards: the same again where there was nothing to train."""
         ...
 
     def close(self) -> None: ...
 
 
 class Prometheus:
-    """Gauges on `http://<host>:<port>/metrics`, and the run's ledger as counters."""
+    """Gauges on `http://<host>:<port>/metrics`."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> None:
         """Raises: ConfigError: the port is taken."""
         self.registry = registry or CollectorRegistry()
         self._gauges = {m.name: Gauge(m.prometheus, m.help, registry=self.registry) for m in MEASURES}
-        self._steps = Counter("steno_train_steps", "Optimizer steps taken by this process", registry=self.registry)
         self._step = Gauge("steno_train_step", "Step of the current weights", registry=self.registry)
         self._tokens = Gauge(
             "steno_train_ledger_tokens", "Tokens by what became of them: `sampled`, `trained`, or a reason of the ledger",
@@ -47,19 +47,12 @@ class Prometheus:
             raise ConfigError(f"metrics_port: {host}:{port}: {error.strerror}", field="metrics_port") from error
         self.port: int = self._server.server_port
 
-    def log(self, step: int, values: Values) -> None:
+    def log(self, step: int, values: Values, ledger: Account) -> None:
         self._step.set(step)
-        self._steps.inc()
         for name, value in values.items():
             self._gauges[name].set(value)
-
-    def book(self, ledger: Ledger) -> None:
-        """Show the ledger as it stands."""
-        total = ledger.total()
-        self._tokens.labels("sampled").set(total.sampled)
-        self._tokens.labels("trained").set(total.trained)
-        for reason, tokens in total.untrained.items():
-            self._tokens.labels(reason.value).set(tokens)
+        for outcome, tokens in _outcomes(ledger).items():
+            self._tokens.labels(outcome).set(tokens)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -74,8 +67,8 @@ class TensorBoard:
         writer = _imported("tensorboardX", "tensorboard_dir").SummaryWriter
         self._writer = writer(logdir=str(folder), flush_secs=10)
 
-    def log(self, step: int, values: Values) -> None:
-        for name, value in values.items():
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        for name, value in {**values, **_ledger_values(ledger)}.items():
             self._writer.add_scalar(name, value, global_step=step)
         self._writer.flush()
 
@@ -97,8 +90,8 @@ class WeightsAndBiases:
             settings=wandb.Settings(console="off", silent=True),
         )  # fmt: skip
 
-    def log(self, step: int, values: Values) -> None:
-        self._run.log(dict(values), step=step)
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        self._run.log({**values, **_ledger_values(ledger)}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -110,11 +103,8 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
-    def log(self, step: int, values: Values) -> None:
-        self._each(lambda tracker: tracker.log(step, values))
-
-    def book(self, ledger: Ledger) -> None:
-        self._each(lambda tracker: tracker.book(ledger) if isinstance(tracker, Prometheus) else None)
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        self._each(lambda tracker: tracker.log(step, values, ledger))
 
     def close(self) -> None:
         self._each(lambda tracker: tracker.close())
@@ -125,6 +115,15 @@ class Trackers:
                 act(tracker)
             except Exception:  # recorded: numbers that were not shown are no reason to lose a step
                 logger.exception("%s failed", type(tracker).__name__)
+
+
+def _outcomes(ledger: Account) -> dict[str, int]:
+    untrained = {reason.value: tokens for reason, tokens in ledger.untrained.items()}
+    return {"sampled": ledger.sampled, "trained": ledger.trained, **untrained}
+
+
+def _ledger_values(ledger: Account) -> dict[str, int]:
+    return {f"ledger/{outcome}_tokens": tokens for outcome, tokens in _outcomes(ledger).items()}
 
 
 def _imported(name: str, setting: str) -> Any:

@@ -36,7 +36,7 @@ def show(
         return
     groups = view.groups
     console().print(
-        f"groups: {groups.running} running, {groups.ready} ready, {groups.leased} leased, "
+        f"groups: {groups.running} running, {groups.ready} ready, {groups.leased} leased, {groups.used} used, "
         f"{groups.acknowledged} acknowledged, {groups.empty} empty"
     )
     console().print(f"evaluation: {view.eval_groups.running} running, {view.eval_groups.ended} ended")

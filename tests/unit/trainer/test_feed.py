@@ -114,7 +114,7 @@ async def test_what_is_held_at_the_end_is_given_back_and_what_was_acknowledged_i
     proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")])
     async with feed_of(proxy) as feed:
         await feed.take(1)
-        assert await feed.acknowledge(["a"]) == ["a"]
+        await feed.acknowledge(["a"])
         await until(lambda: feed.waiting == 1)
     assert proxy.acknowledged == ["lease-a"]
     assert proxy.released == ["lease-b"]
@@ -130,9 +130,11 @@ async def test_the_proxy_is_told_what_a_step_has_used() -> None:
 
 async def test_a_group_that_was_trained_before_is_acknowledged_at_sight() -> None:
     proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")])
-    async with feed_of(proxy, trained=lambda group_id: group_id == "a") as feed:
+    trained = {"a", "z"}
+    async with feed_of(proxy, trained=trained) as feed:
         assert [found.group_id for found in await feed.take(1)] == ["b"]
     assert proxy.acknowledged == ["lease-a"]
+    assert trained == {"z"}, "what the proxy is done with need not be remembered"
     assert proxy.calls["samples"] == 1
 
 
@@ -175,11 +177,38 @@ async def test_a_lost_lease_takes_its_waiting_group_along() -> None:
     assert proxy.released == ["lease-b"]
 
 
-async def test_a_lease_lost_before_its_step_was_durable_is_not_confirmed() -> None:
+async def test_a_lease_lost_before_its_acknowledgement_leaves_the_group_to_be_known_again() -> None:
     proxy = FakeProxy([lease("a", "a.0")], failures={"acknowledge": [Conflict("lost")]})
-    async with feed_of(proxy) as feed:
+    trained: set[str] = set()
+    async with feed_of(proxy, trained=trained) as feed:
         await feed.take(1)
-        assert await feed.acknowledge(["a"]) == []
+        trained.add("a")
+        await feed.acknowledge(["a"])
+        assert trained == {"a"}
+        proxy.serve(lease("a", "a.0"))
+        await until(lambda: proxy.acknowledged == ["lease-a"])
+    assert trained == set()
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["while the step runs", "before it is durable"])
+async def test_a_group_that_a_step_has_is_neither_trained_twice_nor_acknowledged_early(used: bool) -> None:
+    proxy = FakeProxy([lease("a", "a.0")])
+    trained: set[str] = set()
+    async with feed_of(proxy, trained=trained, ttl_s=1.0) as feed:
+        await feed.take(1)
+        if used:
+            trained.add("a")  # in the state, as after a step; no checkpoint has it
+            await feed.used(["a"])
+        proxy.failures["extend"] = [Conflict("lost")]
+        await until(lambda: feed.held == 0)
+        again = lease("a", "a.0").model_copy(update={"lease_id": "lease-a-2"})
+        proxy.serve(again)
+        await until(lambda: feed.held == 1)
+        await until(lambda: proxy.extended[-1:] == ["lease-a-2" + " used" * used])
+        assert feed.waiting == 0
+        assert proxy.acknowledged == []
+        await feed.acknowledge(["a"])
+    assert proxy.acknowledged == ["lease-a-2"]
 
 
 async def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from proxy.contracts.errors import ConfigError
-from trainer_bridge.ledger import Ledger, Reason
+from trainer_bridge.ledger import Account, Ledger, Reason
 from trainer_bridge.loss import MAXIMA, MEANS
 from trainer_bridge.measures import BY_NAME, MEASURES
 from trainer_bridge.rollouts.evaluation import Evaluation
@@ -17,6 +17,7 @@ from trainer_bridge.step import SCALARS
 from trainer_bridge.trackers import Prometheus, TensorBoard, Trackers, WeightsAndBiases
 
 VALUES = {"reward/mean": 0.25, "loss": -0.5}
+LEDGER = Account(5, 3, {Reason.STALE: 2})
 
 
 def test_every_number_of_a_step_is_described() -> None:
@@ -33,8 +34,7 @@ def test_prometheus_serves_the_last_step_and_the_ledger() -> None:
         ledger.sampled("a/1", 30)
         ledger.trained("a/1", 20)
         ledger.untrained("a/1", Reason.STALE, 10)
-        tracker.log(7, VALUES)
-        tracker.book(ledger)
+        tracker.log(7, VALUES, ledger.total())
         text = httpx.get(f"http://127.0.0.1:{tracker.port}/metrics").text
     finally:
         tracker.close()
@@ -57,7 +57,7 @@ def test_a_taken_port_is_a_configuration_error() -> None:
 
 def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path)
-    tracker.log(3, VALUES)
+    tracker.log(3, VALUES, LEDGER)
     tracker.close()
     from tensorboardX.proto.event_pb2 import Event
 
@@ -66,22 +66,25 @@ def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
         for raw in _records(file.read_bytes()):
             event = Event.FromString(raw)
             found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
-    assert found == {"reward/mean": (3, 0.25), "loss": (3, -0.5)}
+    books = {"ledger/sampled_tokens": (3, 5.0), "ledger/trained_tokens": (3, 3.0), "ledger/stale_tokens": (3, 2.0)}
+    assert found == {"reward/mean": (3, 0.25), "loss": (3, -0.5), **books}
 
 
 def test_wandb_offline_leaves_a_run_to_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     tracker = WeightsAndBiases("steno", run_id="a-run", mode="offline", folder=tmp_path, config={"learning_rate": 1e-6})
-    tracker.log(1, VALUES)
+    tracker.log(1, VALUES, LEDGER)
     tracker.close()
     files = list(tmp_path.rglob("*.wandb"))
     assert len(files) == 1
-    assert b"reward/mean" in files[0].read_bytes()
+    written = files[0].read_bytes()
+    assert b"reward/mean" in written
+    assert b"ledger/stale_tokens" in written
 
 
 def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def log(self, step: int, values: object) -> None:
+        def log(self, step: int, values: object, ledger: object) -> None:
             raise OSError("disk full")
 
         def close(self) -> None:
@@ -90,7 +93,7 @@ def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> 
     class Counting:
         steps = 0
 
-        def log(self, step: int, values: object) -> None:
+        def log(self, step: int, values: object, ledger: object) -> None:
             self.steps += 1
 
         def close(self) -> None:
@@ -98,7 +101,7 @@ def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> 
 
     counting = Counting()
     trackers = Trackers([Broken(), counting])
-    trackers.log(1, VALUES)
+    trackers.log(1, VALUES, LEDGER)
     trackers.close()
     assert counting.steps == 101
     assert caplog.text.count("Broken failed") == 2
