@@ -3,20 +3,14 @@ environment."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
 
 from proxy.contracts.errors import ConfigError
+from proxy.contracts.settings import admin_key_here
 from trainer_bridge.config import TrainerSettings
-
-
-def _admin_key() -> SecretStr | None:
-    """On the proxy's own machine the operator's shell has the admin key already."""
-    key = os.environ.get("STENO_ADMIN_KEY")
-    return SecretStr(key) if key else None
 
 
 class RunSettings(TrainerSettings):
@@ -24,7 +18,7 @@ class RunSettings(TrainerSettings):
 
     # -- where groups come from
     proxy: str = Field("http://127.0.0.1:8000", description="base URL of the proxy, path prefix included")
-    key: SecretStr | None = Field(default_factory=_admin_key, description="admin key; unset: STENO_ADMIN_KEY")
+    key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
     policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
     lease_ttl_s: float = Field(

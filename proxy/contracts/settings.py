@@ -48,6 +48,13 @@ _PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 _DEFAULT = "default"
 
 
+def admin_key_here() -> SecretStr | None:
+    """On the proxy's own machine the operator's shell has the admin key already: what programs that need one fall back on. Of
+    several, one a line while they are rotated, the first."""
+    keys = os.environ.get("STENO_ADMIN_KEY", "").split()
+    return SecretStr(keys[0]) if keys else None
+
+
 class _Environment(EnvSettingsSource):
     """pydantic's reader of the environment, which also takes `a,b` for a list of strings."""
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from pydantic import Field, SecretStr, field_validator
 
 from proxy.client import Steno
-from proxy.contracts.settings import Settings, SettingsConfigDict
-
-
-def _admin_key() -> SecretStr | None:
-    """On the proxy's own machine the operator's shell has the admin key already."""
-    key = os.environ.get("STENO_ADMIN_KEY")
-    return SecretStr(key) if key else None
+from proxy.contracts.settings import Settings, SettingsConfigDict, admin_key_here
 
 
 class ClientSettings(Settings):
@@ -23,7 +15,7 @@ class ClientSettings(Settings):
 
     url: str = Field("http://127.0.0.1:8000", description="base URL of the proxy, path prefix included")
     key: SecretStr | None = Field(
-        default_factory=_admin_key, description="admin key, or a group's harness key; unset: STENO_ADMIN_KEY"
+        default_factory=admin_key_here, description="admin key, or a group's harness key; unset: STENO_ADMIN_KEY"
     )
     timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and of silence while an answer is read")
 

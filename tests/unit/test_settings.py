@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, SecretStr
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
 from proxy.contracts.errors import ConfigError
-from proxy.contracts.settings import PREFIXES, Settings, SettingsConfigDict
+from proxy.contracts.settings import PREFIXES, Settings, SettingsConfigDict, admin_key_here
 
 
 class Nested(BaseModel):
@@ -187,3 +187,13 @@ def test_what_print_config_shows_is_a_config_file(program: type[Settings], tmp_p
     shown = {key: value for key, value in program().resolved().items() if value is not None}
     file = written(tmp_path / "c.yaml", yaml.safe_dump(shown))
     assert program.load({}, file).resolved() == program(**shown).resolved()
+
+
+@pytest.mark.parametrize(("value", "key"), [("one", "one"), ("new\nold\n", "new"), (" \n", None), (None, None)])
+def test_the_admin_key_of_the_shell_is_the_first_of_several(
+    value: str | None, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("STENO_ADMIN_KEY", value)
+    found = admin_key_here()
+    assert (found.get_secret_value() if found else None) == key

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from proxy.contracts.settings import Settings, SettingsConfigDict
-
-
-def _admin_key() -> SecretStr | None:
-    """On the proxy's own machine the operator's shell has the admin key already."""
-    key = os.environ.get("STENO_ADMIN_KEY")
-    return SecretStr(key) if key else None
+from proxy.contracts.settings import Settings, SettingsConfigDict, admin_key_here
 
 
 class RolloutSettings(Settings):
@@ -43,7 +36,7 @@ class RolloutSettings(Settings):
 
     # -- how
     proxy: str = Field("http://127.0.0.1:8000", description="base URL of the proxy, path prefix included")
-    key: SecretStr | None = Field(default_factory=_admin_key, description="admin key; unset: STENO_ADMIN_KEY")
+    key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     in_flight: int = Field(8, ge=1, le=65536, description="trials that run at a time")
     sequential: bool = Field(False, description="one trial at a time, one group after the other")
     groups_per_step: int | None = Field(
