@@ -131,11 +131,16 @@ class RedisRecordings:
 
     async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
         args = [key, repr(began), repr(now), MOST_REFUSALS, int(RETRY_MEMORY_S * 1000)]
-        await self._run("refused", [trial_keys(trial_id).again], args)
+        keys = trial_keys(trial_id)
+        await self._run("refused", [keys.again, keys.session], args)
 
     async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
         args = [key, repr(began), count, n, repr(now), REFUSED_S, MOST_RETRIES, int(RETRY_MEMORY_S * 1000)]
-        return bool(await self._run("again", [trial_keys(trial_id).again], args))
+        keys = trial_keys(trial_id)
+        outcome = await self._run("again", [keys.again, keys.session], args)
+        if outcome < 0:
+            refuse(trial_id, outcome)
+        return bool(outcome)
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import OPEN
 from proxy.store.again import MOST_REFUSALS, REFUSED_S
 from proxy.store.base import Asked, SessionStore
@@ -185,3 +186,13 @@ class RetryContract:
             await one.refused(1.0, key=i.to_bytes(16, "little"))
         keys = ((0).to_bytes(16, "little"), MOST_REFUSALS.to_bytes(16, "little"))
         assert [await one.again(2.0, key=key) for key in keys] == [True, False]
+
+    async def test_nothing_is_noted_of_a_trial_that_is_gone_or_never_was(self, store: SessionStore) -> None:
+        one = await trial(store, "gone")
+        await one.refused(1.0)
+        await store.delete("gone", now=2.0, tombstone_s=60.0)
+        await one.refused(3.0)
+        with pytest.raises(Gone):
+            await one.again(4.0)
+        with pytest.raises(NotFound):
+            await store.asked_again("nobody", KEY, began=1.0, count=1, n=1, now=1.0)

@@ -1,9 +1,13 @@
 -- A request comes that its client marks as a retry: it is noted, before anybody looks for what it repeats (`again.py`).
 --
--- KEYS  1 again
+-- KEYS  1 again  2 session
 -- ARGV  1 key of the request  2 began at  3 how often its client had asked before  4 n, its choices  5 now
 --       6 how long a refusal counts, s  7 the most retries of one choice  8 ttl in ms
--- Returns  1: it was refused before, which counts for this one retry, and nothing is noted. 0: it is noted.
+-- Returns  1: it was refused before, which counts for this one retry, and nothing is noted. 0: it is noted. -1 no such session,
+--          -2 deleted.
+local status = redis.call('HGET', KEYS[2], 'status')
+if not status then return -1 end
+if status == 'deleted' then return -2 end
 local raw = redis.call('HGET', KEYS[1], ARGV[1])
 if raw then
   local times = cmsgpack.unpack(raw)
