@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,13 @@ def test_pods_run_with_the_least_and_settings_exist() -> None:
             mounted = {mount["name"] for mount in container["volumeMounts"]}
             claimed = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates", [])}
             assert mounted == {volume["name"] for volume in spec.get("volumes", [])} | claimed
+
+
+def test_the_compose_file_follows_the_compose_specification() -> None:
+    subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose/compose.yaml"],
+        check=True,
+    )  # fmt: skip
 
 
 def test_composes_settings_exist_and_its_files_are_there() -> None:
