@@ -14,10 +14,9 @@ from proxy.contracts.policy import Probe
 from trainer_bridge.batch import Row
 from trainer_bridge.collate import collate
 from trainer_bridge.engine import PolicyEngine
-from trainer_bridge.errors import WeightsUnavailable
 from trainer_bridge.sequence import take_share
 from trainer_bridge.staleness import Verdict
-from trainer_bridge.weights.probe import probe_ids
+from trainer_bridge.weights.probe import as_probe, probe_ids
 
 
 def score_tokens(engine: PolicyEngine, token_ids: Sequence[int]) -> list[float]:
@@ -41,10 +40,7 @@ def make_policy_probe(engine: PolicyEngine, *, tokens: int, tolerance: float) ->
     if tokens < 2:
         return None
     ids = probe_ids(engine.vocabulary, count=tokens)
-    logprobs = score_tokens(engine, ids)
-    if not all(value == value and abs(value) < float("inf") for value in logprobs):
-        raise WeightsUnavailable("the model's log-probabilities of the probe are no numbers: such weights are not sent")
-    return Probe(token_ids=ids, logprobs=logprobs, tolerance=tolerance)
+    return as_probe(ids, score_tokens(engine, ids), tolerance)
 
 
 def _row(token_ids: Sequence[int]) -> Row:

@@ -6,6 +6,7 @@ from the next in bfloat16, where two correct engines differ by as much; the dige
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -26,9 +27,17 @@ def probe_ids(vocabulary: int, *, count: int = PROBE_TOKENS, seed: int = 0) -> l
     return random.Random(seed).choices(range(vocabulary), k=count)
 
 
+def as_probe(token_ids: Sequence[int], logprobs: Sequence[float], tolerance: float) -> Probe:
+    """Args: logprobs: of token_ids[1:]. Raises: WeightsUnavailable: log-probabilities that are no numbers."""
+    if not all(map(math.isfinite, logprobs)):
+        raise WeightsUnavailable("the model's log-probabilities of the probe are no numbers: such weights are not sent")
+    return Probe(token_ids=list(token_ids), logprobs=list(logprobs), tolerance=tolerance)
+
+
 @torch.no_grad()
 def make_probe(module: nn.Module, token_ids: Sequence[int], *, tolerance: float | None = None) -> Probe:
-    """One forward pass over `token_ids`: a collective where the module is partitioned, with the same ids on all ranks.
+    """Of a plain module, or of one that ZeRO-3 has partitioned (a collective then, with the same ids on all ranks), in one pass.
+    The trainer's own goes through the packing and the head of a step: `scoring.make_policy_probe`.
 
     Args:
         module: maps ids int64 (1, T) to logits (1, T, V), bare or as the `logits` of what it returns.
@@ -45,10 +54,4 @@ def make_probe(module: nn.Module, token_ids: Sequence[int], *, tolerance: float 
         module.train(was_training)
     logits_TV: Tensor = getattr(out, "logits", out)[0, :-1].float()
     logprobs_T = torch.log_softmax(logits_TV, dim=-1).gather(-1, ids_1T[0, 1:, None])[:, 0].cpu()
-    if not torch.isfinite(logprobs_T).all():
-        raise WeightsUnavailable("the model's log-probabilities of the probe are no numbers: such weights are not sent")
-    return Probe(
-        token_ids=list(token_ids),
-        logprobs=logprobs_T.tolist(),
-        tolerance=TOLERANCE[parameter.dtype] if tolerance is None else tolerance,
-    )
+    return as_probe(token_ids, logprobs_T.tolist(), TOLERANCE[parameter.dtype] if tolerance is None else tolerance)
