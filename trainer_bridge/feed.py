@@ -3,9 +3,9 @@
 Owns the leases of one trainer and what is read for them; decides nothing about training. A group is held from its lease until
 it is acknowledged, which is after the step that used it is durable (`Feed.acknowledge`), or released.
 
-A group may be served again while it is here, since leases can be lost. One that a step has taken is held under its new lease and
-nothing else: it is trained once, and acknowledged no earlier than its step is durable. One that a checkpoint knows was trained
-by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody.
+A group may be served again while it is here, since leases can be lost. It is held under its new lease and nothing else: what it
+brings is the same, it is trained once, and acknowledged no earlier than its step is durable. One that a checkpoint knows was
+trained by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Feed:
 
     async def _receive(self, lease: Lease) -> None:
         group_id = lease.group.group_id
-        if group_id in self._taken:
-            logger.info("group %s was served again while a step has it: held", group_id)
+        if group_id in self._taken or any(leased.group_id == group_id for leased in self._waiting):
+            logger.info("group %s was served again while it is here: held", group_id)
             self._held[group_id] = lease
             await self._extend(group_id, lease)
             return
@@ -227,16 +227,18 @@ class Feed:
         try:
             await self._client.extend(lease.lease_id, self._ttl_s, used=self._taken.get(group_id, False))
         except (Conflict, NotFound, Gone):
-            await self._lost(group_id)
+            await self._lost(group_id, lease)
         except StenoError as error:
             if not error.retryable:
                 raise
             logger.warning("the lease of group %s could not be extended just now: %s", group_id, error)
 
-    async def _lost(self, group_id: str) -> None:
-        logger.warning("group %s: its lease was lost", group_id)
+    async def _lost(self, group_id: str, lease: Lease) -> None:
         async with self._changed:
-            self._held.pop(group_id, None)
+            if self._held.get(group_id) is not lease:  # it was acknowledged, or served again, while this was asked
+                return
+            logger.warning("group %s: its lease was lost", group_id)
+            del self._held[group_id]
             self._waiting = deque(leased for leased in self._waiting if leased.group_id != group_id)
             self._changed.notify_all()
 
@@ -252,7 +254,9 @@ class Feed:
             self._trained.discard(group_id)
 
     async def _give_back(self, group_id: str) -> None:
-        lease = self._held.pop(group_id)
+        lease = self._held.pop(group_id, None)
+        if lease is None:  # lost in the meantime
+            return
         try:
             await self._client.release(lease.lease_id)
         except StenoError as error:

@@ -20,25 +20,29 @@ from trainer_bridge.ledger import Reason
 
 @dataclass
 class FakeProxy:
-    """Serves what is in `ready`, once each; `failures` are raised by the calls of that name, in order."""
+    """Serves what is in `ready`, once each; `failures` are raised by the calls of that name, in order, and those in `hold` wait
+    for their event first."""
 
     ready: list[Lease] = field(default_factory=list)
     samples_of: dict[str, list[Sample]] = field(default_factory=dict)
     turns_of: dict[str, list[Turn]] = field(default_factory=dict)
     failures: dict[str, list[StenoError]] = field(default_factory=dict)
+    hold: dict[str, asyncio.Event] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     acknowledged: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     extended: list[str] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def _call(self, name: str) -> None:
+    async def _call(self, name: str) -> None:
         self.calls[name] += 1
+        if name in self.hold:
+            await self.hold[name].wait()
         if self.failures.get(name):
             raise self.failures[name].pop(0)
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        self._call("lease")
+        await self._call("lease")
         while not self.ready:
             self.came.clear()
             await self.came.wait()
@@ -50,23 +54,23 @@ class FakeProxy:
         self.came.set()
 
     async def acknowledge(self, lease_id: str) -> None:
-        self._call("acknowledge")
+        await self._call("acknowledge")
         self.acknowledged.append(lease_id)
 
     async def release(self, lease_id: str) -> None:
-        self._call("release")
+        await self._call("release")
         self.released.append(lease_id)
 
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False) -> None:
-        self._call("extend")
+        await self._call("extend")
         self.extended.append(lease_id + " used" * used)
 
     async def samples(self, trial_id: str) -> list[Sample]:
-        self._call("samples")
+        await self._call("samples")
         return self.samples_of.get(trial_id, [sample(trial_id)])
 
     async def turns(self, trial_id: str) -> AsyncIterator[Turn]:
-        self._call("turns")
+        await self._call("turns")
         for turn in self.turns_of.get(trial_id, []):
             yield turn
 
@@ -95,7 +99,7 @@ def feed_of(proxy: FakeProxy, **options: object) -> Feed:
     return Feed(proxy, run_id="r", consumer="t", ahead=2, **options)  # type: ignore[arg-type]
 
 
-async def until(condition: object, seconds: float = 10.0) -> None:
+async def until(condition: object, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.005)
@@ -177,6 +181,44 @@ async def test_a_lost_lease_takes_its_waiting_group_along() -> None:
     assert proxy.released == ["lease-b"]
 
 
+async def test_a_group_that_is_served_again_while_it_waits_is_taken_once() -> None:
+    """Its lease ran out while nobody could reach the proxy, and the next request for groups brings it back."""
+    proxy = FakeProxy([lease("a", "a.0")])
+    async with feed_of(proxy) as feed:
+        await until(lambda: feed.waiting == 1)
+        proxy.serve(lease("a", "a.0").model_copy(update={"lease_id": "lease-a-2"}))
+        proxy.serve(lease("b", "b.0"))
+        assert [found.group_id for found in await feed.take(2)] == ["a", "b"]
+        await feed.acknowledge(["a", "b"])
+    assert proxy.acknowledged == ["lease-a-2", "lease-b"]
+
+
+async def test_news_of_an_old_lease_do_not_touch_the_new_one() -> None:
+    proxy = FakeProxy([lease("a", "a.0")], hold={"extend": asyncio.Event()}, failures={"extend": [Conflict("lost")]})
+    async with feed_of(proxy, ttl_s=1.0) as feed:
+        await until(lambda: proxy.calls["extend"] == 1)
+        proxy.serve(lease("a", "a.0").model_copy(update={"lease_id": "lease-a-2"}))
+        await until(lambda: not proxy.ready)
+        proxy.hold.pop("extend").set()
+        await until(lambda: "lease-a-2" in proxy.extended)
+        assert feed.held == feed.waiting == 1
+        assert [found.group_id for found in await feed.take(1)] == ["a"]
+        await feed.acknowledge(["a"])
+    assert proxy.acknowledged == ["lease-a-2"]
+
+
+async def test_a_lease_lost_while_its_group_is_read_in_vain_ends_nothing() -> None:
+    proxy = FakeProxy(
+        [lease("a", "a.0")], hold={"samples": asyncio.Event()},
+        failures={"extend": [Conflict("lost")], "samples": [Unreachable("gone")]},
+    )  # fmt: skip
+    async with feed_of(proxy, ttl_s=1.0) as feed:
+        await until(lambda: proxy.calls["samples"] == 1 and feed.held == 0)
+        proxy.hold.pop("samples").set()
+        proxy.serve(lease("b", "b.0"))
+        assert [found.group_id for found in await asyncio.wait_for(feed.take(1), 30.0)] == ["b"]
+
+
 async def test_a_lease_lost_before_its_acknowledgement_leaves_the_group_to_be_known_again() -> None:
     proxy = FakeProxy([lease("a", "a.0")], failures={"acknowledge": [Conflict("lost")]})
     trained: set[str] = set()
@@ -226,7 +268,7 @@ async def test_what_will_not_pass_ends_whoever_waits() -> None:
     proxy = FakeProxy(failures={"lease": [Forbidden("not an admin's key")]})
     async with feed_of(proxy) as feed:
         with pytest.raises(Forbidden, match="not an admin's key"):
-            await asyncio.wait_for(feed.take(1), 10.0)
+            await asyncio.wait_for(feed.take(1), 30.0)
 
 
 async def test_patience_takes_fewer_groups_but_never_none() -> None:
