@@ -1,9 +1,10 @@
-"""uvicorn's HTTP protocol, with three things that it lacks with httptools.
+"""uvicorn's HTTP protocol, with four things that it lacks with httptools.
 
 A bound on what a request may say outside of its body: an address, a header or a trailer that never ends would be kept whole,
 before any key is looked at. A bound on how long a head may take: connections that never say what they want would add up until no
 file descriptor is left. And the bodies of requests that offer another protocol than WebSocket: the parser ends such a request
-with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8).
+with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8). And an end of what
+asks for WebSocket in a head that the WebSocket parser does not take: uvicorn leaves such a connection open and silent for ever.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class BoundedHttp(WithoutUpgrades):
     def handle_websocket_upgrade(self) -> None:
         self._stop_looking()
         super().handle_websocket_upgrade()
+        upgraded: Any = self.transport.get_protocol()  # has read the head, all of it
+        if not upgraded.handshake_initiated and not self.transport.is_closing():
+            self.send_400_response("Invalid WebSocket request received.")
 
     def _stop_looking(self) -> None:
         if self._look is not None:

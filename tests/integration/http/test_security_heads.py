@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 
 from proxy.config import ProxySettings
 from proxy.http import BoundedHttp
@@ -29,6 +30,35 @@ async def test_heads_that_do_not_come_or_do_not_end_close_their_connections() ->
                 writer.write(b"al")
             async with asyncio.timeout(30):
                 assert await reader.read() == b"", said
+            writer.close()
+
+
+OFFER = (
+    b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: "
+    + b"A" * 22
+    + b"==\r\n"
+)
+
+
+@pytest.mark.parametrize("path", ["/workers/connect", "/t/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"content-length: 5\r\n\r\n",
+        b"content-length: 5\r\n\r\nhello",
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"x: y\r\n" * 300 + b"\r\n",
+        b"x: " + b"y" * 20_000 + b"\r\n\r\n",
+    ],
+    ids=["a body to come", "a body", "chunks", "many headers", "a long header"],
+)
+async def test_a_websocket_in_a_head_that_can_not_be_one_is_refused_and_closed(path: str, rest: bytes) -> None:
+    async with serve(create_app(ProxySettings()), http=BoundedHttp) as port:
+        for method in (b"GET", b"POST"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(method + b" " + path.encode() + b" HTTP/1.1\r\nhost: x\r\n" + OFFER + rest)
+            async with asyncio.timeout(30):
+                assert (await reader.read()).split()[1] in (b"400", b"405"), method
             writer.close()
 
 
