@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,15 @@ def buildah(*args: str) -> str:
 
 
 @contextlib.contextmanager
-def started(container: str, log: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    container: str, log: Path, port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """`docker run`: the image's own command."""
     config = json.loads(buildah("inspect", container))["OCIv1"]["config"]
+    given = [f"--env={name}={value}" for name, value in {**(environment or {}), "STENO_PORT": port}.items()]
     with log.open("ab") as out:
         child = subprocess.Popen(
-            ["buildah", "run", "--env", f"STENO_PORT={port}", container, "--", *config["Entrypoint"], *config["Cmd"]],
+            ["buildah", "run", *given, container, "--", *config["Entrypoint"], *config["Cmd"]],
             env=ENV, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     try:
