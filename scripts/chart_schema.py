@@ -1,4 +1,4 @@
-"""helm/steno/values.schema.json: the settings of proxy and worker are made from the programs' own, the rest is kept as it is.
+"""helm/steno/values.schema.json: the settings of the programs are made from the programs' own, the rest is kept as it is.
 
 So the chart knows a setting as soon as a program has it, and a name or a value out of range is refused before it is installed.
 """
@@ -11,31 +11,42 @@ from typing import Any
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
+from proxy.contracts.settings import Settings
+from trainer_bridge.run_config import RunSettings
 
 PATH = Path(__file__).resolve().parents[1] / "helm/steno/values.schema.json"
 _WIDTH = 120
 
-PROGRAMS = {"proxy": ProxySettings, "worker": WorkerSettings}
+PROGRAMS: dict[str, type[Settings]] = {"proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings}
 LEFT_OUT = {
     # What the chart gives; the upstream's, as the image has no LiteLLM.
     "proxy": set(
         "host port control_host control_port admin_key worker_key trial_secret keys_dir redis_url upstream api_base api_key"
         " upstream_tokens".split()
     ),
-    # What the chart gives; worker_id, as there is one per worker; api_key, as a secret is no value.
-    "worker": set("proxy key metrics_host metrics_port worker_id api_key".split()),
+    # What the chart gives; api_key, as a secret is no value.
+    "worker": set("proxy key metrics_host metrics_port worker_id staging_dir api_key".split()),
+    "trainer": set("proxy key metrics_host metrics_port checkpoint_dir deepspeed".split()),
 }
 
 
 def chart_schema() -> str:
     schema: dict[str, Any] = json.loads(PATH.read_text())
     for program, settings in PROGRAMS.items():
+        made = settings.model_json_schema()
         schema["properties"][program]["properties"]["settings"]["properties"] = {
-            name: {key: value for key, value in field.items() if key not in ("title", "default")}
-            for name, field in settings.model_json_schema()["properties"].items()
+            name: _field(field, made.get("$defs", {}))
+            for name, field in made["properties"].items()
             if name not in LEFT_OUT[program]
         }
     return _text(schema, 0, 0) + "\n"
+
+
+def _field(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The field without its title and default; what it refers to (an enumeration) is written out."""
+    referred = definitions[field["$ref"].rpartition("/")[2]] if "$ref" in field else {}
+    merged = {"description": "", **referred, **field}
+    return {name: value for name, value in merged.items() if name not in ("title", "default", "$ref")}
 
 
 def _text(value: Any, indent: int, lead: int) -> str:

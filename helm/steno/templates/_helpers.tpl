@@ -55,7 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- $full := include "steno.fullname" . -}}
 {{- range $i := until (include "steno.maxReplicas" . | int) -}}
 {{- if $i }},{{ end -}}
-ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc:8080
+ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc:8081
 {{- end -}}
 {{- end -}}
 
@@ -80,10 +80,19 @@ ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc
 {{- end -}}
 {{- end -}}
 
+{{/* How agents reach the proxy. */}}
 {{- define "steno.publicUrl" -}}
-{{- if and .Values.ingress.enabled .Values.ingress.host -}}
+{{- if .Values.proxy.settings.public_url -}}
+{{- .Values.proxy.settings.public_url -}}
+{{- else if and .Values.ingress.enabled .Values.ingress.host -}}
 {{- printf "%s://%s%s" (ternary "https" "http" (ne .Values.ingress.tlsSecret "")) .Values.ingress.host (.Values.ingress.path | trimSuffix "/") -}}
+{{- else -}}
+{{- printf "http://%s.%s.svc:%d" (include "steno.fullname" .) .Release.Namespace (int .Values.service.port) -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "steno.controlUrl" -}}
+{{- printf "http://%s-control.%s.svc:%d" (include "steno.fullname" .) .Release.Namespace (int .Values.control.port) -}}
 {{- end -}}
 
 {{/* Values that are each right and don't go together. */}}
@@ -101,6 +110,18 @@ ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc
 {{- end -}}
 {{- if and .Values.worker.enabled (not .Values.worker.image) -}}
 {{- fail "worker.enabled: worker.image must name an image with vLLM and steno" -}}
+{{- end -}}
+{{- if .Values.trainer.enabled -}}
+{{- if not .Values.trainer.image -}}
+{{- fail "trainer.enabled: trainer.image must name an image with DeepSpeed and steno" -}}
+{{- end -}}
+{{- if not .Values.trainer.settings.model -}}
+{{- fail "trainer.enabled: trainer.settings.model must name the model that training starts from" -}}
+{{- end -}}
+{{- $checkpoints := .Values.trainer.checkpoints -}}
+{{- if and (gt (int .Values.trainer.nodes) 1) (not $checkpoints.existingClaim) (not (has "ReadWriteMany" $checkpoints.accessModes)) -}}
+{{- fail "trainer.nodes is above 1, and all nodes write checkpoints: set trainer.checkpoints.accessModes to [ReadWriteMany], or existingClaim" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.sandboxes.enabled (not .Values.networkPolicy.sandboxes.podSelector) (has .Values.networkPolicy.sandboxes.namespace (list "" .Release.Namespace)) -}}
 {{- fail "networkPolicy.sandboxes would cut off the proxy itself: give its namespace, or a podSelector" -}}

