@@ -33,14 +33,15 @@ class OpenChoice:
     """One completion while it runs.
 
     order, stream: of the attempt that runs.
-    plan: where it stands; the request's, until the worker or a commit knows better. begun: its first events have left.
+    plan: where it stands; the request's, until the worker or a commit knows better. opening: the events before its first, once
+    they are made. begun: they have left.
     finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
     open of it.
     """
 
     __slots__ = (
-        "_recorder", "_recording", "begun", "commit", "facts", "finished", "index", "order", "plan", "saving", "stream",
-        "transcript",
+        "_recorder", "_recording", "begun", "commit", "facts", "finished", "index", "opening", "order", "plan", "saving",
+        "stream", "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,7 @@ class OpenChoice:
         self.transcript = transcript
         self.facts = facts
         self.plan = plan
+        self.opening = b""
         self.begun = False
         self.finished: Choice | None = None
         self.commit: asyncio.Task[None] | None = None

@@ -49,7 +49,7 @@ class Joined:
         self._asked = asked
         self._header = header
         self._writer: Writer | None = dialect.writer(asked, header) if asked.stream else None
-        self._begun: set[int] = set()
+        self._openings: dict[int, bytes] = {}  # of those choices that have begun; empty once it was put
         self._unsaved: list[int] = []
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -78,15 +78,17 @@ class Joined:
 
     def piece(self, index: int, piece: Piece, started: Started) -> None:
         if self._writer is not None:
-            data = self._writer.piece(index, piece)
-            if data:
-                self._put(self._begin(index, started.prompt_tokens, started.cached_tokens) + data)
+            opening = self._begin(index, started.prompt_tokens, started.cached_tokens)
+            if data := self._writer.piece(index, piece):
+                self._put(opening + data)
+                self._openings[index] = b""
 
     def finish(self, choice: Choice) -> None:
         """A choice is on record, whole."""
         if self._writer is not None:
-            begun = self._begin(choice.index, choice.prompt_tokens, choice.cached_tokens)
-            self._put(begun + self._writer.finish(choice))
+            opening = self._begin(choice.index, choice.prompt_tokens, choice.cached_tokens)
+            self._put(opening + self._writer.finish(choice))
+            self._openings[choice.index] = b""
 
     def end(self, choices: Sequence[Choice]) -> None:
         """All of them are."""
@@ -103,10 +105,11 @@ class Joined:
             self._woken.set()
 
     def _begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
-        if index in self._begun or self._writer is None:
-            return b""
-        self._begun.add(index)
-        return self._writer.begin(index, prompt_tokens, cached_tokens)
+        """The events before a choice's first, until that is put; made before it is, since events may be numbered."""
+        assert self._writer is not None
+        if index not in self._openings:
+            self._openings[index] = self._writer.begin(index, prompt_tokens, cached_tokens)
+        return self._openings[index]
 
     def _put(self, data: bytes) -> None:
         if self._failure is None:
@@ -123,7 +126,7 @@ class Joined:
 
     def broken(self, error: StenoError) -> bytes:
         if isinstance(self._writer, Breaker):
-            return self._writer.broken(error)
+            return b"".join([*self._openings.values(), self._writer.broken(error)])
         return self._dialect.broken(error)
 
     async def run(self) -> None:

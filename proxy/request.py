@@ -133,7 +133,8 @@ class Request:
     def broken(self, error: StenoError) -> bytes:
         """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
         if isinstance(self._writer, Breaker):
-            return self._writer.broken(error)
+            unsent = [choice.opening for choice in self.choices if not choice.begun]
+            return b"".join([*unsent, self._writer.broken(error)])
         return self.dialect.broken(error)
 
     async def run(self) -> None:
@@ -274,15 +275,18 @@ class Request:
     def _last_of(self, choice: Choice) -> bytes:
         """The events that end a choice, after the first one where nothing was ever said."""
         assert self._writer is not None
-        return self._begin(self.choices[choice.index]) + self._writer.finish(choice)
+        opening = self._begin(self.choices[choice.index])
+        self.choices[choice.index].begun = True
+        return opening + self._writer.finish(choice)
 
     def _begin(self, choice: OpenChoice) -> bytes:
-        """The events before a choice's first, once."""
+        """The events before a choice's first, until that has left; made before it is, since events may be numbered."""
         started = choice.transcript.started
         if choice.begun or started is None or self._writer is None:
             return b""
-        choice.begun = True
-        return self._writer.begin(choice.index, started.prompt_tokens, started.cached_tokens)
+        if not choice.opening:
+            choice.opening = self._writer.begin(choice.index, started.prompt_tokens, started.cached_tokens)
+        return choice.opening
 
     async def _choice(self, choice: OpenChoice) -> Choice:
         """Stream one completion and commit it."""
@@ -348,9 +352,11 @@ class Request:
                 for joined in listening:
                     assert transcript.started is not None
                     joined.piece(choice.index, piece, transcript.started)
-                data = self._writer.piece(choice.index, piece) if self._writer is not None else b""
-                if data:
-                    out.append(data if choice.begun else self._begin(choice) + data)
+                if self._writer is not None:
+                    opening = self._begin(choice)
+                    if data := self._writer.piece(choice.index, piece):
+                        out.append(opening + data)
+                        choice.begun = True
         if out:
             await self._tell(b"".join(out))
         if self._is_read():

@@ -56,8 +56,10 @@ async def test_every_field_streamed_adds_up_to_the_same_as_not(proxy: Proxy) -> 
     client = proxy.openai("t").responses
     whole = await client.create(model="gpt-x", input="hi", **EVERYTHING)
     async with client.stream(model="gpt-x", input="hi", **EVERYTHING) as stream:
-        kinds = [event.type async for event in stream]
+        events = [event async for event in stream]
         streamed = await stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call", "function_call"]
     assert plain(whole) == plain(streamed)
