@@ -140,6 +140,8 @@ class Feed:
     async def used(self, group_ids: Iterable[str]) -> None:
         """A step has used these groups, and is not durable yet: others may be started in their place."""
         for group_id in group_ids:
+            if group_id not in self._taken:
+                continue
             self._taken[group_id] = True
             if (lease := self._held.get(group_id)) is not None:
                 await self._extend(group_id, lease)

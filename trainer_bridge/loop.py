@@ -1,11 +1,14 @@
 """The training loop, on the first rank: groups in, steps, checkpoints, weights out, again. Every order of things that matters
 is here.
 
-    take groups -> assemble -> step -> (checkpoint -> acknowledge) -> publish -> take groups …
+    take groups -> assemble -> step -> checkpoint -> publish -> take groups …
+                                                         then: a worker serves the weights -> let go of the groups
 
 A group is acknowledged after the checkpoint that holds its step, and never before: a trainer that dies in between finds the group
-in its checkpoint, and neither repeats nor skips it. Weights are pushed while the next groups are waited for; agents go on all
-the time. Where a step is lost with its process, its lineage is lost with it, and what it sampled is booked as `orphaned`.
+in its checkpoint, and neither repeats nor skips it. And it counts as in hand until a worker serves weights that were trained on
+it: what is started in its place before that is sampled by older weights than admission reckons with. Weights are pushed
+while the next groups are waited for; agents go on all the time. Where a step is lost with its process, its lineage is lost with
+it, and what it sampled is booked as `orphaned`.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ from trainer_bridge.view import View
 from trainer_bridge.weights.publication import Publication
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""Between looks at how far a push is."""
 
 Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
 """(step, version) -> numbers by names of `measures`; nothing, where none is due."""
@@ -95,7 +101,9 @@ class Loop:
         self._status, self._evaluate = status, evaluate
         self._pushing: asyncio.Task[None] | None = None
         self._pushed: dict[str, float] = {}
-        self._unsaved: list[str] = []
+        self._newest: Publication | None = None
+        self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
+        self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -119,6 +127,9 @@ class Loop:
         if self._unsaved:
             await self._save()
         await self._pushed_or_named()
+        self._newest = None
+        await self._serving
+        await self._let_go(self._unserved)
 
     @property
     def _finished(self) -> bool:
@@ -154,7 +165,9 @@ class Loop:
         used = [leased.group_id for leased in groups]
         state.trained.update(used)
         self._unsaved += used
-        await self._feed.used(used)
+        self._unserved += used
+        if report is None:
+            await self._let_go(used)
         values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
         if report is not None:
             values |= await self._after_step()
@@ -174,14 +187,21 @@ class Loop:
         return values | await self._evaluated()
 
     async def _save(self) -> float:
-        """Make what was trained durable, then acknowledge its groups. Returns: seconds for which training stood still."""
+        """Make what was trained durable. Returns: seconds for which training stood still."""
         started = time.monotonic()
         self._view.phase("writing a checkpoint")
         await self._crew.do("save", self.state)
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
-        await self._feed.acknowledge(unsaved)
+        await self._feed.acknowledge([group_id for group_id in unsaved if group_id not in self._unserved])
         return seconds
+
+    async def _let_go(self, groups: Sequence[str]) -> None:
+        """Others may be started in the place of these groups; those that a checkpoint holds are acknowledged. Once is enough."""
+        groups = [group_id for group_id in groups if group_id in self._unserved]
+        self._unserved = [group_id for group_id in self._unserved if group_id not in groups]
+        await self._feed.acknowledge([group_id for group_id in groups if group_id not in self._unsaved])
+        await self._feed.used([group_id for group_id in groups if group_id in self._unsaved])
 
     # -- weights ------------------------------------------------------------------------------------------------------------
 
@@ -200,13 +220,27 @@ class Loop:
         started = time.monotonic()
         self._view.phase("handing the weights over")
         publication: Publication = await self._crew.do("publish", self.state.version)
+        self._newest = publication
+        self._serving = asyncio.create_task(self._let_go_once_served(publication, list(self._unserved)))
         self._pushing = asyncio.create_task(self._follow(publication))
         return time.monotonic() - started
 
+    async def _let_go_once_served(self, publication: Publication, groups: Sequence[str]) -> None:
+        """Args: groups: that these weights are the first to be trained on. One that nobody takes is posted again, or a newer one
+        comes, which has these groups too: until then, what is sampled anew would be older than admission reckons with."""
+        while not publication.served:
+            if publication is not self._newest:
+                return
+            await asyncio.sleep(LOOK_S)
+        await self._let_go(groups)
+
     async def _follow(self, publication: Publication) -> None:
         self._view.push(f"pushing {publication.version}")
+        until = time.monotonic() + self._settings.push_deadline_s + 60.0
+        while not publication.settled and time.monotonic() < until:  # noqa: ASYNC110  # set by a thread
+            await asyncio.sleep(LOOK_S)
         try:
-            update = await asyncio.to_thread(publication.wait, self._settings.push_deadline_s + 60.0)
+            update = publication.wait(0.0)
         except (PushFailed, TimeoutError) as error:
             logger.warning("weights: %s", error)
             self._view.push(f"{publication.version} was not taken: {error}")

@@ -80,8 +80,16 @@ class RunSettings(TrainerSettings):
     def check(self) -> None:
         """Raises: ConfigError: names the field of a combination that can't be."""
         super().check()
+        if self.push_every > self.max_staleness_steps + 1:
+            raise ConfigError(
+                f"push_every {self.push_every}: agents would sample by weights {self.push_every - 1} steps behind, and "
+                f"max_staleness_steps is {self.max_staleness_steps}",
+                field="push_every",
+            )
         if (self.eval_every is None) != (self.eval_config is None):
             raise ConfigError("eval_every and eval_config go together", field="eval_config")
+        if self.eval_every is not None and self.eval_every % self.push_every:
+            raise ConfigError("eval_every must be a multiple of push_every: pushed weights answer", field="eval_every")
         if self.weights_dir_at_workers is not None and self.transport != "filesystem":
             raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
         if self.nccl_processes != 1 and self.transport != "nccl":

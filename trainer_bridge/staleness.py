@@ -111,21 +111,12 @@ def judge(history: History, versions: Iterable[str], max_staleness_steps: int) -
 def admissible_groups(*, in_hand: int, groups_per_step: int, max_staleness_steps: int) -> int:
     """How many groups may be started now, so that none is stale when its turn comes.
 
-    A group started at step i behind `in_hand` others is trained at step i + floor(in_hand / groups_per_step) at the
-    earliest, if groups are taken in the order they were started. That must not exceed the bound, so at most
-    groups_per_step x (max_staleness_steps + 1) groups are in hand at any time; a bound of 0 is training on-policy.
-    Groups taken out of order are what `would_strand` is for.
+    A group that the weights of step i begin to sample behind `in_hand` others is trained at step
+    i + floor(in_hand / groups_per_step), if groups are taken in the order they were started. That must not exceed the bound, so
+    at most groups_per_step x (max_staleness_steps + 1) groups are in hand at any time; a bound of 0 is training on-policy.
 
-    Args: in_hand: groups started and neither trained nor given up: running, or waiting to be trained.
+    Args: in_hand: groups started and neither given up nor trained into weights that are served: running, waiting to be trained,
+        or trained by a step whose weights are still on their way.
     Source: AReaL's staleness-aware training, arXiv:2505.24298: floor((started - 1) / groups_per_step) <= i + bound.
     """
     return max(0, groups_per_step * (max_staleness_steps + 1) - in_hand)
-
-
-def would_strand(*, current_step: int, started_step: int, max_staleness_steps: int) -> bool:
-    """Whether the next optimiser step would make the group still in flight that was started first too stale to be trained.
-
-    started_step: the current step when that group was started. A trainer that keeps its bound by admission alone waits for
-    the group; one that would rather go on loses it as `stale`.
-    """
-    return current_step + 1 - started_step > max_staleness_steps

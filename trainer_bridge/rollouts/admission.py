@@ -9,7 +9,7 @@ from proxy.contracts.errors import ConfigError
 from trainer_bridge.staleness import admissible_groups
 
 InHand = Callable[[], Awaitable[int]]
-"""Groups of the run that are registered and neither acknowledged by the trainer nor given up."""
+"""Groups of the run that are registered and neither given up nor trained into weights that a worker serves."""
 
 
 @dataclass(frozen=True)

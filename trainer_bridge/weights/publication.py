@@ -36,6 +36,12 @@ class Publication:
         return self.spec.version
 
     @property
+    def served(self) -> bool:
+        """Whether some worker serves it: new turns are sampled by it from then on."""
+        update = self.update
+        return update is not None and (update.state == "done" or any(w.state == "served" for w in update.workers))
+
+    @property
     def settled(self) -> bool:
         """Whether every worker has served it or has been named, a newer one came, or it was refused."""
         return self._settled.is_set()
@@ -61,8 +67,9 @@ class Publication:
         """
         if not self._settled.wait(timeout_s):
             state = self.update.state if self.update else "not accepted yet"
+            seconds = time.monotonic() - self._started
             raise TimeoutError(
-                f"update {self.version} is {state} after {timeout_s:g} s: {self.trouble or 'no trouble'}"
+                f"update {self.version} is {state} after {seconds:.0f} s: {self.trouble or 'no trouble'}"
             )
         if self._refused is not None:
             raise PushFailed(f"update {self.version}: {self._refused}") from self._refused

@@ -21,6 +21,8 @@ def settings(**fields: Any) -> RunSettings:
     ("fields", "named"),
     [
         ({"eval_every": 2}, "eval_config"),
+        ({"eval_every": 3, "eval_config": "e.yaml", "push_every": 2}, "eval_every"),
+        ({"push_every": 3, "max_staleness_steps": 1}, "push_every"),
         ({"transport": "stream", "weights_dir_at_workers": "/w"}, "weights_dir_at_workers"),
         ({"transport": "stream", "nccl_processes": 2}, "nccl_processes"),
     ],

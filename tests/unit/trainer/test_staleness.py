@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainer_bridge.errors import BadBatch
 from trainer_bridge.ledger import Reason
-from trainer_bridge.staleness import History, Version, admissible_groups, judge, would_strand
+from trainer_bridge.staleness import History, Version, admissible_groups, judge
 
 PATH = History((Version("base", 0), Version("a", 40), Version("b", 57)))
 
@@ -91,25 +91,3 @@ def test_admission_in_order_never_trains_a_stale_group(per_step, bound, seed):
             batch, started = started[:per_step], started[per_step:]
             assert all(step - group <= bound for group in batch)
             step += 1
-
-
-@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32 - 1))
-def test_waiting_for_stragglers_keeps_the_bound_whatever_order_groups_end_in(per_step, bound, seed):
-    rng = random.Random(seed)
-    running: list[int] = []
-    ended: list[int] = []
-    step = 0
-    for _ in range(80):
-        in_hand = len(running) + len(ended)
-        room = admissible_groups(in_hand=in_hand, groups_per_step=per_step, max_staleness_steps=bound)
-        running += [step] * room
-        if running:
-            ended.append(running.pop(rng.randrange(len(running))))
-        ended.sort()
-        left = sorted(running + ended[per_step:])
-        stranded = left and would_strand(current_step=step, started_step=left[0], max_staleness_steps=bound)
-        if len(ended) >= per_step and not stranded:
-            batch, ended = ended[:per_step], ended[per_step:]
-            assert all(step - group <= bound for group in batch)
-            step += 1
-    assert step > 0, "and it never waits for ever"

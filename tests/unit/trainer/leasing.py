@@ -1,0 +1,96 @@
+"""The proxy as a trainer that leases sees it, played at its client's seam: losses at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.contracts.errors import StenoError
+from proxy.contracts.leases import Lease, LeaseRequest
+from proxy.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, Turn
+
+
+@dataclass
+class FakeProxy:
+    """Serves what is in `ready`, once each; `failures` are raised by the calls of that name, in order, and those in `hold` wait
+    for their event first."""
+
+    ready: list[Lease] = field(default_factory=list)
+    samples_of: dict[str, list[Sample]] = field(default_factory=dict)
+    turns_of: dict[str, list[Turn]] = field(default_factory=dict)
+    failures: dict[str, list[StenoError]] = field(default_factory=dict)
+    hold: dict[str, asyncio.Event] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    acknowledged: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    extended: list[str] = field(default_factory=list)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _call(self, name: str) -> None:
+        self.calls[name] += 1
+        if name in self.hold:
+            await self.hold[name].wait()
+        if self.failures.get(name):
+            raise self.failures[name].pop(0)
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        await self._call("lease")
+        while not self.ready:
+            self.came.clear()
+            await self.came.wait()
+        taken, self.ready = self.ready[: request.max_groups], self.ready[request.max_groups :]
+        return taken
+
+    def serve(self, *leases: Lease) -> None:
+        self.ready += leases
+        self.came.set()
+
+    async def acknowledge(self, lease_id: str) -> None:
+        await self._call("acknowledge")
+        self.acknowledged.append(lease_id)
+
+    async def release(self, lease_id: str) -> None:
+        await self._call("release")
+        self.released.append(lease_id)
+
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False) -> None:
+        await self._call("extend")
+        self.extended.append(lease_id + " used" * used)
+
+    async def samples(self, trial_id: str) -> list[Sample]:
+        await self._call("samples")
+        return self.samples_of.get(trial_id, [sample(trial_id)])
+
+    async def turns(self, trial_id: str) -> AsyncIterator[Turn]:
+        await self._call("turns")
+        for turn in self.turns_of.get(trial_id, []):
+            yield turn
+
+
+def lease(group_id: str, *trials: str, gone: tuple[str, ...] = (), tokens: int = 4) -> Lease:
+    return Lease(
+        lease_id=f"lease-{group_id}",
+        group=Group(group_id=group_id, size=len(trials) + len(gone), created_at=0.0),
+        trials=[
+            Session(trial_id=trial, group_id=group_id, reward=1.0, created_at=0.0, updated_at=0.0) for trial in trials
+        ],
+        tokens={trial: {"a/1": tokens} for trial in (*trials, *gone)},
+        expires_at=1e12,
+    )
+
+
+def sample(trial_id: str, sampled: int = 4) -> Sample:
+    return Sample(
+        trial_id=trial_id, leaf_id="0", turn_ids=["0"], token_ids=bytes(4 * sampled), loss_mask=bytes(sampled),
+        sampling_logprobs=bytes(4 * sampled), spans=[TokenSpan(version="a/1", start=0, end=sampled)],
+        completions=[SampledRange(start=0, end=sampled)],
+    )  # fmt: skip
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,211 @@
+"""The order of things in the loop, with everything around it that decides it: the feed, admission, the ledger. Weights reach the
+workers late, as they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from proxy.contracts.leases import Lease, LeaseRequest
+from proxy.contracts.records import Group
+from tests.unit.trainer.leasing import FakeProxy, until
+from tests.unit.trainer.recorded import VOCABULARY, Recording, session
+from trainer_bridge.errors import PushFailed
+from trainer_bridge.feed import Feed
+from trainer_bridge.ledger import Ledger
+from trainer_bridge.loop import Limits, Loop, State
+from trainer_bridge.orders import Batch
+from trainer_bridge.run_config import RunSettings
+from trainer_bridge.staleness import History, Version, admissible_groups
+from trainer_bridge.step import StepReport
+
+GROUPS_PER_STEP = 2
+ALL_S = 60.0
+
+
+@dataclass
+class World(FakeProxy):
+    """Rollouts and workers: a group is sampled whole by the version that is served when admission lets it start, and ready at
+    once. `serve_version` is how a push ends."""
+
+    bound: int = 1
+    served: str = "base/0"
+    started: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    numbers: Any = field(default_factory=itertools.count)
+
+    @property
+    def in_hand(self) -> int:
+        return len(self.started) - len(self.used)
+
+    def admit(self) -> None:
+        room = admissible_groups(in_hand=self.in_hand, groups_per_step=GROUPS_PER_STEP, max_staleness_steps=self.bound)
+        for _ in range(room):
+            self.serve(self._rolled_out(f"g{next(self.numbers)}"))
+
+    def _rolled_out(self, group_id: str) -> Lease:
+        self.started[group_id] = self.served
+        trials = [session(f"{group_id}.{i}", group_id, reward=float(i)) for i in range(2)]
+        for trial in trials:
+            recording = Recording()
+            recording.turn(None, prompt=2, sampled=3, version=self.served)
+            self.samples_of[trial.trial_id] = recording.samples(trial)
+        return Lease(
+            lease_id=group_id, group=Group(group_id=group_id, size=2, created_at=0.0), trials=trials,
+            tokens={trial.trial_id: {self.served: 3} for trial in trials}, expires_at=1e12,
+        )  # fmt: skip
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        while not self.ready:
+            self.admit()
+            await asyncio.sleep(0)
+        return await super().lease(request)
+
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False) -> None:
+        await super().extend(lease_id, ttl_s, used=used)
+        if used:
+            self.used.add(lease_id)
+
+    async def acknowledge(self, lease_id: str) -> None:
+        await super().acknowledge(lease_id)
+        self.used.add(lease_id)
+
+
+class Push:
+    """A `Publication` that settles after `delay_s`: served by every worker, or, if it is not taken, by none."""
+
+    def __init__(self, world: World, version: str, delay_s: float, taken: bool) -> None:
+        self.version = version
+        self.failed: dict[str, str] = {}
+        self.push_s = delay_s
+        self.served = self.settled = False
+        self._world = world
+        asyncio.get_running_loop().call_later(delay_s, self.serve if taken else self._fail)
+
+    def serve(self) -> None:
+        self._world.served = self.version
+        self.settled = self.served = True
+
+    def _fail(self) -> None:
+        self.settled = True
+
+    def wait(self, timeout_s: float) -> Any:
+        if not self.served:
+            raise PushFailed("refused")
+        return SimpleNamespace(state="done", workers=[SimpleNamespace(pause_s=0.0, state="served")])
+
+
+class Crew:
+    """All ranks: steps, checkpoints and pushes that only say what they were told. durable: groups that a checkpoint holds."""
+
+    def __init__(self, world: World, push_s: float) -> None:
+        self.world, self.push_s = world, push_s
+        self.refuse: set[int] = set()
+        self.durable: set[str] = set()
+        self.trained: list[str] = []
+        self.pushes: list[Push] = []
+
+    async def do(self, name: str, argument: Any = None) -> Any:
+        await asyncio.sleep(0.01)
+        return getattr(self, name)(argument)
+
+    def step(self, batch: Batch) -> StepReport:
+        ledger = Ledger()
+        for row in batch.rows:
+            for version, tokens in row.trained_by_version().items():
+                ledger.trained(version, tokens)
+        self.trained += sorted({row.group_id for row in batch.rows})
+        return StepReport(0, {}, ledger, 1)
+
+    def save(self, state: State) -> None:
+        self.durable |= state.trained
+
+    def publish(self, version: Version) -> Push:
+        self.pushes.append(Push(self.world, str(version), self.push_s, version.step not in self.refuse))
+        return self.pushes[-1]
+
+
+class Mute:
+    """A view and trackers that nobody looks at."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+@contextlib.asynccontextmanager
+async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]:
+    settings = RunSettings(
+        model="m", groups_per_step=GROUPS_PER_STEP, max_staleness_steps=world.bound,
+        **{"checkpoint_every": 1, "total_steps": 6, **fields},
+    )  # fmt: skip
+    settings.check()
+    state = State(History((Version("base", 0), Version("a", 0))))
+
+    async def run(run_id: str) -> Any:
+        groups = SimpleNamespace(in_hand=world.in_hand, running=0, ready=0, leased=0, used=len(world.used))
+        return SimpleNamespace(groups=groups)
+
+    feed = Feed(world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained)  # type: ignore[arg-type]
+    mute: Any = Mute()
+    async with feed:
+        yield Loop(
+            settings, crew, feed, state, Limits(VOCABULARY, 1000),  # type: ignore[arg-type]
+            trackers=mute, view=mute, status=SimpleNamespace(run=run),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+@pytest.mark.parametrize("every", [1, 3], ids=["each step saved", "some steps saved"])
+async def test_admission_alone_keeps_the_bound_while_weights_are_on_their_way(bound: int, every: int) -> None:
+    world = World(bound=bound)
+    crew = Crew(world, push_s=0.1)
+    async with looped(world, crew, checkpoint_every=every) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+        total = loop.state.ledger.total()
+    assert total.untrained == {} and total.trained == total.sampled > 0
+    assert crew.durable >= set(world.acknowledged) >= set(crew.trained), (
+        "and nothing is acknowledged that could be lost"
+    )
+
+
+async def test_weights_that_are_pushed_now_and_then_count_as_what_they_are() -> None:
+    world = World(bound=2)
+    crew = Crew(world, push_s=0.1)
+    async with looped(world, crew, push_every=3) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert loop.state.ledger.total().untrained == {}
+    assert {Version.parse(version).step for version in world.started.values()} == {0, 3, 6}
+
+
+async def test_rollouts_wait_for_weights_that_nobody_takes_at_first() -> None:
+    world = World(bound=0)
+    crew = Crew(world, push_s=0.1)
+    crew.refuse = {2}
+    async with looped(world, crew) as loop:
+        running = asyncio.create_task(loop.run())
+        await until(lambda: any(push.settled and not push.served for push in crew.pushes))
+        started = len(world.started)
+        await asyncio.sleep(0.3)
+        assert len(world.started) == started, "what older weights sampled now would be stale"
+        crew.pushes[-1].serve()  # posted again, and taken
+        await asyncio.wait_for(running, ALL_S)
+    assert loop.state.ledger.total().untrained == {}
+
+
+async def test_what_is_stopped_in_the_middle_lets_go_of_all_that_it_saved() -> None:
+    world = World(bound=1)
+    crew = Crew(world, push_s=0.1)
+    async with looped(world, crew, push_every=2, checkpoint_every=100, total_steps=None) as loop:
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.state.step == 3)
+        loop.stop()
+        await asyncio.wait_for(running, ALL_S)
+    assert set(crew.trained) <= crew.durable == set(world.acknowledged)
+    assert not set(world.released) & crew.durable
