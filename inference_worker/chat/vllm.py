@@ -28,6 +28,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from inference_worker.chat.base import Decoder
 from inference_worker.chat.base import Parser as ParserSeam
 from inference_worker.chat.decode import ByteDecoder
+from inference_worker.chat.schema import check_schema, check_tools
 from inference_worker.chat.vllm_decode import SlowDecoder, token_bytes
 from inference_worker.chat.vllm_parser import PlainParser, VllmParser, parser_class
 from inference_worker.engines.vllm_args import EngineArgs
@@ -240,6 +241,8 @@ class VllmFormat:
         outputs = request.extract_structured_outputs()
         if outputs is None:
             return None
+        check_schema(job.response_format.schema, "response_format")
+        check_tools(job.tools, "tools")
         kwargs = {"chat_template_kwargs": self._template_kwargs(job.template_kwargs)} if self.has_reasoning else None
         return Grammar(outputs, kwargs, from_start=request._grammar_from_parser)
 

@@ -16,6 +16,7 @@ import llguidance.numpy
 import numpy as np
 import torch
 
+from inference_worker.chat.schema import check_schema, check_tools
 from proxy.contracts.canonical import Job
 from proxy.contracts.errors import BadRequest
 
@@ -81,6 +82,10 @@ class Grammars:
         """Raises: BadRequest naming the field, for a schema that llguidance can't follow."""
         table = self._ready()
         field = "tool_choice" if _forced(job) else "response_format"
+        if _forced(job):
+            check_tools(job.tools, field)
+        else:
+            check_schema(job.response_format.schema, field)
         try:
             grammar = self._of_tools(job) if _forced(job) else self._of_format(job)
         except ValueError as error:
