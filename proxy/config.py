@@ -54,7 +54,16 @@ class ProxySettings(Settings):
     )
 
     # -- where it remembers
-    redis_url: str | None = Field(None, description="redis://, rediss:// or redis+cluster://; unset: in memory")
+    redis_url: str | None = Field(
+        None,
+        description="redis://, rediss://, redis+cluster:// or redis+sentinel://HOST,HOST/SERVICE; unset: in memory",
+    )
+    redis_wait_replicas: int = Field(
+        0,
+        ge=0,
+        description="replicas of Redis that must have a write before anybody is told of it; 0: a failover may lose some",
+    )
+    redis_wait_s: float = Field(1.0, gt=0, le=60, description="seconds that a write waits for them; then 503")
     retention_s: float = Field(86400.0, gt=0, description="seconds that an ended session is kept")
     tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
     sweep_s: float = Field(
@@ -164,6 +173,8 @@ class ProxySettings(Settings):
                 "control_port must be another than port: which of them it came to tells requests apart",
                 field="control_port",
             )
+        if self.redis_wait_replicas and self.redis_url is None:
+            raise ConfigError("redis_wait_replicas is of Redis: give --redis-url as well", field="redis_wait_replicas")
         if self.admin_key is None and (self.worker_key or self.trial_secret):
             raise ConfigError("worker_key and trial_secret need an admin_key beside them", field="admin_key")
         if self.upstream is None and (self.api_base or self.api_key):

@@ -154,8 +154,10 @@ def _store(settings: ProxySettings) -> SessionStore:
     if settings.redis_url is None:
         return MemoryStore()
     from proxy.store.redis import RedisStore
+    from proxy.store.redis_wait import Wait
 
-    return RedisStore(settings.redis_url)
+    wait = Wait(settings.redis_wait_replicas, settings.redis_wait_s) if settings.redis_wait_replicas else None
+    return RedisStore(settings.redis_url, wait=wait)
 
 
 async def _sweep(store: SessionStore, recorder: Recorder, settings: ProxySettings) -> None:

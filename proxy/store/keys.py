@@ -42,6 +42,8 @@
                                          nobody needs it
     steno:kept:N                 string  none                 keep: what replicas agreed on by who came first; N is
                                                               `trial_secret`, which agents' keys derive from
+    steno:{:waited}              string  1 s                  every write, where replicas are waited for: what WAIT counts
+                                                              from. In a cluster steno:{X}:waited, on the slot X of each write
 
 T is a trial id, G a group id, U an update id, R is `:run:` and a run id, percent-encoded (`:run`: of what has
 none). All keys of a trial share one hash tag, hence one cluster slot, so that one script
@@ -139,6 +141,15 @@ def run_keys(run_id: str | None) -> RunKeys:
 
 def request_key(run_id: str | None, request_id: str) -> str:
     return f"{PREFIX}{{{run_tag(run_id)}}}:request:{request_id}"
+
+
+WAITED = PREFIX + "{:waited}"
+
+
+def waited_key(key: str) -> str:
+    """A key on the slot of another one."""
+    tag = key.partition("{")[2].partition("}")[0] or key
+    return f"{PREFIX}{{{tag}}}:waited"
 
 
 POLICY = PREFIX + "{:policy}:"

@@ -1,7 +1,8 @@
 """Sessions in Redis (I3, I5, I7): one script per write, one round trip per commit and per tail. The schema is keys.py.
 
 Durable to the degree the server is: `appendfsync always` keeps every acknowledged turn through a power failure, the usual
-`everysec` all but the last second of it. A write that raised StoreUnavailable may or may not have happened; each may be repeated.
+`everysec` all but the last second of it. Through a failover, where each write waits for a replica. A write that raised
+StoreUnavailable may or may not have happened; each may be repeated.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from proxy.store.redis_link import RedisLink
 from proxy.store.redis_policies import RedisPolicies
 from proxy.store.redis_recordings import CHUNK_TURNS, CLOSED, MISSING, NO_ROWS, OTHER, RedisRecordings, pairs, refuse
 from proxy.store.redis_runs import RedisRuns
+from proxy.store.redis_wait import Wait
 from proxy.store.tally import accountable
 from proxy.store.text import to_json
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
@@ -34,11 +36,14 @@ WATCH_TTL_S = 60  # how long the stream outlives its last watcher
 class RedisStore(RedisRecordings):
     """Keeps the `SessionStore` protocol. Any number of replicas may use one Redis.
 
-    Args: url: see RedisLink. clock: wall clock, Unix seconds; only announcements and tombstones in the index are timed by it.
+    Args: url: see `read_redis_url`. wait: how many replicas must have what is written before it counts as written, and for how
+        long that is waited for. clock: wall clock, Unix seconds; only announcements and tombstones in the index are timed by it.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.time, **link_options: Any) -> None:
-        super().__init__(RedisLink(url, **link_options))
+    def __init__(
+        self, url: str, *, wait: Wait | None = None, clock: Callable[[], float] = time.time, **link_options: Any
+    ) -> None:
+        super().__init__(RedisLink(url, wait=wait, **link_options))
         # Watchers hold a connection while they wait: theirs are others than the commits'.
         self._watch_link = RedisLink(
             url,
@@ -65,14 +70,14 @@ class RedisStore(RedisRecordings):
         await self._link.call(self._link.client.ping())
 
     async def keep(self, name: str, value: bytes) -> bytes:
-        before: bytes | None = await self._link.call(self._link.client.set(kept_key(name), value, nx=True, get=True))
+        before: bytes | None = await self._run("once", [kept_key(name)], [value])
         return value if before is None else before
 
     # -- groups and sessions
 
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         written = group.model_dump_json().encode()
-        before = await self._link.call(self._link.client.set(group_key(group.group_id), written, nx=True, get=True))
+        before = await self._run("once", [group_key(group.group_id)], [written])
         if before is not None:
             recorded = Group.model_validate_json(before)
             same_group(recorded, group)
@@ -253,7 +258,7 @@ class RedisStore(RedisRecordings):
         seen = turns_seen(after)
         watched = [keys.events, keys.session, keys.turns]
         while True:
-            wake, fields, entries = await self._run("watch", watched, [seen, WATCH_TTL_S, CHUNK_TURNS])
+            wake, fields, entries = await self._run("watch", watched, [seen, WATCH_TTL_S, CHUNK_TURNS], writes=False)
             head = head_from_hash(pairs(fields)) if fields else None
             ended = head is None or head.status != "open"
             events = turn_events(seen, entries, ended=ended)

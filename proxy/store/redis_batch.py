@@ -15,6 +15,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from proxy.contracts.errors import StenoError, StoreUnavailable
+from proxy.store.redis_wait import NotReplicated, Wait
 
 Command = tuple[Any, ...]
 
@@ -38,18 +39,20 @@ class _Waiting:
 
 
 class Batches:
-    """Args: client: of one server (a cluster's commands go to many). timeout_s: for a submission, from asking to reply."""
+    """Args: client: of one server (a cluster's commands go to many). timeout_s: for a submission, from asking to reply. wait: for
+    replicas, once per batch."""
 
-    def __init__(self, client: Any, timeout_s: float) -> None:
+    def __init__(self, client: Any, timeout_s: float, wait: Wait | None = None) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._wait = wait
         self._waiting: deque[_Waiting] = deque()
         self._lanes: set[asyncio.Task[None]] = set()
 
     async def submit(self, commands: Sequence[Command]) -> list[Any]:
         """The replies, in order. Cancel-safe: the commands may still be run.
 
-        Raises: RedisError: that of the first command that the server refused. TimeoutError, OSError.
+        Raises: RedisError: that of the first command that the server refused; NotReplicated. TimeoutError, OSError.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(commands, loop.time() + self._timeout_s, loop.create_future())
@@ -91,6 +94,8 @@ class Batches:
         for waiting in batch:
             for command in waiting.commands:
                 pipe.execute_command(*command)
+        for command in self._wait.commands() if self._wait else ():
+            pipe.execute_command(*command)
         try:
             # The first has waited longest, so whoever is not in this batch has at least as long left after it.
             async with asyncio.timeout_at(batch[0].deadline):
@@ -103,11 +108,17 @@ class Batches:
             for waiting in batch:
                 _fail(waiting, error)
             return
+        short = self._wait.short_of(replies) if self._wait else None
         at = 0
         for waiting in batch:
-            if not waiting.replies.done():
-                waiting.replies.set_result(replies[at : at + len(waiting.commands)])
+            theirs = replies[at : at + len(waiting.commands)]
             at += len(waiting.commands)
+            if waiting.replies.done():
+                continue
+            if short is not None and not any(isinstance(reply, Exception) for reply in theirs):
+                waiting.replies.set_exception(NotReplicated(*short.args))  # one of its own for each: tracebacks grow
+            else:
+                waiting.replies.set_result(theirs)
 
 
 def _fail(waiting: _Waiting, error: RedisError | OSError | StenoError) -> None:

@@ -53,8 +53,9 @@ class RedisIndex:
     async def announce(self, trial_ids: Iterable[str]) -> dict[str, str]:
         """Step 1. Returns: for each trial the member of `pending` that its `publish` settles."""
         members = {trial_id: f"{trial_id}/{secrets.token_hex(4)}" for trial_id in trial_ids}
-        now = self._clock()
-        await self._link.call(self._link.client.zadd(PENDING, dict.fromkeys(members.values(), now)))
+        now = repr(self._clock())
+        scored = [part for member in members.values() for part in (now, member)]
+        await self._link.write("ZADD", PENDING, *scored)
         return members
 
     async def publish(

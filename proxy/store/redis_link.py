@@ -1,7 +1,8 @@
-"""The link to Redis: one client for a server or a cluster, the scripts, and a bound on how long anything may take.
+"""The link to Redis: one client for a server, a cluster or what Sentinels name; the scripts; a bound on how long anything takes.
 
 Nothing here knows what is stored. Every failure of Redis, of the network or of time becomes `StoreUnavailable`; the next call
-tries again with a fresh connection, so that the store recovers by itself.
+tries again with a fresh connection, so that the store recovers by itself. So does a primary that became a replica, or has fewer
+replicas than are waited for: the next call connects anew, to whatever the address or the Sentinels name by then.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError, NoScriptError, RedisClusterException, RedisError
+from redis.backoff import ConstantBackoff, NoBackoff
+from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, RedisClusterException, RedisError
 
-from proxy.contracts.errors import ConfigError, StoreUnavailable
+from proxy.contracts.errors import StoreUnavailable
 from proxy.store.redis_batch import Batches, Command
+from proxy.store.redis_cluster import write_and_wait
+from proxy.store.redis_url import RedisUrl, read_redis_url
+from proxy.store.redis_wait import NotReplicated, Wait
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ MAX_CONNECTIONS = 64  # commits under way at once; more wait for their turn rath
 CONNECT_TIMEOUT_S = 1.0
 REPLY_TIMEOUT_S = 2.0  # a server that is alive answers in well under a millisecond; an AOF fsync may stall for a second
 CALL_TIMEOUT_S = 5.0  # one whole call: waiting for a connection, connecting, one retry, the reply
+LEAVE_EVERY_S = 1.0  # at most: all who were told the same of one server say so at once
 
 
 class Script:
@@ -42,7 +46,7 @@ class Script:
 
 
 class RedisLink:
-    """`url`: redis://, rediss://, unix://, or redis+cluster:// and rediss+cluster:// (any node of the cluster).
+    """Args: url: see `read_redis_url`. wait: for replicas, at each write; its time is added to the bounds.
 
     Cancel-safe: redis-py drops a connection whose reply was not read to its end.
     """
@@ -51,23 +55,23 @@ class RedisLink:
         self,
         url: str,
         *,
+        wait: Wait | None = None,
         max_connections: int = MAX_CONNECTIONS,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
-        scheme = urlsplit(url).scheme
-        if scheme not in ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"):
-            raise ConfigError(
-                f"the Redis URL's scheme is {scheme!r}; redis, rediss, unix or redis+cluster were expected"
-            )
-        self.cluster = scheme.endswith("+cluster")
-        self._url = url.replace("+cluster", "", 1) if self.cluster else url
+        self._url = read_redis_url(url)
+        self.cluster = self._url.cluster
+        self._wait = wait
         self._slots = asyncio.Semaphore(max_connections)
         self._max_connections = max_connections
-        self._reply_timeout_s = reply_timeout_s
-        self._call_timeout_s = call_timeout_s
+        waited_s = wait.timeout_s if wait else 0.0
+        self._reply_timeout_s = reply_timeout_s + waited_s
+        self._call_timeout_s = call_timeout_s + waited_s
+        self._sentinel: Any = None
         self._client: Any = None
-        self._batches: Batches | None = None
+        self._batches: dict[bool, Batches] = {}  # by whether replicas are waited for
+        self._left_at = -LEAVE_EVERY_S
 
     @property
     def client(self) -> Any:
@@ -77,79 +81,125 @@ class RedisLink:
                 "socket_timeout": self._reply_timeout_s,
                 "socket_connect_timeout": CONNECT_TIMEOUT_S,
                 "protocol": 2,
+                "max_connections": self._max_connections + 8,
                 # Once more over a fresh connection, for one that died while idle; every write here may be repeated. A reply
                 # that did not come in time is not asked for again: whoever waits should hear of it within the bound.
                 "retry": Retry(ConstantBackoff(0.02), 1, supported_errors=(ConnectionError,)),
             }
-            if self.cluster:
-                self._client = RedisCluster.from_url(self._url, max_connections=self._max_connections + 8, **options)
+            if self._url.sentinels:
+                self._client = self._primary(self._url, options)
             else:
-                self._client = Redis.from_url(self._url, max_connections=self._max_connections + 8, **options)
+                self._client = (RedisCluster if self.cluster else Redis).from_url(self._url.url, **options)
         return self._client
 
+    def _primary(self, url: RedisUrl, options: dict[str, Any]) -> Any:
+        """A client of whatever the Sentinels name at the time of each connection."""
+        asking = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S, "protocol": 2}
+        once = {"retry": Retry(NoBackoff(), 0)}  # the next Sentinel is asked instead
+        sentinels: Any = Sentinel  # untyped
+        self._sentinel = sentinels(list(url.sentinels), sentinel_kwargs=asking | once | url.sentinel_options)
+        return self._sentinel.master_for(url.service, **(options | url.options))
+
     async def close(self) -> None:
-        if self._batches is not None:
-            batches, self._batches = self._batches, None
-            await batches.close()
+        batches, self._batches = self._batches, {}
+        for each in batches.values():
+            await each.close()
         if self._client is not None:
             client, self._client = self._client, None
             await client.aclose()
+        if self._sentinel is not None:
+            sentinel, self._sentinel = self._sentinel, None
+            await sentinel.aclose()
 
     async def call(self, command: Awaitable[T]) -> T:
         """Await a command of `client`. Raises StoreUnavailable within the bound."""
-        with _answering():
-            async with asyncio.timeout(self._call_timeout_s), self._slots:
-                return await command
+        return await self._answered(self._bounded(command))
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """The replies to a few commands on one slot, in one round trip that others may share. Raises StoreUnavailable within the
-        bound, also where one of them was refused."""
-        if self.cluster:
-            pipe = self.client.pipeline(transaction=False)
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Any] = await self.call(pipe.execute())
-            return replies
-        with _answering():
-            return await self._shared(commands)
+        """The replies to a few commands that read, on one slot, in one round trip that others may share. Raises StoreUnavailable
+        within the bound, also where one of them was refused."""
+        if not self.cluster:
+            return await self._answered(self._shared(commands))
+        pipe = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command)
+        replies: list[Any] = await self.call(pipe.execute())
+        return replies
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run a script. Raises StoreUnavailable within the bound."""
-        rest = (len(keys), *keys, *args)
-        if self.cluster:
-            return await self.call(self._run_alone(script, rest))
-        with _answering():
-            try:
-                return (await self._shared([("EVALSHA", script.sha, *rest)]))[0]
-            except NoScriptError:  # a fresh server, or one that was restarted: EVAL leaves the script there
-                return (await self._shared([("EVAL", script.source, *rest)]))[0]
+    async def write(self, *command: Any) -> Any:
+        """The reply to one command, which writes to the key that is its first argument. Raises StoreUnavailable within the bound,
+        also where too few replicas have it in time."""
+        return await self._answered(self._sent(command, command[1], True))
 
-    async def _run_alone(self, script: Script, rest: tuple[Any, ...]) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any], *, writes: bool = True) -> Any:
+        """Run a script. Raises StoreUnavailable as `write` does.
+
+        Args: writes: False: nothing that is promised to anybody, so replicas are not waited for.
+        """
+        return await self._answered(self._run(script, keys[0], (len(keys), *keys, *args), writes))
+
+    async def _run(self, script: Script, key: str, rest: tuple[Any, ...], writes: bool) -> Any:
         try:
-            return await self.client.evalsha(script.sha, *rest)
-        except NoScriptError:
-            return await self.client.eval(script.source, *rest)
+            return await self._sent(("EVALSHA", script.sha, *rest), key, writes)
+        except NoScriptError:  # a fresh server, or one that was restarted: EVAL leaves the script there
+            return await self._sent(("EVAL", script.source, *rest), key, writes)
 
-    async def _shared(self, commands: Sequence[Command]) -> list[Any]:
-        if self._batches is None:
-            self._batches = Batches(self.client, self._call_timeout_s)
-        return await self._batches.submit(commands)
+    async def _sent(self, command: Command, key: str, writes: bool) -> Any:
+        if not self.cluster:
+            return (await self._shared([command], writes))[0]
+        if writes and self._wait is not None:
+            return await self._bounded(write_and_wait(self.client, key, command, self._wait))
+        return await self._bounded(self.client.execute_command(*command))
 
+    async def _bounded(self, command: Awaitable[T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
+        async with asyncio.timeout(self._call_timeout_s), self._slots:
+            reply = await command
+        if (
+            task.cancelling() > cancelled
+        ):  # redis-py writes within `asyncio.wait_for`, which loses one before Python 3.12
+            raise asyncio.CancelledError
+        return reply
 
-@contextlib.contextmanager
-def _answering() -> Iterator[None]:
-    """What a Redis that does not do as asked raises, as StoreUnavailable."""
-    try:
-        yield
-    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-        raise _unavailable(error) from error
-    except RuntimeError as error:
-        # uvloop's word for writing to a connection that the server has closed this very moment.
-        if "handler is closed" not in str(error):
-            raise
-        raise _unavailable(error) from error
+    async def _shared(self, commands: Sequence[Command], writes: bool = False) -> list[Any]:
+        """Reads do not wait for replicas behind writes that do; where nobody does, both share their round trips."""
+        waited = writes and self._wait is not None
+        batches = self._batches.get(waited)
+        if batches is None:
+            batches = Batches(self.client, self._call_timeout_s, self._wait if waited else None)
+            self._batches[waited] = batches
+        return await batches.submit(commands)
+
+    async def _answered(self, command: Awaitable[T]) -> T:
+        """What a Redis that does not do as asked raises, as StoreUnavailable."""
+        try:
+            return await command
+        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+            if isinstance(error, (ReadOnlyError, NotReplicated)):
+                await self._leave()
+            raise _unavailable(error) from error
+        except RuntimeError as error:
+            # uvloop's word for writing to a connection that the server has closed this very moment.
+            if "handler is closed" not in str(error):
+                raise
+            raise _unavailable(error) from error
+
+    async def _leave(self) -> None:
+        """Connect anew for what comes next: what we speak to may not be the primary any more."""
+        now = asyncio.get_running_loop().time()
+        if self.cluster or now < self._left_at + LEAVE_EVERY_S:
+            return
+        self._left_at = now
+        pool = self.client.connection_pool
+        await pool.update_active_connections_for_reconnect()
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            await pool.disconnect(inuse_connections=False)
 
 
 def _unavailable(error: Exception) -> StoreUnavailable:
     log.warning("Redis did not do as asked: %s: %s", type(error).__name__, error)
+    if isinstance(error, NotReplicated):
+        return StoreUnavailable(f"the session store could not make it durable: {error}")
     return StoreUnavailable(f"the session store does not answer ({type(error).__name__})")

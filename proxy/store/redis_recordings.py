@@ -47,11 +47,11 @@ class RedisRecordings:
         self._known = KnownTexts()
         self._scripts: dict[str, Script] = {}
 
-    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], *, writes: bool = True) -> Any:
         script = self._scripts.get(name)
         if script is None:
             script = self._scripts[name] = Script(name)
-        return await self._link.run(script, keys, args)
+        return await self._link.run(script, keys, args, writes=writes)
 
     async def tail(self, trial_id: str, start: int) -> Tail:
         keys = trial_keys(trial_id)

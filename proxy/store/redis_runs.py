@@ -34,6 +34,9 @@ DUE_AT_ONCE = 256
 RETRY_S = 1.0
 """Before the stream is read again after Redis failed."""
 
+READS = frozenset({"view", "in_hand"})
+"""Operations of run.lua that write nothing."""
+
 Sessions = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Session]]]
 """Those that are there of some trial ids and lives."""
 
@@ -58,7 +61,7 @@ class RedisRuns:
 
     async def _run(self, operation: str, run_id: str | None, now: float, *args: Any, request: str = "") -> Any:
         keys = [*run_keys(run_id), *([request_key(run_id, request)] if request else ())]
-        return await self._link.run(self._script, keys, [operation, repr(now), *args])
+        return await self._link.run(self._script, keys, [operation, repr(now), *args], writes=operation not in READS)
 
     # -- for the store: what becomes of groups and trials
 
@@ -66,7 +69,7 @@ class RedisRuns:
         due = "" if group.deadline_s is None else repr(group.created_at + group.deadline_s)
         args = [group.group_id, group.model_dump_json(), group.purpose, len(group.trial_ids), due]
         await self._run("open", group.run_id, group.created_at, *args)
-        await self._link.call(self._link.client.zadd(RUNS, {run_tag(group.run_id): group.created_at}))
+        await self._link.write("ZADD", RUNS, repr(group.created_at), run_tag(group.run_id))
 
     async def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
         args = [

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -16,12 +18,14 @@ START_TIMEOUT_S = 20.0
 
 
 class RedisServer:
-    """Args: cluster: a cluster of one node that owns every slot.  options: redis-server's own, `--name value`.
+    """Args: cluster: a cluster of one node that owns every slot.  slots: False: one that owns none yet.
+    options: redis-server's own, `--name value`.
 
     Raises RuntimeError when redis-server is not installed or does not come up.
     """
 
-    def __init__(self, *, cluster: bool = False, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, cluster: bool = False, slots: bool = True, options: tuple[str, ...] = ()) -> None:
+        self._slots = slots
         self._directory = tempfile.TemporaryDirectory(prefix="steno-redis-")
         self._cluster = cluster
         self._options = options
@@ -53,7 +57,7 @@ class RedisServer:
             "--save",
             "",
         ]
-        command += ["--appendonly", "yes", "--appendfsync", "always"]
+        command += ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"]
         if self._cluster:
             command += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
         log = Path(self._directory.name) / "log"
@@ -69,13 +73,33 @@ class RedisServer:
         try:
             with self.client() as client:
                 client.ping()
-                if not self._cluster:
+                if not (self._cluster and self._slots):
                     return True
                 if client.execute_command("CLUSTER INFO")["cluster_slots_assigned"] != "16384":
                     client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
                 return bool(client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
         except (redis.ConnectionError, redis.BusyLoadingError):
             return False
+
+    def follow(self, port: int, *, within_s: float = 60.0) -> None:
+        """Become a replica of what is reached at this port, and catch up."""
+        with self.client() as client:
+            client.replicaof("127.0.0.1", port)
+        self.until(lambda info: info["master_link_status"] == "up", within_s)
+
+    def promote(self) -> None:
+        """Become a primary, with what is here."""
+        with self.client() as client:
+            client.replicaof("NO", "ONE")
+
+    def until(self, said: Callable[[dict[str, Any]], bool], within_s: float = 60.0) -> None:
+        """Wait for what `INFO replication` says."""
+        deadline = time.monotonic() + within_s
+        with self.client() as client:
+            while not said(info := client.info("replication")):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"redis-server on port {self.port}: {info}")
+                time.sleep(0.05)
 
     def pause(self) -> None:
         """It keeps its sockets and answers nothing."""
@@ -103,3 +127,46 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class RedisSentinel:
+    """A Sentinel that watches one primary as `service`; two of three decide.
+
+    Args: primary_port: as replicas find it as well. down_after_s: of silence, until it takes the primary for dead.
+    """
+
+    def __init__(
+        self, primary_port: int, *, service: str = "steno", quorum: int = 2, down_after_s: float = 1.0
+    ) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="steno-sentinel-")
+        self.port = _free_port()
+        config = Path(self._directory.name) / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self._directory.name}\n"
+            f"sentinel monitor {service} 127.0.0.1 {primary_port} {quorum}\n"
+            f"sentinel down-after-milliseconds {service} {round(1000 * down_after_s)}\n"
+            f"sentinel failover-timeout {service} 4000\n"
+        )
+        with (Path(self._directory.name) / "log").open("ab") as output:
+            command = [shutil.which("redis-server") or "redis-server", str(config), "--sentinel"]
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def knows(self, service: str, *, others: int, replicas: int, within_s: float = 60.0) -> None:
+        """Wait until it has found so many other Sentinels and replicas."""
+        deadline = time.monotonic() + within_s
+        with redis.Redis(port=self.port, socket_timeout=5) as client:
+            while True:
+                try:
+                    found = client.sentinel_masters().get(service, {})
+                except redis.ConnectionError:
+                    found = {}
+                if (found.get("num-other-sentinels"), found.get("num-slaves")) == (others, replicas):
+                    return
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"a Sentinel knows only {found}")
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._directory.cleanup()

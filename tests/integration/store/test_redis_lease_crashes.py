@@ -36,10 +36,10 @@ class Replicas:
     def dies_before_script(self, name: str) -> None:
         run = self.dying._link.run
 
-        async def crash(script: Any, *args: Any) -> Any:
+        async def crash(script: Any, *args: Any, **options: Any) -> Any:
             if script is getattr(self.dying._accounts, name):
                 raise Crash
-            return await run(script, *args)
+            return await run(script, *args, **options)
 
         self.dying._link.run = crash  # type: ignore[method-assign]
 

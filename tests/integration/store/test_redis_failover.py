@@ -1,0 +1,310 @@
+"""A primary dies and a replica takes its place: what was acknowledged under WAIT is there (I3); without it, it need not be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+import pytest
+
+from proxy.contracts.errors import StoreUnavailable
+from proxy.contracts.records import Turn
+from proxy.store.keys import trial_keys
+from proxy.store.redis import RedisStore
+from proxy.store.redis_wait import Wait
+from tests.support.recordings import row, session, turn
+from tests.support.redis_server import RedisSentinel, RedisServer
+from tests.support.store_contract import StoreContract
+from tests.support.tcprelay import TcpRelay
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0  # for elections and new connections on a busy machine
+GOSSIP = ("--cluster-node-timeout", "2000")  # nodes hear of each other sooner
+ONE = Wait(1, 5.0)
+HASTY = Wait(1, 0.3)
+
+
+class Pair:
+    """A primary with a replica, the network between them, and one address in front."""
+
+    def __init__(self, primary: RedisServer, replica: RedisServer, between: TcpRelay, front: TcpRelay) -> None:
+        self.primary, self.replica, self.between, self.front = primary, replica, between, front
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.front.port}/0"
+
+    def fail_over(self) -> None:
+        """The primary is dead; its replica is the primary now, and the address leads to it."""
+        self.primary.kill()
+        self.replica.promote()
+        self.front.target_port = self.replica.port
+        self.front.cut()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    with contextlib.ExitStack() as servers:
+        primary, replica = (servers.enter_context(contextlib.closing(RedisServer())) for _ in range(2))
+        async with TcpRelay("127.0.0.1", primary.port) as between, TcpRelay("127.0.0.1", primary.port) as front:
+            await asyncio.to_thread(replica.follow, between.port)
+            yield Pair(primary, replica, between, front)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, wait: Wait | None) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, wait=wait)
+    yield store
+    await store.close()
+
+
+async def insist(call: Callable[[], Awaitable[T]]) -> T:
+    """What a call returns once it is answered."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+class Load:
+    """Agents of one trial each, every turn said again until it is acknowledged."""
+
+    def __init__(self, store: RedisStore, trials: int = 6) -> None:
+        self.store = store
+        self.acknowledged: dict[str, list[Turn]] = {f"agent-{number}": [] for number in range(trials)}
+        self._over = False
+
+    async def agent(self, trial_id: str) -> None:
+        await insist(lambda: self.store.register(session(trial_id)))
+        said = self.acknowledged[trial_id]
+        while not self._over:
+            one = turn(len(said), seed=sum(trial_id.encode()), text_bytes=50)
+            assert await insist(partial(self.store.commit, trial_id, one, row(one), now=1.0)) == len(said)
+            said.append(one)
+
+    async def until(self, more: int) -> None:
+        """Wait for so many more turns of each."""
+        wanted = {trial_id: len(said) + more for trial_id, said in self.acknowledged.items()}
+        deadline = time.monotonic() + PATIENCE_S
+        while any(len(said) < wanted[trial_id] for trial_id, said in self.acknowledged.items()):
+            assert time.monotonic() < deadline, "turns are not acknowledged any more"
+            await asyncio.sleep(0.01)
+
+    @contextlib.asynccontextmanager
+    async def going(self) -> AsyncIterator[None]:
+        agents = asyncio.gather(*map(self.agent, self.acknowledged))
+        try:
+            yield
+        finally:
+            self._over = True
+            await agents
+
+    async def check(self) -> None:
+        for trial_id, said in self.acknowledged.items():
+            found = await insist(partial(self.store.turns, trial_id))
+            assert found == said, trial_id
+
+
+async def test_behind_one_address_nothing_acknowledged_is_lost(pair: Pair) -> None:
+    with contextlib.closing(RedisServer()) as another:
+        async with opened(pair.url, ONE) as store:
+            load = Load(store)
+            async with load.going():
+                await load.until(20)
+                pair.fail_over()
+                await asyncio.to_thread(another.follow, pair.replica.port)
+                await load.until(5)
+            await load.check()
+
+
+async def test_without_waiting_a_failover_loses_what_was_acknowledged(pair: Pair) -> None:
+    """The control: it is WAIT that keeps the promise, not luck."""
+    async with opened(pair.url, None) as store:
+        await store.register(session("lost"))
+        first, second = turn(0), turn(1)
+        await store.commit("lost", first, row(first), now=1.0)
+        await asyncio.to_thread(pair.replica.until, lambda info: _has(pair.replica, "lost", 1))
+        pair.between.pause()
+        await store.commit("lost", second, row(second), now=1.0)
+        pair.fail_over()
+        assert await insist(lambda: store.turns("lost")) == [first]
+
+
+def _knows(server: RedisServer, trial_id: str) -> bool:
+    with server.client() as client:
+        return bool(client.exists(trial_keys(trial_id).doc))
+
+
+def _has(server: RedisServer, trial_id: str, turns: int) -> bool:
+    with server.client() as client:
+        return int(client.llen(trial_keys(trial_id).turns)) == turns
+
+
+async def test_what_no_replica_has_is_an_error_and_may_be_said_again(pair: Pair) -> None:
+    async with opened(pair.url, HASTY) as store:
+        await insist(lambda: store.register(session("stalled")))
+        one, later = turn(0), turn(1)
+        pair.between.pause()
+        for _ in range(3):  # said again, it changes nothing, and is on no replica yet all the same
+            with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+                await store.commit("stalled", one, row(one), now=1.0)
+        assert await store.turns("stalled") == [one], "who only reads is answered"
+        with pytest.raises(StoreUnavailable, match="durable"):
+            await store.complete("stalled", status="completed", reward=1.0, end_reason="harness", metrics={}, now=2.0)
+        pair.between.resume()
+        assert await insist(lambda: store.commit("stalled", one, row(one), now=1.0)) == 0
+        assert _has(pair.replica, "stalled", 1), "acknowledged is replicated"
+        await insist(
+            lambda: store.complete("stalled", status="completed", reward=1.0, end_reason="harness", metrics={}, now=2.0)
+        )
+        pair.fail_over()
+        assert (await insist(lambda: store.session("stalled"))).reward == 1.0
+        assert await store.turns("stalled") == [one]
+        assert later not in await store.turns("stalled")
+
+
+async def test_a_primary_that_was_demoted_is_left(pair: Pair) -> None:
+    """Nobody closes the connections: it answers READONLY on them, for good."""
+    async with opened(pair.url, None) as store:
+        one = turn(0)
+        await store.register(session("demoted"))
+        await asyncio.to_thread(pair.replica.until, lambda info: _knows(pair.replica, "demoted"))
+        pair.replica.promote()
+        await asyncio.to_thread(pair.primary.follow, pair.replica.port)
+        pair.front.target_port = pair.replica.port
+        with pytest.raises(StoreUnavailable, match="ReadOnlyError"):
+            await store.commit("demoted", one, row(one), now=1.0)
+        assert await insist(lambda: store.commit("demoted", one, row(one), now=1.0)) == 0
+        assert _has(pair.replica, "demoted", 1)
+
+
+async def test_a_primary_whose_replica_was_promoted_is_left(pair: Pair) -> None:
+    """Cut off, it still takes itself for the primary; nobody has what it writes."""
+    async with opened(pair.url, HASTY) as store:
+        one = turn(0)
+        await insist(lambda: store.register(session("alone")))
+        pair.replica.promote()
+        pair.front.target_port = pair.replica.port
+        with contextlib.closing(RedisServer()) as another:
+            await asyncio.to_thread(another.follow, pair.replica.port)
+            assert await insist(lambda: store.commit("alone", one, row(one), now=1.0)) == 0
+            assert _has(pair.replica, "alone", 1) and _has(another, "alone", 1)
+
+
+# -- Sentinel
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[str, RedisServer, list[RedisServer], list[RedisSentinel]]]:
+    """A URL of three Sentinels, their primary and its two replicas."""
+    with contextlib.ExitStack() as processes:
+        servers = [processes.enter_context(contextlib.closing(RedisServer())) for _ in range(3)]
+        for replica in servers[1:]:
+            replica.follow(servers[0].port)
+        sentinels = [processes.enter_context(contextlib.closing(RedisSentinel(servers[0].port))) for _ in range(3)]
+        for sentinel in sentinels:
+            sentinel.knows("steno", others=2, replicas=2)
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
+        yield f"redis+sentinel://{hosts}/steno/0", servers[0], servers[1:], sentinels
+
+
+async def test_sentinels_name_the_new_primary(
+    watched: tuple[str, RedisServer, list[RedisServer], list[RedisSentinel]],
+) -> None:
+    url, primary, replicas, sentinels = watched
+    async with opened(url, ONE) as store:
+        await store.open()
+        load = Load(store)
+        async with load.going():
+            await load.until(20)
+            sentinels[0]._process.kill()  # the first that the URL names: two are enough
+            primary.kill()
+            await load.until(10)
+        await load.check()
+    roles = []
+    for replica in replicas:
+        with replica.client() as client:
+            roles.append(client.info("replication")["role"])
+    assert sorted(roles) == ["master", "slave"]
+
+
+# -- Cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A node with every slot, and its replica."""
+    with contextlib.ExitStack() as servers:
+        primary = servers.enter_context(contextlib.closing(RedisServer(cluster=True, options=GOSSIP)))
+        replica = servers.enter_context(contextlib.closing(RedisServer(cluster=True, slots=False, options=GOSSIP)))
+        _replicate(replica, primary)
+        yield primary, replica
+
+
+def _replicate(replica: RedisServer, primary: RedisServer) -> None:
+    """`replica` joins the cluster of `primary`, follows it, and is known to it."""
+    deadline = time.monotonic() + PATIENCE_S
+    with replica.client() as one, primary.client() as other:
+        bus = int(other.config_get("cluster-port")["cluster-port"])
+        one.execute_command("CLUSTER", "MEET", "127.0.0.1", primary.port, bus)
+        node = other.execute_command("CLUSTER", "MYID").decode()
+        while node not in str(one.execute_command("CLUSTER", "NODES")):
+            assert time.monotonic() < deadline, "it has not met the primary"
+            time.sleep(0.05)
+        one.execute_command("CLUSTER", "REPLICATE", node)
+        while str(replica.port) not in str(other.execute_command("CLUSTER", "SLOTS")):
+            assert time.monotonic() < deadline, "the primary knows no replica"
+            time.sleep(0.05)
+    replica.until(lambda info: info["role"] == "slave" and info["master_link_status"] == "up")
+
+
+async def test_in_a_cluster_nothing_acknowledged_is_lost(cluster: tuple[RedisServer, RedisServer]) -> None:
+    primary, replica = cluster
+    with contextlib.closing(RedisServer(cluster=True, slots=False, options=GOSSIP)) as another:
+        async with opened(primary.url, ONE) as store:
+            load = Load(store)
+            async with load.going():
+                await load.until(20)
+                primary.kill()
+                with replica.client() as client:
+                    client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+                await asyncio.to_thread(_replicate, another, replica)
+                await load.until(5)
+            await load.check()
+
+
+# -- the same promises as ever
+
+
+@pytest.fixture(scope="module", params=["server", "cluster"])
+def replicated(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    with contextlib.ExitStack() as servers:
+        in_cluster = request.param == "cluster"
+        options = GOSSIP if in_cluster else ()
+        primary = servers.enter_context(contextlib.closing(RedisServer(cluster=in_cluster, options=options)))
+        replica = servers.enter_context(
+            contextlib.closing(RedisServer(cluster=in_cluster, slots=False, options=options))
+        )
+        if in_cluster:
+            _replicate(replica, primary)
+        else:
+            replica.follow(primary.port)
+        yield primary
+
+
+class TestWaitingStore(StoreContract):
+    @pytest.fixture
+    async def store(self, replicated: RedisServer) -> AsyncIterator[RedisStore]:
+        with replicated.client() as client:
+            client.flushall()
+        async with opened(replicated.url, Wait(1, 30.0)) as store:
+            yield store
