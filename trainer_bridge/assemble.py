@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer_bridge.advantages import Estimator, Scored
+from proxy.contracts.leases import Lease
+from trainer_bridge.advantages import Estimator, Scored, group_advantages
 from trainer_bridge.batch import Row, Terms, read_samples
 from trainer_bridge.feed import Leased
 from trainer_bridge.ledger import Ledger, Reason
@@ -29,6 +30,12 @@ class Assembled:
     @property
     def trained_tokens(self) -> int:
         return sum(row.trained_tokens for row in self.batch.rows)
+
+
+def says_something(lease: Lease) -> bool:
+    """Whether the rewards of a group differ, so that its trials have advantages."""
+    scored = [Scored(t.trial_id, lease.group.group_id, t.reward) for t in lease.trials if t.reward is not None]
+    return not group_advantages(scored, Estimator.GRPO).dropped
 
 
 def assemble(groups: Sequence[Leased], terms: Terms, estimator: Estimator) -> Assembled:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, MutableSet
+from collections.abc import Callable, Iterable, Mapping, MutableSet
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -55,7 +55,9 @@ class Feed:
 
     Args:
         consumer: names this trainer to operators.
-        ahead: groups held and not yet taken, at most.
+        ahead: groups held and not yet taken, at most, and as many that do not count.
+        counts: whether a group is one of those that a step waits for (DAPO's dynamic sampling). The others are told to be used at
+            once, so that others are rolled out in their place, and come along with what is taken next.
         trained: groups whose step is in the run's state; one that the proxy has confirmed to be done with is taken out.
         ttl_s: of leases; extended at a third of it, so that two lost requests cost nothing.
     """
@@ -69,13 +71,15 @@ class Feed:
         ahead: int,
         trained: MutableSet[str] | None = None,
         ttl_s: float = 600.0,
+        counts: Callable[[Lease], bool] = lambda lease: True,
     ) -> None:
         self._client = client
         self._run_id, self._consumer, self._ttl_s = run_id, consumer, ttl_s
-        self._ahead = ahead
+        self._ahead, self._counts = ahead, counts
         self._trained: MutableSet[str] = trained if trained is not None else set()
         self._taken: dict[str, bool] = {}  # by a step that is not durable yet -> whether it has used them
         self._waiting: deque[Leased] = deque()
+        self._aside: list[Leased] = []  # what does not count
         self._held: dict[str, Lease] = {}
         self._changed = asyncio.Condition()
         self._readers = asyncio.Semaphore(READERS)
@@ -106,23 +110,30 @@ class Feed:
         return len(self._held)
 
     async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[Leased]:
-        """The oldest `groups`, once there are so many. They stay held until they are acknowledged.
+        """The oldest `groups` that count, once there are so many, and all that do not; or these alone, once they are so many.
+        They stay held until they are acknowledged.
 
         at_least: after `wait_s` without enough, so many will do (default: all of them, and no end to waiting).
         Raises: StenoError: what ended the leasing for good (a key that opens nothing, say).
         """
+
+        def there(enough: int) -> bool:
+            return self._failure is not None or len(self._waiting) >= enough or len(self._aside) >= groups
+
         enough = groups
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s if at_least is not None else None):
-                    await self._changed.wait_for(lambda: self._failure or len(self._waiting) >= groups)
+                    await self._changed.wait_for(lambda: there(groups))
             except TimeoutError:
                 enough = at_least or 0
-                await self._changed.wait_for(lambda: self._failure or len(self._waiting) >= enough)
+                await self._changed.wait_for(lambda: there(enough))
             if self._failure is not None:
                 raise self._failure
-            taken = [self._waiting.popleft() for _ in range(min(groups, len(self._waiting)))]
-            self._taken |= dict.fromkeys((leased.group_id for leased in taken), False)
+            taken, self._aside = self._aside, []
+            if len(self._waiting) >= enough:
+                taken += [self._waiting.popleft() for _ in range(min(groups, len(self._waiting)))]
+            self._taken = dict.fromkeys((leased.group_id for leased in taken), False) | self._taken
             self._changed.notify_all()
             return taken
 
@@ -151,7 +162,7 @@ class Feed:
     async def _pull(self) -> None:
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self._waiting) < self._ahead)
+                await self._changed.wait_for(lambda: max(len(self._waiting), len(self._aside)) < self._ahead)
                 room = self._ahead - len(self._waiting)
             try:
                 request = LeaseRequest(
@@ -188,9 +199,16 @@ class Feed:
             await self._give_back(group_id)
             return
         async with self._changed:
-            if group_id in self._held:  # its lease may have been lost while it was read
+            if group_id not in self._held:  # its lease may have been lost while it was read
+                return
+            if counts := self._counts(lease):
                 self._waiting.append(leased)
+            else:
+                self._aside.append(leased)
+                self._taken[group_id] = True
             self._changed.notify_all()
+        if not counts:
+            await self._extend(group_id, lease)
 
     async def _read(self, lease: Lease) -> Leased:
         books = Ledger()

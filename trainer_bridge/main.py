@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 
 from proxy.client import AsyncSteno, Steno
+from trainer_bridge.assemble import says_something
 from trainer_bridge.checkpoint import Checkpoints, RunState
 from trainer_bridge.crew import Crew
 from trainer_bridge.engine import PolicyEngine
@@ -137,6 +138,7 @@ async def _lead(settings: RunSettings, engine: PolicyEngine, crew: Crew, duties:
         feed = Feed(
             client, run_id=settings.run, consumer=consumer, ahead=settings.groups_per_step,
             trained=state.trained, ttl_s=settings.lease_ttl_s,
+            counts=says_something if settings.dynamic_sampling else lambda lease: True,
         )  # fmt: skip
         await stack.enter_async_context(feed)
         view = stack.enter_context(View(Console(stderr=True), run=settings.run, steps=settings.total_steps))

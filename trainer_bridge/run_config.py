@@ -28,6 +28,10 @@ class RunSettings(TrainerSettings):
         None, gt=0,
         description="seconds after which a step takes the groups that there are, one at least; unset: it waits for all",
     )  # fmt: skip
+    dynamic_sampling: bool = Field(
+        False,
+        description="a step waits for groups whose rewards differ; others are started in place of the rest (DAPO)",
+    )
 
     # -- where weights go
     transport: Literal["filesystem", "stream", "nccl"] = Field(

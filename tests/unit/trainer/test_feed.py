@@ -133,6 +133,27 @@ async def test_a_lease_lost_while_its_group_is_read_in_vain_ends_nothing() -> No
         assert [found.group_id for found in await asyncio.wait_for(feed.take(1), 30.0)] == ["b"]
 
 
+async def test_groups_that_do_not_count_make_room_at_once_and_come_along() -> None:
+    proxy = FakeProxy([lease(name, f"{name}.0") for name in "axb"])
+    async with feed_of(proxy, counts=lambda lease: lease.group.group_id in "abc") as feed:
+        await until(lambda: proxy.extended == ["lease-x used"] and feed.waiting == 2)
+        assert [found.group_id for found in await feed.take(2)] == ["x", "a", "b"]
+        proxy.serve(lease("c", "c.0"), lease("z", "z.0"), lease("w", "w.0"))
+        assert [found.group_id for found in await feed.take(2)] == ["z", "w"], "they need not wait for a step"
+        assert [found.group_id for found in await feed.take(1)] == ["c"]
+        await feed.acknowledge("xabcz")
+        assert feed.held == 1
+    assert proxy.released == ["lease-w"]
+
+
+async def test_no_more_groups_that_do_not_count_are_held_than_asked() -> None:
+    proxy = FakeProxy([lease(name, f"{name}.0") for name in "wxyz"])
+    async with feed_of(proxy, counts=lambda lease: False) as feed:
+        await until(lambda: feed.held == 2)
+        await asyncio.sleep(0.1)
+        assert feed.held == len(proxy.ready) == 2
+
+
 async def test_a_lease_lost_before_its_acknowledgement_leaves_the_group_to_be_known_again() -> None:
     proxy = FakeProxy([lease("a", "a.0")], failures={"acknowledge": [Conflict("lost")]})
     trained: set[str] = set()

@@ -17,6 +17,7 @@ from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Group
 from tests.unit.trainer.leasing import FakeProxy, until
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
+from trainer_bridge.assemble import says_something
 from trainer_bridge.errors import PushFailed
 from trainer_bridge.feed import Feed
 from trainer_bridge.ledger import Ledger
@@ -33,9 +34,10 @@ ALL_S = 60.0
 @dataclass
 class World(FakeProxy):
     """Rollouts and workers: a group is sampled whole by the version that is served when admission lets it start, and ready at
-    once. `serve_version` is how a push ends."""
+    once. alike: of so many groups one has rewards that differ; 0: all have."""
 
     bound: int = 1
+    alike: int = 0
     served: str = "base/0"
     started: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -52,7 +54,8 @@ class World(FakeProxy):
 
     def _rolled_out(self, group_id: str) -> Lease:
         self.started[group_id] = self.served
-        trials = [session(f"{group_id}.{i}", group_id, reward=float(i)) for i in range(2)]
+        differs = not self.alike or int(group_id[1:]) % self.alike == 0
+        trials = [session(f"{group_id}.{i}", group_id, reward=float(i * differs)) for i in range(2)]
         for trial in trials:
             recording = Recording()
             recording.turn(None, prompt=2, sampled=3, version=self.served)
@@ -103,13 +106,15 @@ class Push:
 
 
 class Crew:
-    """All ranks: steps, checkpoints and pushes that only say what they were told. durable: groups that a checkpoint holds."""
+    """All ranks: steps, checkpoints and pushes that only say what they were told. durable: groups that a checkpoint holds;
+    batches: groups that each step trained."""
 
     def __init__(self, world: World, push_s: float) -> None:
         self.world, self.push_s = world, push_s
         self.refuse: set[int] = set()
         self.durable: set[str] = set()
         self.trained: list[str] = []
+        self.batches: list[int] = []
         self.pushes: list[Push] = []
 
     async def do(self, name: str, argument: Any = None) -> Any:
@@ -121,7 +126,9 @@ class Crew:
         for row in batch.rows:
             for version, tokens in row.trained_by_version().items():
                 ledger.trained(version, tokens)
-        self.trained += sorted({row.group_id for row in batch.rows})
+        groups = sorted({row.group_id for row in batch.rows})
+        self.trained += groups
+        self.batches.append(len(groups))
         return StepReport(0, {}, ledger, 1)
 
     def save(self, state: State) -> None:
@@ -152,7 +159,10 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
         groups = SimpleNamespace(in_hand=world.in_hand, running=0, ready=0, leased=0, used=len(world.used))
         return SimpleNamespace(groups=groups)
 
-    feed = Feed(world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained)  # type: ignore[arg-type]
+    counts = says_something if settings.dynamic_sampling else lambda lease: True
+    feed = Feed(
+        world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained, counts=counts,  # type: ignore[arg-type]
+    )  # fmt: skip
     mute: Any = Mute()
     async with feed:
         yield Loop(
@@ -197,6 +207,18 @@ async def test_rollouts_wait_for_weights_that_nobody_takes_at_first() -> None:
         crew.pushes[-1].serve()  # posted again, and taken
         await asyncio.wait_for(running, ALL_S)
     assert loop.state.ledger.total().untrained == {}
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+async def test_every_step_trains_as_many_groups_where_few_say_something(bound: int) -> None:
+    world = World(bound=bound, alike=4)
+    crew = Crew(world, push_s=0.1)
+    async with looped(world, crew, dynamic_sampling=True) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+        total = loop.state.ledger.total()
+    assert crew.batches == [GROUPS_PER_STEP] * 6
+    assert total.untrained.keys() == {"zero_variance"} and total.untrained["zero_variance"] >= 2 * total.trained
+    assert crew.durable >= set(world.acknowledged) >= set(crew.trained)
 
 
 async def test_what_is_stopped_in_the_middle_lets_go_of_all_that_it_saved() -> None:
