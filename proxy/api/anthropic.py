@@ -16,11 +16,8 @@ _PATHS = [f"{path}/count_tokens" for path in Messages.paths]
 
 
 def routes(hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
-    """Each also under `/v1/v1`, like the generation routes."""
     endpoint = Counting(MessagesCount(), hub, keys, **bounds)
-    return [
-        Route(f"/{{trial_id}}{prefix}{path}", endpoint, methods=["POST"]) for path in _PATHS for prefix in ("", "/v1")
-    ]
+    return [Route(f"/{{trial_id}}{path}", endpoint, methods=["POST"]) for path in _PATHS]
 
 
 def openapi_paths() -> dict[str, Any]:

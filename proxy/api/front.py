@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs
 from proxy.api.common import Ports, error_response
+from proxy.api.spelling import meant
 from proxy.contracts.errors import BadRequest, BodyTooLarge, Forbidden, NotFound, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS
 
@@ -30,7 +31,7 @@ MAX_CONTROL_BODY_BYTES = 1 << 20
 
 BOTH = frozenset({"healthz", "readyz"})
 """First words of what is answered on either port: probes ask each whether it is there."""
-_ACTION = re.compile(r"(?:/v1)?/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<action>[A-Za-z]+)", re.DOTALL)
+_ACTION = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<action>[A-Za-z]+)", re.DOTALL)
 
 
 class Application(FastAPI):
@@ -58,6 +59,11 @@ class Application(FastAPI):
             start = len(self._base) if path.startswith(self._base) else 1
             end = path.find("/", start)
             endpoint = self.turns.get((scope["method"], path[end:])) if end > start else None
+            if endpoint is None and end > start and path[start:end] not in RESERVED_TRIAL_IDS:
+                path = path[:end] + meant(path[end:])
+                if path != scope["path"]:
+                    scope = {**scope, "path": path, "raw_path": path.encode()}
+                endpoint = self.turns.get((scope["method"], path[end:]))
             if endpoint is not None:
                 scope["path_params"] = {"trial_id": path[start:end]}
                 await endpoint(scope, receive, send)
@@ -189,10 +195,22 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         return await on_steno_error(request, error.__cause__)
     known: dict[int, type[StenoError]] = {403: Forbidden, 404: NotFound}
     kind = known.get(error.status_code, BadRequest)
-    response = error_response(kind(str(error.detail)), request_id_of(request))
+    message = _not_served(request) if error.status_code == 404 else str(error.detail)
+    response = error_response(kind(message), request_id_of(request))
     response.status_code = error.status_code
     response.headers.update(error.headers or {})
     return response
+
+
+def _not_served(request: Request) -> str:
+    """What to say of a path that there is not: agents' clients show it, and log it."""
+    path: str = request.scope["path"]
+    word = path.removeprefix("/").partition("/")[0]
+    if word in ("v1", "v1beta"):
+        return f"{request.method} {path[:100]}: the trial is missing, it comes first in the path"
+    if word in RESERVED_TRIAL_IDS:
+        return "Not Found"
+    return f"{request.method} {path[:100]} is not served here: agents can generate, count tokens and list models"
 
 
 async def on_surprise(request: Request, error: Exception) -> Response:

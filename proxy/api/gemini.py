@@ -163,7 +163,7 @@ def routes(hub: Hub, keys: Keyring) -> list[Route]:
     models = Keyed(GeminiModels(hub, keys))
     shared = ByClient(models, Models(hub, keys))
     found = []
-    for prefix, endpoint in (("/v1beta", models), ("/v1alpha", models), ("/v1/v1beta", models), ("/v1", shared)):
+    for prefix, endpoint in (("/v1beta", models), ("/v1alpha", models), ("/v1", shared)):
         found.append(Route(f"/{{trial_id}}{prefix}/models", endpoint, methods=["GET"]))
         found.append(Route(f"/{{trial_id}}{prefix}/models/{{model:path}}", endpoint, methods=["GET"]))
     return found

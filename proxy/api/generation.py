@@ -187,16 +187,15 @@ class _Watch:
 
 
 def routes(turns: Turns, hub: Hub, keys: Keyring, **limits: Any) -> list[Route]:
-    """All generation routes; each also under `/v1/v1`, which base URLs set one level too deep ask for."""
+    """All generation routes. `front.Application` brings other spellings of them here (`spelling.py`)."""
     found = []
     for dialect in DIALECTS:
         endpoint = Generation(dialect, turns, keys, **limits)
         for path in dialect.paths:
-            found += [Route(f"/{{trial_id}}{prefix}{path}", endpoint, methods=["POST"]) for prefix in ("", "/v1")]
+            found.append(Route(f"/{{trial_id}}{path}", endpoint, methods=["POST"]))
     models = Models(hub, keys)
-    for prefix in ("", "/v1"):
-        found.append(Route(f"/{{trial_id}}{prefix}/v1/models", models, methods=["GET"]))
-        found.append(Route(f"/{{trial_id}}{prefix}/v1/models/{{model:path}}", models, methods=["GET"]))
+    found.append(Route("/{trial_id}/v1/models", models, methods=["GET"]))
+    found.append(Route("/{trial_id}/v1/models/{model:path}", models, methods=["GET"]))
     return found
 
 

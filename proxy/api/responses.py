@@ -69,14 +69,13 @@ class StoredResponses:
 
 
 def routes(recorder: Recorder, hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
-    """Each also under `/v1/v1`, like the generation routes. bounds: of a body to count."""
+    """bounds: of a body to count."""
     stored_ones = StoredResponses(recorder, keys)
     count = Counting(ResponsesCount(), hub, keys, **bounds)
-    found = []
-    for prefix in ("", "/v1"):
-        found.append(Route(f"/{{trial_id}}{prefix}{_COUNT}", count, methods=["POST"]))
-        found.append(Route(f"/{{trial_id}}{prefix}{_PATH}", stored_ones, methods=["GET", "DELETE"]))
-    return found
+    return [
+        Route(f"/{{trial_id}}{_COUNT}", count, methods=["POST"]),
+        Route(f"/{{trial_id}}{_PATH}", stored_ones, methods=["GET", "DELETE"]),
+    ]
 
 
 def openapi_paths() -> dict[str, Any]:

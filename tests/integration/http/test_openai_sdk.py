@@ -142,7 +142,25 @@ async def test_errors_are_the_sdks_own(proxy: Proxy) -> None:
     assert caught.value.request_id
 
 
-async def test_a_base_url_one_level_too_deep_works(proxy: Proxy) -> None:
-    deep = openai.AsyncOpenAI(base_url=f"{proxy.url}/t/v1/v1", api_key="x", max_retries=0)
-    assert (await deep.chat.completions.create(model="m", messages=[USER])).choices[0].message.content == "hello"
-    assert [model.id async for model in deep.models.list()] == ["parrot"]
+@pytest.mark.parametrize("base", ["/t/v1/v1", "/t", "/t/", "/t/v1//"])
+async def test_a_base_url_one_level_too_deep_or_too_high_works(proxy: Proxy, base: str) -> None:
+    client = openai.AsyncOpenAI(base_url=proxy.url + base, api_key="x", max_retries=0)
+    assert (await client.chat.completions.create(model="m", messages=[USER])).choices[0].message.content == "hello"
+    answer = await client.responses.create(model="m", input="hi")
+    assert (await client.responses.retrieve(answer.id)).output_text == "hello"
+    assert [model.id async for model in client.models.list()] == ["parrot"]
+    assert len(await proxy.turns("t", 2)) == 2
+
+
+async def test_what_is_not_served_is_refused_by_its_name(proxy: Proxy) -> None:
+    with pytest.raises(openai.NotFoundError, match="POST /t/v1/embeddings is not served here"):
+        await proxy.openai("t").embeddings.create(model="m", input="x")
+    nowhere = openai.AsyncOpenAI(base_url=proxy.url + "/v1", api_key="x", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="the trial is missing"):
+        await nowhere.chat.completions.create(model="m", messages=[USER])
+
+
+async def test_a_session_named_like_a_route_is_still_a_session(proxy: Proxy) -> None:
+    """`/sessions/models` is no spelling of an agent's route."""
+    await proxy.openai("models").chat.completions.create(model="m", messages=[USER])
+    assert (await proxy.http.get("/sessions/models")).json()["trial_id"] == "models"
