@@ -18,6 +18,7 @@ import uvloop
 
 from inference_worker import main as worker
 from inference_worker.config import WorkerSettings
+from inference_worker.engines.base import Tally
 from proxy.contracts.canonical import Job
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import floats_to_bytes, ids_to_bytes
@@ -30,6 +31,7 @@ class PacedEngine:
     """An `Engine` (inference_worker/engines/base.py) whose tokens fall due together, as a batch's do."""
 
     def __init__(self, pace_s: float) -> None:
+        self.tally = Tally()
         self.pace_s = pace_s
         self.running = 0
         self._tick: asyncio.Future[None] | None = None

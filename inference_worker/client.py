@@ -33,13 +33,14 @@ from proxy.contracts.frames import (
     Chunk,
     Count,
     Credit,
+    Delta,
     Frame,
     Generate,
     Heartbeat,
     Hello,
     Prepare,
 )
-from proxy.contracts.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS
+from proxy.contracts.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS, TO_PROXY
 from proxy.contracts.peer import HANDSHAKE_S, Drop, Event, Lost, State, Up
 
 logger = logging.getLogger(__name__)
@@ -237,6 +238,7 @@ class Client:
             if not self._leaving:
                 logger.warning("the channel with %s is lost: %s (%s)", self.url, event.code, event.reason)
             self._metrics.channels_lost.labels(event.code).inc()
+            self._metrics.unacknowledged.inc(tokens_in(self._peer.channel.unacknowledged()))
             self._updates.forget(self.send)
             self._abandon()
         elif isinstance(event, Drop) and self._closing is not None and not self._closing.done():
@@ -339,6 +341,12 @@ class Client:
             self._metrics.connected.inc(1 if value else -1)
 
     __connected = False
+
+
+def tokens_in(packets: list[bytes]) -> int:
+    """Sampled tokens in packets to a proxy."""
+    frames = (frame for packet in packets for frame in TO_PROXY.decode(packet).frames)
+    return sum(len(frame.ids) >> 2 for frame in frames if isinstance(frame, Delta))
 
 
 async def _close(websocket: ClientConnection, code: int, reason: str, last: list[bytes]) -> None:

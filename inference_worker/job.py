@@ -37,6 +37,7 @@ class ChatEngine:
     """An `Engine`. `engine` is started before `format` is first used, so that a format may come to be with its engine."""
 
     def __init__(self, engine: TokenEngine, format: ChatFormat) -> None:
+        self.tally = engine.tally
         self._engine = engine
         self._format = format
         self._report: FormatReport | None = None
@@ -128,8 +129,7 @@ class ChatEngine:
             steps = self._engine.sample(f"{request.turn_id}-{request.attempt}", ids, rest, job)
             async with _closing(steps):
                 async for step in steps:
-                    _check(step, card.synthetic)
-                    last = reader.read(step)
+                    last = self._read(reader, step, card.synthetic)
                     if unshown is not None:
                         last.parsed = unshown.of(last.parsed)
                     if last.ids or not last.is_empty():
@@ -146,6 +146,17 @@ class ChatEngine:
             cached_tokens=reader.cached_tokens,
             timings=reader.timings,
         )
+
+    def _read(self, reader: Reader, step: TokenStep, synthetic: bool) -> Read:
+        """Raises: EngineFailed, and whatever a parser raises."""
+        count, why = len(step.ids), "failed"
+        try:
+            _check(step, synthetic)
+            read = reader.read(step)
+            count, why = count - len(read.ids), "after_end"
+        finally:
+            self.tally.unsent[why] += count
+        return read
 
     def _prompt(self, request: Generate) -> Prompt:
         job, prefix = request.job, bytes_to_ids(request.prefix_ids)

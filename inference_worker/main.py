@@ -45,6 +45,7 @@ class Worker:
         self._settings = settings
         self._engine = engine
         self._metrics = metrics
+        metrics.tally = engine.tally
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._death: str | None = None

@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from inference_worker.engines.base import Tally
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 """From a toy model's pause to a large one's load."""
 
 
 class WorkerMetrics:
-    """One set per registry: a process has one, a test as many as it starts workers."""
+    """One set per registry: a process has one, a test as many as it starts workers.
+
+    Attributes:
+        tally: of the engine that is counted.
+    """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.registry = registry
@@ -30,6 +38,22 @@ class WorkerMetrics:
         )  # fmt: skip
         self.tokens = Counter(
             "steno_worker_tokens_total", "Sampled tokens sent; its rate is throughput", registry=registry
+        )
+        self.sampled = Counter(
+            "steno_worker_sampled_tokens_total",
+            "Tokens that the engine sampled. With no generation running: those sent and those unsent together",
+            registry=registry,
+        )
+        self.unsent = Counter(
+            "steno_worker_unsent_tokens_total",
+            "Tokens sampled and not sent, by why: `cancelled` before they were taken, `after_end`: the rest of a step after a "
+            "stop string, `withheld`: of weights not proved when their generation ended, `failed`: could not be read",
+            ["why"], registry=registry,
+        )  # fmt: skip
+        self.unacknowledged = Counter(
+            "steno_worker_unacknowledged_tokens_total",
+            "Tokens sent on channels that were lost before the proxy had acknowledged them: it may lack up to so many",
+            registry=registry,
         )
         self.deltas = Counter(
             "steno_worker_deltas_total", "Deltas sent; tokens per delta grow with an engine's step", registry=registry
@@ -83,6 +107,8 @@ class WorkerMetrics:
             registry=registry,
         )
         self.weights_proved.set(1)
+        self.tally = Tally()
+        self._told = Tally()
         self._tokens = self._deltas = 0
         self._relay_s = 0.0
 
@@ -100,5 +126,9 @@ class WorkerMetrics:
         self.tokens.inc(self._tokens)
         self.deltas.inc(self._deltas)
         self.relay_seconds.inc(self._relay_s)
+        self.sampled.inc(self.tally.sampled - self._told.sampled)
+        for why, count in (self.tally.unsent - self._told.unsent).items():
+            self.unsent.labels(why).inc(count)
+        self._told = Tally(self.tally.sampled, Counts(self.tally.unsent))
         self._tokens = self._deltas = 0
         self._relay_s = 0.0

@@ -199,7 +199,7 @@ class _Stream:
         async for event in events:
             event.stream = self._number
             if self._gate.shut:
-                await self._gate.passed(event.version if type(event) is Delta else "")
+                await self._passed(event)
             if type(event) is Delta:
                 tokens = len(event.ids) >> 2
                 self._sent_tokens += tokens
@@ -220,6 +220,16 @@ class _Stream:
             elif type(event) is Started:
                 self._send(event)
         raise EngineFailed("the engine stopped without saying how the turn ended")
+
+    async def _passed(self, event: StreamEvent) -> None:
+        """Wait at the gate. Raises: EngineFailed: condemned."""
+        passed, delta = False, event if type(event) is Delta else None
+        try:
+            await self._gate.passed(delta.version if delta else "")
+            passed = True
+        finally:
+            if delta is not None and not passed:
+                self._engine.tally.unsent["withheld"] += len(delta.ids) >> 2
 
     def _is_text_only(self) -> bool:
         """Nothing to count then: the number is the upstream's."""

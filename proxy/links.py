@@ -48,8 +48,14 @@ class RelayCounts:
 
     def __init__(self) -> None:
         self.packets = self.deltas = self.tokens = self.late_tokens = 0
+        self._told = (0, 0)
         self.resumes = self.resent_packets = 0
         self.channels_lost = self.protocol_errors = self.refused = 0
+
+    def grown(self) -> tuple[int, int]:
+        """(tokens, late tokens) since this was asked last."""
+        (tokens, late), self._told = self._told, (self.tokens, self.late_tokens)
+        return self.tokens - tokens, self.late_tokens - late
 
 
 class Link:

@@ -32,6 +32,14 @@ UNRECORDED_TOKENS = Counter(
     "steno_proxy_unrecorded_tokens_total", "Sampled tokens that no record holds, by why; anything but 0 wants a look",
     ["reason"],
 )  # fmt: skip
+RECEIVED_TOKENS = Counter(
+    "steno_proxy_received_tokens_total",
+    "Sampled tokens that came from workers. With no turn in flight: recorded (but text-only ones), unrecorded and late together",
+)
+LATE_TOKENS = Counter(
+    "steno_proxy_late_tokens_total",
+    "Sampled tokens that came after their turn had been cancelled: on their way when an agent left. No record holds them",
+)
 RECOGNISED = Counter(
     "steno_proxy_recognised_total", "Turns by whether they continue a recorded one: `continued`, `root`, or a fork reason",
     ["dialect", "how"],

@@ -7,6 +7,7 @@ written once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,19 @@ class TokenStep:
     timings: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Tally:
+    """Ids since the engine's start (I4): sampled = sent by the worker + unsent + what is on its way between the two.
+
+    sampled: counted where the engine hands them out, for generations that it knows no more of as well.
+    unsent: by why: "cancelled": its generation was, before they were taken; "after_end": of a step that ended before its last id,
+        at a stop string; "withheld": of weights not proved yet, when their generation ended; "failed": they could not be read.
+    """
+
+    sampled: int = 0
+    unsent: Counter[str] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True, slots=True)
 class StagedUpdate:
     """Weights that lie where this machine can read them, complete and verified against the manifest's digests.
@@ -57,6 +71,8 @@ class StagedUpdate:
 class TokenEngine(Protocol):
     """Samples tokens. Ids in, ids out; batches concurrent requests itself."""
 
+    @property
+    def tally(self) -> Tally: ...
     def card(self) -> ModelCard: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -92,6 +108,8 @@ class TokenEngine(Protocol):
 class Engine(Protocol):
     """What the relay client runs."""
 
+    @property
+    def tally(self) -> Tally: ...
     def cards(self) -> list[ModelCard]: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
-from inference_worker.engines.base import Engine
+from inference_worker.engines.base import Engine, Tally
 from inference_worker.engines.options import engine_options
 from inference_worker.weights.fixed import FixedWeights
 from proxy.contracts.canonical import Job
@@ -135,6 +135,10 @@ class VllmUpstream(FixedWeights):
 
     async def stop(self) -> None:
         await self._engine.stop()
+
+    @property
+    def tally(self) -> Tally:
+        return self._engine.tally
 
     def cards(self) -> list[ModelCard]:
         return self._engine.cards()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+from inference_worker.engines.base import Tally
 from inference_worker.engines.litellm_errors import translate
 from inference_worker.engines.litellm_reader import ChunkReader
 from inference_worker.engines.litellm_request import Asked, asked_of
@@ -57,6 +58,7 @@ class TextEngine(FixedWeights):
             "stream_options": {"include_usage": True}, "num_retries": 0, "max_retries": 0, "drop_params": True,
         }  # fmt: skip
         self._key = key or ""
+        self.tally = Tally()
         self._slots = asyncio.Semaphore(max_streams)
         self._running = self._waiting = 0
         context = context_tokens or _context_tokens(self._name, self._provider) or UNKNOWN_CONTEXT_TOKENS

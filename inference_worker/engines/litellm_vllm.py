@@ -17,6 +17,7 @@ from contextlib import aclosing
 
 from inference_worker.chat.check import check_format
 from inference_worker.chat.prompt import Prompt, Prompter
+from inference_worker.engines.base import Tally
 from inference_worker.engines.litellm_vllm_format import ServerFormat
 from inference_worker.engines.litellm_vllm_http import VllmServer
 from inference_worker.engines.litellm_vllm_probe import Facts, probe
@@ -25,7 +26,7 @@ from inference_worker.job import field_of, given_prompt, law_in_effect
 from inference_worker.weights.fixed import FixedWeights
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Generate, ModelCard, Started, StreamEvent
+from proxy.contracts.frames import Delta, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import bytes_to_ids, ids_to_bytes
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class VllmServerEngine(FixedWeights):
     def __init__(
         self, server: VllmServer, model: str, *, policy: str, context_tokens: int | None, max_streams: int
     ) -> None:
+        self.tally = Tally()
         self._server = server
         self._model = model
         self._policy = policy
@@ -128,13 +130,17 @@ class VllmServerEngine(FixedWeights):
                     begun = True
                     yield _started(request.stream, prompt, law, grammar)
                 if delta is not None:
-                    yield delta
+                    yield self._tallied(delta)
         if not begun:
             raise EngineFailed("the vLLM server answered nothing")
         last = reader.rest()
         if last is not None:
-            yield last
+            yield self._tallied(last)
         yield reader.finish()
+
+    def _tallied(self, delta: Delta) -> Delta:
+        self.tally.sampled += len(delta.ids) >> 2
+        return delta
 
     async def _prompt(self, request: Generate) -> tuple[Prompt, ServerFormat]:
         format, prompter = self._format, self._prompter

@@ -19,7 +19,7 @@ import msgspec
 
 from inference_worker.chat.base import ChatFormat
 from inference_worker.chat.hf import HfChatFormat
-from inference_worker.engines.base import StagedUpdate, TokenStep
+from inference_worker.engines.base import StagedUpdate, Tally, TokenStep
 from inference_worker.engines.options import engine_options, model_directory
 from inference_worker.engines.script import Reply, Script, request_of
 from inference_worker.job import ChatEngine
@@ -91,6 +91,7 @@ class ScriptedTokens:
     ) -> None:
         if pace_s < 0:
             raise ConfigError(f"engine_args: pace_s: {pace_s} is negative")
+        self.tally = Tally()
         self._script = script
         self._renderer = ReplyRenderer(chat)
         self._stop_ids = chat.stop_ids
@@ -148,6 +149,7 @@ class ScriptedTokens:
             sent = 0
             async for due in self._ticker.paced(len(ids), began + (0.0 if before else reply.delay_s), pace_s):
                 last = due == len(ids)
+                self.tally.sampled += due - sent
                 yield TokenStep(ids[sent:due], None, self._card.policy_version, finish=finish if last else None)
                 sent = due
             if finish is None:

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference_worker.engines import grammar
-from inference_worker.engines.base import Engine, StagedUpdate, TokenStep
+from inference_worker.engines.base import Engine, StagedUpdate, Tally, TokenStep
 from inference_worker.engines.batch import Batch, Sequence
 from inference_worker.engines.batch_thread import BatchThread, Steps
 from inference_worker.engines.options import engine_options, model_directory
@@ -100,6 +100,7 @@ class TransformersEngine:
         self._max_streams = max_streams
         self._prefill_tokens = prefill_tokens
         self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
+        self.tally = Tally()
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
         self._places: dict[str, Place] = {}
         self._failure: str | None = None
@@ -205,6 +206,9 @@ class TransformersEngine:
         finally:
             if self._inboxes.pop(sequence, None) is not None:
                 self._thread.tell(lambda batch: batch.drop(sequence))
+            while not inbox.empty():
+                left = inbox.get_nowait()
+                self.tally.unsent["cancelled"] += len(left.ids) if isinstance(left, TokenStep) else 0
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -250,8 +254,11 @@ class TransformersEngine:
     def _deliver(self, steps: Steps) -> None:
         for sequence, step in steps:
             inbox = self._inboxes.get(sequence)
+            count = len(step.ids) if isinstance(step, TokenStep) else 0
+            self.tally.sampled += count
             if inbox is None:
-                continue  # cancelled while this step was computed
+                self.tally.unsent["cancelled"] += count  # while this step was computed
+                continue
             if isinstance(step, BadRequest) or step.finish is not None:
                 del self._inboxes[sequence]
             inbox.put_nowait(step)

@@ -21,10 +21,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from inference_worker.chat.vllm import Grammar, VllmFormat
-from inference_worker.engines.base import Engine, StagedUpdate, TokenStep
+from inference_worker.engines.base import Engine, StagedUpdate, Tally, TokenStep
 from inference_worker.engines.vllm_args import EngineArgs, parse_args
 from inference_worker.engines.vllm_load import LastLoad
 from inference_worker.engines.vllm_params import sampling_params
+from inference_worker.engines.vllm_process import dying_with_this
 from inference_worker.engines.vllm_steps import Spans, steps_of
 from inference_worker.engines.vllm_weights import HalfLoaded, VllmWeights, score
 from inference_worker.job import ChatEngine
@@ -89,6 +90,7 @@ class VllmTokens:
         except (ValueError, OSError, TypeError, AssertionError, NotImplementedError) as error:
             raise ConfigError(f"vLLM refuses these arguments: {error}", field="engine_args") from error
         self.format = VllmFormat(self._config, args)
+        self.tally = Tally()
         self.version = FIRST_VERSION
         self.on_death: Callable[[str], None] | None = None
         self._args = args
@@ -127,12 +129,13 @@ class VllmTokens:
         Raises: ConfigError: the engine could not start; its own log says more.
         """
         try:
-            self._llm = AsyncLLM.from_vllm_config(
-                self._config,
-                stat_loggers=[lambda config, index=0: self._load],
-                enable_log_requests=self._args.engine.enable_log_requests,
-                disable_log_stats=self._args.engine.disable_log_stats,
-            )
+            with dying_with_this():
+                self._llm = AsyncLLM.from_vllm_config(
+                    self._config,
+                    stat_loggers=[lambda config, index=0: self._load],
+                    enable_log_requests=self._args.engine.enable_log_requests,
+                    disable_log_stats=self._args.engine.disable_log_stats,
+                )
         except (RuntimeError, ValueError, OSError) as error:
             raise ConfigError(f"vLLM could not start: {error}", field="engine_args") from error
         assert self._llm.output_handler is not None
@@ -221,12 +224,14 @@ class VllmTokens:
         )
         spans = Spans(llm, request_id)
         kept = self._kept[request_id] = set(self._keeping)
-        constrained = grammar is not None
+        constrained, taken = grammar is not None, 0
         # Closing vLLM's generator is what aborts the request in the engine and forgets it here.
         async with aclosing(outputs):
             try:
                 async for output in outputs:
                     for step in steps_of(output, spans, job.top_logprobs, constrained=constrained, kept=kept):
+                        self.tally.sampled += len(step.ids)
+                        taken += len(step.ids)
                         yield step
             except EngineDeadError as error:
                 self._died("the engine's processes have ended")
@@ -241,6 +246,9 @@ class VllmTokens:
                 raise EngineFailed(f"the engine gave up on this request: {error.__cause__ or error}") from error
             finally:
                 del self._kept[request_id]
+                left = spans.sampled() - taken
+                self.tally.sampled += left
+                self.tally.unsent["cancelled"] += left
 
     def _running(self) -> AsyncLLM:
         if self._llm is None or self._death:

@@ -27,6 +27,7 @@ class Spans:
         self._processor = llm.output_processor
         self._request_id = request_id
         self._starts: list[tuple[str, int]] | None = None
+        self._state: Any = None  # vLLM's of this request
         self._sent = 0
 
     def take(self, output: CompletionOutput) -> list[tuple[str, int]]:
@@ -49,9 +50,14 @@ class Spans:
         if output.weight_versions is not None:
             return [(span.version, span.start) for span in output.weight_versions]
         for internal in self._processor.external_req_ids.get(self._request_id, ()):
-            starts: list[tuple[str, int]] = self._processor.request_states[internal].weight_version_starts
+            self._state = self._processor.request_states[internal]
+            starts: list[tuple[str, int]] = self._state.weight_version_starts
             return starts
         return []
+
+    def sampled(self) -> int:
+        """Tokens that have come from the engine, those that wait to be taken among them."""
+        return self._sent if self._state is None else self._state.detokenizer.num_output_tokens()
 
 
 def steps_of(

@@ -121,6 +121,12 @@ class Channel:
         self.resent_packets += self._transmitted - received
         self.received_acked = self.received  # the handshake says it
 
+    def unacknowledged(self) -> list[bytes]:
+        """The packets that the other end has not acknowledged, with what has not been taken from here yet."""
+        if self._open:
+            self._close_packet()
+        return list(self._retained)
+
     @property
     def wants_write(self) -> bool:
         return bool(self._open or self._unsent)

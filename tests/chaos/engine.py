@@ -16,7 +16,7 @@ import uvloop
 
 from inference_worker import main as worker
 from inference_worker.config import WorkerSettings
-from inference_worker.engines.base import StagedUpdate
+from inference_worker.engines.base import StagedUpdate, Tally
 from proxy.contracts.canonical import Job, ToolCallPiece
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Started, StreamEvent
@@ -31,6 +31,7 @@ class PredictableEngine:
     """An `Engine`. Args: pace_s: between two tokens of a stream."""
 
     def __init__(self, pace_s: float) -> None:
+        self.tally = Tally()
         self._pace_s = pace_s
         self._running = 0
         self._going = asyncio.Event()
@@ -83,6 +84,7 @@ class PredictableEngine:
                 await self._going.wait()
                 token = tokens[position]
                 index += bool(token.call)
+                self.tally.sampled += 1
                 yield self._delta(request.stream, token, digest, position, index)
                 sampled += 1
             reason = "tool_calls" if any(token.call for token in tokens) else "stop"

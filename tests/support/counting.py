@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from inference_worker.engines.base import Tally
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
@@ -22,6 +23,7 @@ class CountingEngine:
     """
 
     def __init__(self, pace_s: float = 0.0, name: str = "counting") -> None:
+        self.tally = Tally()
         self.pace_s = pace_s
         self.name = name
         self.generated: dict[str, int] = {}
@@ -57,6 +59,7 @@ class CountingEngine:
                 if self.died:
                     raise EngineFailed(self.died)
                 self.generated[request.turn_id] += 1
+                self.tally.sampled += 1
                 yield Delta(
                     request.stream, ids_to_bytes([index]), floats_to_bytes([-0.5]), "base/0", content=f"{index} "
                 )

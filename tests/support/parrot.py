@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference_worker.engines.base import Tally
 from proxy.contracts.canonical import Job, TokenLogprob, ToolCallPiece
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
@@ -43,6 +44,7 @@ class ParrotEngine:
     """An `Engine`. `script` maps a request to what is said; `requests` are those that came, in order."""
 
     def __init__(self, script: Callable[[Generate], Say] | None = None, **card: Any) -> None:
+        self.tally = Tally()
         self.script = script or (lambda request: Say("hello"))
         self.requests: list[Generate] = []
         self.cancelled: list[str] = []

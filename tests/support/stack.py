@@ -67,8 +67,12 @@ class Stack:
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("*.log")))
 
-    def start_worker(self, *args: str, name: str = "worker", python: str = sys.executable) -> subprocess.Popen[bytes]:
-        child = _spawn(self.folder / f"{name}.log", python, "worker", "--proxy", f"ws://127.0.0.1:{self.port}", *args)
+    def start_worker(
+        self, *args: str, name: str = "worker", python: str = sys.executable, port: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """port: of what stands between it and the proxy, if anything does."""
+        url = f"ws://127.0.0.1:{port or self.port}"
+        child = _spawn(self.folder / f"{name}.log", python, "worker", "--proxy", url, *args)
         self.workers.append(child)
         return child
 

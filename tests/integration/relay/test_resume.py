@@ -79,6 +79,10 @@ async def test_after_the_grace_the_stream_is_lost_and_the_worker_cancels_and_com
         network.accepting = True
         await until(lambda: running.hub.cards())
         assert ids_of(await drain(running.open(5))) == list(range(5))
+        await until(lambda: worker.metric("steno_worker_sampled_tokens_total") == worker.engine.tally.sampled)
+        made, sent = worker.engine.tally.sampled, worker.metric("steno_worker_tokens_total")
+        lost = sent - running.hub.counts.tokens
+        assert made - sent <= 1 and 0 < lost <= worker.metric("steno_worker_unacknowledged_tokens_total")
 
 
 async def test_a_stalled_network_is_noticed_by_silence_and_the_stream_goes_on_over_a_new_socket() -> None:

@@ -61,6 +61,9 @@ async def test_a_cancel_reaches_the_engine_and_late_frames_are_dropped() -> None
         assert isinstance(events[-1], Finish)
         assert events[-1].reason == "cancelled"
         assert events[-1].completion_tokens == stream.received_tokens
+        counts = running.hub.counts
+        await until(lambda: counts.tokens + counts.late_tokens == worker.metric("steno_worker_tokens_total"))
+        assert counts.tokens == stream.received_tokens
         assert (await drain(running.open(5)))[-1].completion_tokens == 5  # type: ignore[union-attr]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from inference_worker.engines.base import TokenStep
+from inference_worker.engines.base import Tally, TokenStep
 from inference_worker.engines.vllm import VllmTokens
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
@@ -52,6 +52,7 @@ class Told:
     """A `TokenEngine` that says what it is told, after what was said before."""
 
     def __init__(self, ids: list[int], prompt_tokens: int, steps_of: int) -> None:
+        self.tally = Tally()
         self._ids, self._prompt_tokens, self._steps_of = ids, prompt_tokens, steps_of
 
     def card(self) -> ModelCard:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_worker.chat.reader import ONE_CALL
-from inference_worker.engines.base import TokenStep
+from inference_worker.engines.base import Tally, TokenStep
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
@@ -39,6 +39,7 @@ class Told:
     """A `TokenEngine` that gives the steps it was told, and remembers what it was asked and whether it was closed."""
 
     def __init__(self, *steps: TokenStep, context: int = 4096, grammar: bool = False, synthetic: bool = False) -> None:
+        self.tally = Tally()
         self.steps, self.grammar, self.closed = steps, grammar, False
         self.prompt: list[int] = []
         self.law = Sampling()
@@ -302,3 +303,14 @@ async def test_closing_the_events_cancels_the_engine() -> None:
     await events.aclose()  # type: ignore[attr-defined]
     assert told.closed
     await engine.stop()
+
+
+async def test_ids_after_the_end_of_a_step_are_told_from_those_that_were_sent() -> None:
+    told = Told(step(tokens("almost END and more")))
+    out = await run(told, chat(sampling=Sampling(stop=["END"])))
+    assert out.content == "almost "
+    assert told.tally.unsent == {"after_end": len(told.steps[0].ids) - len(out.ids)} and told.tally.unsent.total() > 0
+    silent = Told(TokenStep(tokens("x"), None, "base/0"))
+    with pytest.raises(EngineFailed):
+        await run(silent, chat())
+    assert silent.tally.unsent == {"failed": len(tokens("x"))}

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from inference_worker.metrics import WorkerMetrics
 from inference_worker.streams import Streams
+from inference_worker.weights.gate import Gate
 from proxy.contracts.canonical import Sampling
 from proxy.contracts.errors import BadRequest, ProtocolError, WorkerLost
 from proxy.contracts.frames import (
@@ -181,3 +182,18 @@ async def test_a_count_is_answered_once_whatever_happens() -> None:
     assert isinstance(third, Failed) and (third.code, third.stream) == ("engine_failed", 3)
     with pytest.raises(ProtocolError):
         bench.streams.handle(Count(3, job(1)))
+
+
+async def test_ids_that_wait_for_their_weights_to_be_proved_when_they_are_cancelled_are_counted() -> None:
+    bench = Bench()
+    gate = Gate()
+    bench.streams = Streams(
+        bench.engine, bench.frames.append, WorkerMetrics(CollectorRegistry()), bench._on_trouble, gate
+    )
+    gate.close("base/0")
+    bench.start()
+    await bench.turns(50)
+    bench.streams.handle(Cancel(1))
+    await bench.streams.finished()
+    assert bench.deltas() == 0
+    assert bench.engine.tally.sampled == bench.engine.tally.unsent["withheld"] == 1

@@ -1,0 +1,88 @@
+"""Every token that the engine sampled is on record, or counted with the reason why not, on both sides alike (I4): agents leave,
+answers end at stop strings in the middle of a step, sockets are cut, and one stays away for longer than the proxy waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from steno.models import TINY
+from tests.support.redis_server import RedisServer
+from tests.support.stack import Stack, free_port, running
+from tests.support.tcprelay import TcpRelay
+from tests.support.tokens import tokens_add_up
+
+AGENTS = 12
+MAX_TOKENS = 250
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    redis = RedisServer()
+    try:
+        options = ["--redis-url", redis.url, "--resume-grace-s", "3", "--heartbeat-s", "0.5", "--silence-s", "2"]
+        with running(tmp_path, None, proxy=options) as one:
+            yield one
+    finally:
+        redis.close()
+
+
+async def test_what_the_engine_sampled_is_what_is_on_record_and_what_is_accounted_for(stack: Stack) -> None:
+    metrics = free_port()
+    async with TcpRelay("127.0.0.1", stack.port) as relay:
+        engine = ["--engine", "transformers", "--model", str(TINY), "--max-streams", "8"]
+        stack.start_worker(*engine, "--metrics-port", str(metrics), "--max-backoff-s", "0.2", port=relay.port)
+        await asyncio.to_thread(stack.wait_for_model)
+        begun = asyncio.Semaphore(0)
+        async with httpx.AsyncClient(timeout=120) as client:
+            answers = [asyncio.create_task(answer(client, stack, number, begun)) for number in range(AGENTS)]
+            for _ in range(3):
+                await begun.acquire()
+                relay.cut()
+                await asyncio.sleep(0.3)
+            relay.pause()
+            await until(lambda: "is lost" in (stack.folder / "proxy.log").read_text())
+            relay.resume()
+            kinds = await asyncio.gather(*answers)
+        assert "left" in kinds and len(kinds) == AGENTS
+        trials = [one["trial_id"] for one in stack.get(f"/sessions?limit={AGENTS}")["items"]]
+        counted = await asyncio.to_thread(tokens_add_up, stack, [metrics], trials)
+        assert counted["steno_worker_reconnects_total"] >= 3 and counted["steno_worker_channels_lost_total"] >= 1
+        assert counted["steno_proxy_completion_tokens_total"] > 0
+        async with httpx.AsyncClient(timeout=120) as client:  # it serves again, and they still add up
+            await answer(client, stack, AGENTS, begun)
+        await asyncio.to_thread(tokens_add_up, stack, [metrics], [*trials, f"t{AGENTS}"])
+
+
+async def answer(client: httpx.AsyncClient, stack: Stack, number: int, begun: asyncio.Semaphore) -> str:
+    """Returns: how it ended: `left` in its middle, by the agent; `broken`, `refused` or `done`."""
+    body = {
+        "messages": [{"role": "user", "content": f"say {number}"}],
+        "max_tokens": MAX_TOKENS,
+        "stream": True,
+        "stop": ["e"] if number % 3 == 1 else None,
+    }
+    chunks = 0
+    try:
+        async with client.stream("POST", stack.base_url(f"t{number}") + "/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                return "refused"
+            async for line in response.aiter_lines():
+                chunks += line.startswith("data: {")
+                if chunks == 3:
+                    begun.release()
+                if number % 3 == 0 and chunks == 5:
+                    return "left"
+    except httpx.RemoteProtocolError:
+        return "broken"
+    return "done"
+
+
+async def until(true: object, within_s: float = 60) -> None:
+    async with asyncio.timeout(within_s):
+        while not true():  # type: ignore[operator]
+            await asyncio.sleep(0.05)
