@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.redis_server import RedisServer
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
