@@ -124,7 +124,7 @@ def running(
     child = _spawn(folder / "proxy.log", sys.executable, "proxy", "--host", "127.0.0.1", "--port", str(port), *proxy)
     stack = Stack(folder, port, child)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while True:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(stack.url + "/healthz", timeout=2).status_code == 200:
