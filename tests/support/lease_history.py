@@ -16,7 +16,7 @@ from proxy.contracts.errors import Conflict, Gone, NotFound
 from proxy.contracts.leases import Lease
 from proxy.contracts.records import TokenSpan
 from proxy.store.base import SessionStore
-from tests.support.lease_contract import RUN, end, group, lease, speak
+from tests.support.groups import RUN, end, group, lease, speak
 from tests.support.recordings import session
 
 RETENTION_S = 300.0

@@ -14,7 +14,7 @@ from proxy.contracts.errors import Conflict, Unreachable
 from proxy.contracts.leases import LeaseRequest
 from proxy.contracts.rest import Completion, GroupSpec
 from proxy.store.redis import RedisStore
-from tests.support.lease_contract import speak
+from tests.support.groups import speak
 from tests.support.redis_server import RedisServer
 from tests.support.stack import running
 

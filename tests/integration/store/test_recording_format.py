@@ -12,7 +12,7 @@ from proxy.store import keys
 from proxy.store.codec import Meta
 from proxy.store.head import Head
 from proxy.store.redis import RedisStore
-from tests.support.lease_contract import finished, lease
+from tests.support.groups import finished, lease
 from tests.support.redis_server import RedisServer
 from tests.support.store_contract import END, make_group, record
 

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.contracts.errors import Gone
 from proxy.store.redis import RedisStore
+from tests.support.account_contract import AccountContract
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import session
 from tests.support.redis_server import RedisServer
@@ -17,8 +18,12 @@ class TestRedisStore(StoreContract):
     """Fixtures in conftest.py."""
 
 
+class TestRedisAccounts(AccountContract):
+    """Of groups and what is booked of them."""
+
+
 class TestRedisLeases(LeaseContract):
-    """Of groups and leases."""
+    """Of leases."""
 
 
 class TestRedisRetries(RetryContract):

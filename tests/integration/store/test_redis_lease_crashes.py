@@ -11,7 +11,7 @@ from proxy.contracts.errors import Gone, StoreUnavailable
 from proxy.store.keys import PENDING, run_keys
 from proxy.store.redis import RedisStore
 from proxy.store.redis_index import GRACE_S
-from tests.support.lease_contract import RUN, end, finished, group, lease, speak, unaccounted
+from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.redis_server import RedisServer
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.contracts.errors import NotFound
 from proxy.store.memory import MemoryStore
+from tests.support.account_contract import AccountContract
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import conversation, session
 from tests.support.retry_contract import RetryContract
@@ -19,8 +20,12 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
+class TestMemoryAccounts(AccountContract):
+    """Of groups and what is booked of them."""
+
+
 class TestMemoryLeases(LeaseContract):
-    """Of groups and leases."""
+    """Of leases."""
 
 
 class TestMemoryRetries(RetryContract):

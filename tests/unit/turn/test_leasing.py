@@ -11,7 +11,7 @@ import pytest
 from proxy import leasing
 from proxy.contracts.leases import LeaseRequest
 from proxy.store.memory import MemoryStore
-from tests.support.lease_contract import RUN, end, finished, group, speak
+from tests.support.groups import RUN, end, finished, group, speak
 
 
 class Counting(MemoryStore):
