@@ -126,6 +126,8 @@ class Client:
     def send(self, frame: Frame) -> None:
         """Queue a frame; it leaves with whatever else there is. Raises BodyTooLarge."""
         started = time.thread_time()
+        if self._peer.state is State.ENDED and isinstance(frame, Delta):  # a moment before its stream is told
+            self._metrics.unacknowledged.inc(len(frame.ids) >> 2)
         self._peer.send(frame, self._clock())
         if self._flush is None:
             self._send_soon()
