@@ -1,0 +1,111 @@
+"""README's and the operations page's own lines, run as they stand there: only the port is another one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow.parquet
+
+from proxy.client import Steno
+from proxy.contracts.rest import Completion
+from tests.integration.face.conftest import ADMIN
+from tests.support.stack import ROOT, Stack, free_port
+
+
+def commands(page: str, heading: str) -> list[str]:
+    """The lines of the shell blocks under a heading, continued ones joined."""
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert section is not None, f"{page} has no heading {heading!r}"
+    blocks = re.findall(r"^```bash\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
+
+
+def here(line: str, port: int) -> str:
+    line = line.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    return re.sub(r"^(\.venv/bin/)?steno ", f"{sys.executable} -m steno ", line)
+
+
+def said(line: str, port: int, folder: Path, **environment: str) -> str:
+    """What a line prints."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "STENO_CLIENT_URL": f"http://127.0.0.1:{port}", **environment}
+    done = subprocess.run(
+        ["bash", "-c", here(line, port)], capture_output=True, text=True, cwd=folder, env=variables, timeout=180
+    )
+    assert done.returncode == 0, (line, done.stderr)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def serving(line: str, port: int, log: Path, answers: Callable[[], Any]) -> Iterator[None]:
+    """A line that serves, from when it answers."""
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            ["bash", "-c", "exec " + here(line, port)],
+            cwd=ROOT, env={**os.environ, "STENO_PORT": str(port)}, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    try:
+        until = time.monotonic() + 180
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if answers():
+                    break
+            assert child.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        yield
+    finally:
+        child.terminate()
+        try:
+            child.wait(60)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> None:
+    proxy, worker, for_gpus, chat, session, turns, samples, complete, show, export = commands("README.md", "Use it")
+    assert "--engine vllm" in for_gpus, "that one wants a GPU"
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with (
+        serving(proxy, port, tmp_path / "proxy.log", lambda: httpx.get(f"{url}/readyz").status_code == 200),
+        serving(worker, port, tmp_path / "worker.log", lambda: httpx.get(f"{url}/readyz").json()["models"]),
+    ):
+        usage = json.loads(said(chat, port, tmp_path))["usage"]
+        assert (
+            json.loads(said(session, port, tmp_path))["counts"]["completion_tokens"] == usage["completion_tokens"] > 0
+        )
+        assert len(json.loads(said(turns, port, tmp_path))["items"]) == 1
+        [sample] = json.loads(said(samples, port, tmp_path))["items"]
+        assert sample["loss_mask"].count(True) == usage["completion_tokens"]
+        assert json.loads(said(complete, port, tmp_path))["reward"] == 1.0
+        assert "my-trial" in said(show, port, tmp_path)
+        said(export, port, tmp_path)
+        assert pyarrow.parquet.read_table(tmp_path / "my-trial.parquet").num_rows == 1
+
+
+def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Path) -> None:
+    def run(line: str) -> str:
+        return said(line.replace('"wait_s": 30', '"wait_s": 0'), locked.port, tmp_path, STENO_ADMIN_KEY=ADMIN)
+
+    create, listing, tail = commands("docs/operations.md", "Sessions")
+    lease, run_view, run_shown = commands("docs/operations.md", "Leases")
+    policies, update = commands("docs/operations.md", "Policies")
+    assert len(json.loads(run(create))["trials"]) == 8
+    assert all(f"g1.{index}" in run(listing) for index in range(8))
+    with Steno(locked.url, ADMIN) as client:
+        client.complete("g1.0", Completion(reward=0.5))
+    assert "0.5" in run(tail), "it ends with the session"
+    assert json.loads(run(lease)) == {"items": []}
+    assert json.loads(run(run_view))["run_id"] == "exp-7" and "groups: 0 running" in run(run_shown)
+    assert json.loads(run(policies))["items"][0]["workers"], "who serves which version"
+    assert json.loads(run(update))["error"]["code"] == "not_found"
