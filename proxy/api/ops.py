@@ -15,10 +15,12 @@ router = APIRouter(tags=["operations"], responses=ERRORS)
 
 
 class Health(BaseModel):
-    """status: "ok", or what is missing. models: that can be served now. time: the proxy's clock, Unix seconds."""
+    """status: "ok", or what is missing. models: that can be served now. time: the proxy's clock, Unix seconds.
+    waited_replicas: how many replicas of the store have each write before anybody is told (`redis_wait_replicas`)."""
 
     status: str
     store: str = "ok"
+    waited_replicas: int = 0
     models: list[str] = []
     time: float = Field(default_factory=time.time)
 
@@ -39,12 +41,14 @@ async def healthz(request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     found = services(request)
     models = [card.name for card in found.hub.cards()]
+    health = Health(status="ok" if models else "no worker", models=models, waited_replicas=found.store.waited_replicas)
     try:
         await found.store.ping()
         found.keys.check_settled()
     except StenoError as error:
-        return encoded(request, Health(status="store", store=error.message, models=models), 503)
-    return encoded(request, Health(status="ok" if models else "no worker", models=models))
+        health.status, health.store = "store", error.message
+        return encoded(request, health, 503)
+    return encoded(request, health)
 
 
 @router.get(

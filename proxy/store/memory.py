@@ -122,6 +122,7 @@ class MemoryStore:
         self._kept: dict[str, bytes] = {}
         self.runs = MemoryRuns(self._living)
         self.policies = MemoryPolicies()
+        self.waited_replicas = 0
 
     async def open(self) -> None:
         """Nothing to open."""

@@ -56,6 +56,7 @@ class RedisStore(RedisRecordings):
         self._index = RedisIndex(self._link, clock, self._group_gone)
         self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
         self._clock = clock
+        self.waited_replicas = wait.replicas if wait else 0
         self.policies = RedisPolicies(self._link)
 
     async def open(self) -> None:

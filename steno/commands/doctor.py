@@ -37,7 +37,7 @@ def doctor(
     Exits with 1 if anything is bad; warnings alone are 0. It reads, and changes nothing.
     """
     from steno.doctor.disk_checks import check_folder
-    from steno.doctor.proxy_checks import check_proxy
+    from steno.doctor.proxy_checks import check_proxy, waited_replicas
 
     settings = ClientSettings.load({"url": url, "key": key, "key_file": key_file}, None)
     found = check_proxy(settings.url, settings.key.get_secret_value() if settings.key else None)
@@ -45,7 +45,7 @@ def doctor(
     if redis_url:
         from steno.doctor.redis_checks import check_redis
 
-        found += check_redis(redis_url)
+        found += check_redis(redis_url, waited_replicas(settings.url))
     for path in folder or []:
         found += check_folder(path)
     healthy = all(finding.level is not Level.BAD for finding in found)

@@ -48,6 +48,15 @@ def check_proxy(url: str, key: str | None, transport: httpx.BaseTransport | None
     return found
 
 
+def waited_replicas(url: str) -> int | None:
+    """How many replicas of Redis each write of this proxy waits for. None: it does not say."""
+    try:
+        found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=TIMEOUT_S).json().get("waited_replicas")
+    except (httpx.HTTPError, ValueError):
+        return None
+    return found if isinstance(found, int) else None
+
+
 def _ready(ready: Mapping[str, Any]) -> Iterator[Finding]:
     if ready.get("store", "ok") == "ok":
         yield ok("proxy.store", "its store answers")

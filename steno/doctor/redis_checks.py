@@ -1,27 +1,41 @@
-"""Redis: what its settings promise of I3. A turn is in the store before it is seen; how durable that is, Redis says."""
+"""Redis as it runs: reached, of an age, with memory and disk to go on, and what its settings promise."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
+from proxy.contracts.errors import ConfigError
 from steno.doctor.findings import Finding, bad, clock, ok, warning
+from steno.doctor.redis_promises import failover, restart
+
+if TYPE_CHECKING:
+    from proxy.store.redis_url import RedisUrl
 
 OLDEST = 7
 TIMEOUT_S = 5.0
 ALMOST_FULL = 0.8
+LEAST_SENTINELS = 3
 Facts = Mapping[str, Any]
 
 
-def check_redis(url: str) -> list[Finding]:
-    """Look at the Redis behind this URL; for a cluster, at the node that it names."""
+def check_redis(url: str, waited: int | None = None) -> list[Finding]:
+    """Look at the Redis behind this URL; for a cluster, at the node that it names; behind Sentinels, at the primary and at them.
+
+    Args: waited: `redis_wait_replicas` of the proxy; None: it can't be seen.
+    """
     import redis
 
+    from proxy.store.redis_url import read_redis_url
+
+    found: list[Finding] = []
     try:
-        with contextlib.closing(_client(url)) as client:
+        named = read_redis_url(url)
+        if named.sentinels:
+            found += _sentinels(named)
+        with contextlib.closing(_client(named)) as client:
             before = time.time()
             seconds, micros = client.time()
             after = time.time()
@@ -32,30 +46,66 @@ def check_redis(url: str) -> list[Finding]:
                 settings = None  # a service that keeps its settings to itself
             cluster = client.execute_command("CLUSTER INFO") if info.get("cluster_enabled") else None
     except redis.AuthenticationError as error:
-        return [bad("redis.reachable", f"refused us: {error}", "give the user and the password in --redis-url")]
-    except (redis.RedisError, OSError, ValueError) as error:
-        return [bad("redis.reachable", f"no answer: {error}", "start it, or correct --redis-url")]
+        return [*found, bad("redis.reachable", f"refused us: {error}", "give the user and the password in --redis-url")]
+    except (redis.RedisError, OSError, ValueError, ConfigError) as error:
+        return [*found, bad("redis.reachable", f"no answer: {error}", "start it, or correct --redis-url")]
     skew = clock("redis.clock", seconds + micros / 1e6 - (before + after) / 2, (after - before) / 2)
     return [
+        *found,
         ok("redis.reachable", f"answers in {1000 * (after - before):.0f} ms"),
         skew,
-        *judge(info, settings, cluster),
+        *judge(info, settings, cluster, waited),
     ]
 
 
-def _client(url: str) -> Any:
+def _client(named: RedisUrl) -> Any:
     import redis
 
-    scheme = urlsplit(url).scheme
-    if scheme.endswith("+cluster"):
-        url = url.replace("+cluster", "", 1)
-    return redis.Redis.from_url(
-        url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, decode_responses=True, protocol=2
-    )
+    options = {
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "decode_responses": True,
+        "protocol": 2,
+    }
+    if not named.sentinels:
+        return redis.Redis.from_url(named.url, **options)
+    sentinel: Any = redis.Sentinel  # untyped, as are commands that redis-py has no method for
+    asked = sentinel(list(named.sentinels), sentinel_kwargs=options | named.sentinel_options)
+    return asked.master_for(named.service, **(options | named.options))
 
 
-def judge(info: Facts, settings: Facts | None, cluster: Facts | None) -> Iterator[Finding]:
-    """What `INFO`, `CONFIG GET *` (None: forbidden) and `CLUSTER INFO` (None: no cluster) say."""
+def _sentinels(named: RedisUrl) -> Iterator[Finding]:
+    import redis
+
+    agreed, away = 0, []
+    for host, port in named.sentinels:
+        options: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S, "protocol": 2}
+        client: Any = redis.Redis(host=host, port=port, **(options | named.sentinel_options))
+        with contextlib.closing(client):
+            try:
+                client.execute_command("SENTINEL", "CKQUORUM", named.service)
+                agreed += 1
+            except redis.ResponseError as error:
+                yield bad(
+                    "redis.sentinels",
+                    f"{host}:{port}: {error}",
+                    "start those that are missing, or correct the service",
+                )
+                return
+            except (redis.RedisError, OSError):
+                away.append(f"{host}:{port}")
+    if away:
+        yield warning("redis.sentinels", f"{', '.join(away)} away; {agreed} can fail over", "start them again")
+    elif agreed < LEAST_SENTINELS:
+        yield warning(
+            "redis.sentinels", f"{agreed} named", f"name {LEAST_SENTINELS} in the URL: proxies start while one is away"
+        )
+    else:
+        yield ok("redis.sentinels", f"{agreed}, with a quorum to fail over")
+
+
+def judge(info: Facts, settings: Facts | None, cluster: Facts | None, waited: int | None = None) -> Iterator[Finding]:
+    """What `INFO`, `CONFIG GET *` (None: forbidden) and `CLUSTER INFO` (None: no cluster) say. waited: as for `check_redis`."""
     version = str(info.get("redis_version", "?"))
     if version.partition(".")[0].isdigit() and int(version.partition(".")[0]) >= OLDEST:
         yield ok("redis.version", version)
@@ -72,35 +122,12 @@ def judge(info: Facts, settings: Facts | None, cluster: Facts | None) -> Iterato
             "look in the service's own settings: append-only file on, maxmemory-policy noeviction",
         )
     else:
-        yield _persistence(settings, info)
+        yield restart(settings, info)
         yield _eviction(settings)
+    if info.get("role") != "slave":
+        yield failover(info, waited)
     yield from _health(info)
     yield _memory(info)
-
-
-def _persistence(settings: Facts, info: Facts) -> Finding:
-    check = "redis.persistence"
-    if settings.get("appendonly") != "yes":
-        snapshots = "snapshots only" if settings.get("save") else "nothing on disk"
-        return bad(check, f"no append-only file ({snapshots}): a crash loses turns that agents were told (I3)",
-                   "CONFIG SET appendonly yes; CONFIG SET appendfsync always; CONFIG REWRITE")  # fmt: skip
-    replicas = int(info.get("connected_slaves", 0))
-    beside = (
-        f"; {replicas} replicas follow without being waited for (no WAIT): a failover may lose the newest turns"
-        if replicas
-        else ""
-    )
-    fsync = settings.get("appendfsync")
-    if fsync == "always":
-        if replicas:
-            return warning(check, f"I3 holds over power cuts of this server{beside}",
-                           "after a failover compare the runs' ledgers: steno runs show RUN")  # fmt: skip
-        return ok(check, "appendonly, appendfsync always: I3 holds over crashes and power cuts")
-    if fsync == "everysec":
-        return warning(check, f"appendfsync everysec: I3 holds over a crash of Redis; a power cut loses up to 2 s{beside}",
-                       "CONFIG SET appendfsync always, if turns must outlive power cuts")  # fmt: skip
-    return bad(check, f"appendfsync {fsync}: a power cut loses what the kernel had not written, often 30 s",
-               "CONFIG SET appendfsync always (or everysec)")  # fmt: skip
 
 
 def _eviction(settings: Facts) -> Finding:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.redis_server import RedisServer
+from steno.doctor.redis_promises import STALLED_S
+from tests.support.redis_server import RedisSentinel, RedisServer
 from tests.support.stack import ROOT, Stack, free_port, running
 
 SCRIPT = ROOT / "tests/integration/image/script.py"
@@ -56,10 +57,11 @@ def test_a_deployment_without_keys_on_loopback_is_told_so(
     redis_server.client().config_set("maxmemory-policy", "noeviction")
     code, found = doctor("--url", stack.url, "--redis-url", redis_server.url, "--folder", str(tmp_path))
     assert code == 0, found
-    assert found["redis.persistence"][0][:2] == (
+    assert found["redis.restart"][0][:2] == (
         "ok",
-        "appendonly, appendfsync always: I3 holds over crashes and power cuts",
+        "loses nothing that agents were told, also after a power cut (appendfsync always)",
     )
+    assert found["redis.failover"][0][0] == "ok" and "no replica" in found["redis.failover"][0][1]
     assert found["proxy.keys"][0][0] == "warning" and "STENO_ADMIN_KEY" in found["proxy.keys"][0][2]
     assert found["workers.connected"][0][:2] == ("ok", "1")
     sound = ("redis.version", "redis.eviction", "redis.clock", "proxy.clock", "proxy.store", "workers.versions")
@@ -70,9 +72,9 @@ def test_a_deployment_without_keys_on_loopback_is_told_so(
 @pytest.mark.parametrize(
     ("options", "check", "level", "said"),
     [
-        (("--appendonly", "no"), "redis.persistence", "bad", "loses turns"),
-        (("--appendfsync", "everysec"), "redis.persistence", "warning", "power cut loses up to 2 s"),
-        (("--appendfsync", "no"), "redis.persistence", "bad", "kernel"),
+        (("--appendonly", "no"), "redis.restart", "bad", "loses everything"),
+        (("--appendfsync", "everysec"), "redis.restart", "warning", "after a power cut up to 2 s"),
+        (("--appendfsync", "no"), "redis.restart", "bad", "kernel"),
         (("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"), "redis.eviction", "bad", "drops records"),
         (("--maxmemory-policy", "allkeys-lru"), "redis.eviction", "warning", "harmless while maxmemory is 0"),
         (("--maxmemory", "1mb"), "redis.memory", "bad", "turns are refused"),
@@ -105,6 +107,59 @@ def _answered(url: str, redis_url: str) -> dict[str, list[tuple[str, str, str]]]
         if "Connection refused" not in found["redis.reachable"][0][1]:
             return found
     raise AssertionError("redis-server did not come up")
+
+
+@pytest.fixture
+def followed() -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A primary and its replica."""
+    primary, replica = RedisServer(), RedisServer()
+    try:
+        primary.client().config_set("maxmemory-policy", "noeviction")
+        replica.follow(primary.port)
+        yield primary, replica
+    finally:
+        primary.close()
+        replica.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_failover_keeps_is_as_the_running_proxy_waits(
+    followed: tuple[RedisServer, RedisServer], tmp_path: Path, waits: bool
+) -> None:
+    primary, replica = followed
+    settings = ["--redis-url", primary.url, *(["--redis-wait-replicas", "1"] if waits else [])]
+    with running(tmp_path, None, proxy=settings) as stack:
+        _, found = doctor("--url", stack.url, "--redis-url", primary.url)
+        [(level, message, _)] = found["redis.failover"]
+        assert (level, "loses nothing" in message) == (("ok", True) if waits else ("warning", False)), message
+        replica.pause()
+        primary.until(lambda info: info["slave0"]["lag"] > STALLED_S)
+        code, found = doctor("--url", stack.url, "--redis-url", primary.url)
+        [(level, message, _)] = found["redis.failover"]
+        assert code == 1 and level == "bad" and "stalled" in message
+        assert ("writes get 503" if waits else "loses turns that agents were told") in message
+
+
+def test_sentinels_are_asked_whether_they_could_fail_over(
+    followed: tuple[RedisServer, RedisServer], stack: Stack
+) -> None:
+    primary, _ = followed
+    sentinels = [RedisSentinel(primary.port) for _ in range(3)]
+    try:
+        for sentinel in sentinels:
+            sentinel.knows("steno", others=2, replicas=1)
+        url = "redis+sentinel://" + ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
+        _, found = doctor("--url", stack.url, "--redis-url", f"{url}/steno")
+        assert found["redis.sentinels"][0][:2] == ("ok", "3, with a quorum to fail over")
+        assert found["redis.reachable"][0][0] == "ok" and "redis.role" not in found
+        sentinels[0].close()
+        _, found = doctor("--url", stack.url, "--redis-url", f"{url}/steno")
+        assert found["redis.sentinels"][0][0] == "warning" and str(sentinels[0].port) in found["redis.sentinels"][0][1]
+        _, found = doctor("--url", stack.url, "--redis-url", f"{url}/another")
+        assert found["redis.sentinels"][0][0] == "bad" and found["redis.reachable"][0][0] == "bad"
+    finally:
+        for sentinel in sentinels[1:]:
+            sentinel.close()
 
 
 def test_a_proxy_with_keys_and_without_workers(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from steno.doctor.disk_checks import check_folder
 from steno.doctor.findings import Level, clock
 from steno.doctor.proxy_checks import guarded, judge_metrics, judge_workers
 from steno.doctor.redis_checks import judge
+from steno.doctor.redis_promises import failover, restart
 
 SOUND = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "maxmemory": "0"}
 
@@ -57,9 +60,46 @@ def test_redis_old_following_full_or_failing() -> None:
     assert (
         levels(judge({"redis_version": "7.0", "aof_last_write_status": "err"}, SOUND, None))["redis.disk"] is Level.BAD
     )
-    replicas = {"redis_version": "7.0", "connected_slaves": 1}
-    assert levels(judge(replicas, SOUND, None))["redis.persistence"] is Level.WARNING
     assert levels(judge({"redis_version": "7.0"}, SOUND, {"cluster_state": "fail"}))["redis.cluster"] is Level.BAD
+
+
+REPLICA = {"ip": "h", "port": 1, "state": "online", "offset": 90, "lag": 1}
+STALLED = REPLICA | {"lag": 9, "offset": 10}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "waited", "level", "said"),
+    [
+        ([], 0, Level.OK, "no replica"),
+        ([], 1, Level.BAD, "waits for 1 replicas and 0 follow"),
+        ([REPLICA], 0, Level.WARNING, "1 replicas are not waited for"),
+        ([REPLICA], None, Level.WARNING, "may not be waited for"),
+        ([REPLICA], 1, Level.OK, "loses nothing that agents were told"),
+        ([REPLICA, STALLED], 1, Level.OK, "1 follow"),
+        ([REPLICA, STALLED], 2, Level.BAD, "h:1 stalled"),
+        ([STALLED], 0, Level.BAD, "90 bytes behind"),
+        ([REPLICA | {"state": "wait_bgsave"}], 1, Level.BAD, "0 follow"),
+    ],
+)
+def test_what_a_failover_keeps(replicas: list[dict[str, Any]], waited: int | None, level: Level, said: str) -> None:
+    info = {f"slave{number}": facts for number, facts in enumerate(replicas)} | {"master_repl_offset": 100}
+    found = failover(info, waited)
+    assert found.level is level and said in found.message, found
+
+
+@pytest.mark.parametrize(
+    ("settings", "replicas", "level", "said"),
+    [
+        ({"appendonly": "yes", "appendfsync": "always"}, 0, Level.OK, "loses nothing"),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, 0, Level.WARNING, "up to 2 s"),
+        ({"appendonly": "yes", "appendfsync": "no"}, 0, Level.BAD, "kernel"),
+        ({"appendonly": "no", "save": "3600 1"}, 0, Level.BAD, "after its last snapshot"),
+        ({"appendonly": "no", "save": ""}, 1, Level.BAD, "everything, and has its replicas drop theirs"),
+    ],
+)
+def test_what_a_restart_keeps(settings: dict[str, str], replicas: int, level: Level, said: str) -> None:
+    found = restart(settings, {"connected_slaves": replicas})
+    assert found.level is level and said in found.message, found
 
 
 def test_what_should_be_nothing_and_is_not() -> None:
