@@ -16,6 +16,7 @@ from proxy.dialects.openai import to_json
 from proxy.dialects.openai_schema import CHAT
 
 _decoder = msgspec.json.Decoder(Body)
+_NO_LOGPROBS = b',"logprobs":null'
 
 
 class Chat:
@@ -109,14 +110,16 @@ class ChatWriter:
         return self._heads[index] + b'{"role":"assistant","content":""},"logprobs":null' + self._tail
 
     def piece(self, index: int, piece: Piece) -> bytes:
+        head, tail = self._heads[index], self._tail
+        logprobs = _logprobs_json(piece.tokens) if self._wants_logprobs and piece.tokens else _NO_LOGPROBS
         if piece.content and not (piece.reasoning or piece.tool_calls):
-            delta = b'{"content":' + to_json(piece.content) + b"}"
-        else:
-            delta = _delta(piece)
-            if delta == b"{}" and not (self._wants_logprobs and piece.tokens):
-                return b""
-        logprobs = _logprobs_json(piece.tokens) if self._wants_logprobs and piece.tokens else b',"logprobs":null'
-        return self._heads[index] + delta + logprobs + self._tail
+            return head + b'{"content":' + to_json(piece.content) + b"}" + logprobs + tail
+        first, *others = _deltas(piece) or [{}]
+        if not first and logprobs is _NO_LOGPROBS:
+            return b""
+        events = [head + to_json(first) + logprobs + tail]
+        events += [head + to_json(delta) + _NO_LOGPROBS + tail for delta in others]
+        return b"".join(events)
 
     def finish(self, choice: Choice) -> bytes:
         reason = to_json(choice.finish_reason)
@@ -132,15 +135,15 @@ class ChatWriter:
         return self._constant + b',"choices":[],"usage":' + usage + b"}\n\n" + openai.DONE
 
 
-def _delta(piece: Piece) -> bytes:
-    delta: dict[str, Any] = {}
+def _deltas(piece: Piece) -> list[dict[str, Any]]:
+    """One for each thing that is said, as OpenAI does: where a text and a call are in one chunk, AutoGen drops the call."""
+    deltas: list[dict[str, Any]] = []
     if piece.reasoning:
-        delta["reasoning_content"] = piece.reasoning
+        deltas.append({"reasoning_content": piece.reasoning})
     if piece.content:
-        delta["content"] = piece.content
-    if piece.tool_calls:
-        delta["tool_calls"] = [_call_piece(call) for call in _joined(piece.tool_calls)]
-    return to_json(delta)
+        deltas.append({"content": piece.content})
+    deltas += [{"tool_calls": [_call_piece(call)]} for call in _joined(piece.tool_calls)]
+    return deltas
 
 
 def _joined(calls: list[ToolCallPiece]) -> list[ToolCallPiece]:

@@ -254,6 +254,24 @@ def test_tool_calls_stream_with_index_and_name_once() -> None:
     ]
 
 
+def test_a_chunk_says_one_thing() -> None:
+    """AutoGen's client drops calls that are in one chunk with text."""
+    calls = [
+        ToolCallPiece(0, "{}", "call_0123456789ab_0", "f"),
+        ToolCallPiece(1, "", "call_0123456789ab_1", "g"),
+        ToolCallPiece(1, '{"a": 1}'),
+    ]
+    tokens = [TokenLogprob("a", b"a", -0.5, [])]
+    piece = Piece(content="Now.", reasoning="Well.", tool_calls=calls, tokens=tokens)
+    found = events(CHAT.writer(parse(stream=True, logprobs=True), HEADER).piece(0, piece))
+    deltas = [chunk["choices"][0]["delta"] for chunk in found]
+    assert [list(delta) for delta in deltas] == [["reasoning_content"], ["content"], ["tool_calls"], ["tool_calls"]]
+    assert [call["function"] for delta in deltas[2:] for call in delta["tool_calls"]] == [
+        {"name": "f", "arguments": "{}"}, {"name": "g", "arguments": '{"a": 1}'},
+    ]  # fmt: skip
+    assert [chunk["choices"][0]["logprobs"] is not None for chunk in found] == [True, False, False, False]
+
+
 def test_logprobs_in_chunks_and_bodies() -> None:
     token = TokenLogprob("a", b"a", -0.5, [("a", b"a", -0.5), ("b", b"b", -1.0)])
     request = parse(stream=True, logprobs=True, top_logprobs=2)
