@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.image.test_image import ENV, buildah
+from tests.integration.image.test_image import ENV, buildah, check_health
 from tests.support.stack import free_port, running
 
 pytestmark = pytest.mark.worker_image
@@ -38,6 +38,7 @@ def test_the_image_samples_with_the_demos_model_and_leaves_on_sigterm(tmp_path: 
             [turn] = stack.turns("in-an-image")
             assert len(turn["completion_ids"]) == answer.json()["usage"]["completion_tokens"] > 0
             assert "steno_worker_engine_up 1.0" in httpx.get(f"http://127.0.0.1:{metrics}/metrics", timeout=30).text
+            check_health(container, STENO_WORKER_METRICS_PORT=metrics)
             child.terminate()
             child.wait(120)
         assert "Traceback" not in log.read_text()
