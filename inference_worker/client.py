@@ -149,6 +149,9 @@ class Client:
             # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone
             logger.warning("can't reach %s: %s", self.url, str(error) or type(error).__name__)
             return False
+        if self._stop.is_set():  # told to leave while this was dialled: nobody would take leave on it
+            await _close(websocket, CLOSE_GOING_AWAY, "", [])
+            return False
         if again:
             self._metrics.reconnects.inc()
         return await self._carry(websocket)

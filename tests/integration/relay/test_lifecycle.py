@@ -16,6 +16,7 @@ from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.errors import EngineFailed, NoWorker, WorkerLost
 from tests.integration.relay.conftest import KEY, drain, relay, until
 from tests.support.counting import CountingEngine, ids_of
+from tests.support.tcprelay import TcpRelay
 
 
 async def test_a_worker_told_to_stop_takes_no_new_turns_and_finishes_what_it_has() -> None:
@@ -116,3 +117,16 @@ async def test_run_starts_the_engine_serves_until_sigterm_and_counts() -> None:
         assert await asyncio.wait_for(worker, 5) == 0
         assert metrics.registry.get_sample_value("steno_worker_tokens_total") == 50
         assert metrics.registry.get_sample_value("steno_worker_generations_total", {"end": "length"}) == 1
+
+
+async def test_a_worker_told_to_stop_while_it_dials_ends_too() -> None:
+    async with relay() as first, relay() as second, TcpRelay("127.0.0.1", second.port) as line:
+        line.pause()
+        urls = [f"ws://127.0.0.1:{port}" for port in (first.port, line.port)]
+        worker = await first.worker(worker_id="both", proxy=urls, connected=False)
+        await until(lambda: first.hub.cards() and line.connections)
+        worker.worker.stop()
+        await until(lambda: not first.hub.workers())
+        line.resume()
+        assert await asyncio.wait_for(worker.task, 30) == 0
+        assert not second.hub.workers()
