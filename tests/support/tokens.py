@@ -25,14 +25,15 @@ def counters(url: str) -> Counter[str]:
     return counted
 
 
-def tokens_add_up(stack: Stack, workers: Iterable[int], trials: Iterable[str]) -> Counter[str]:
+def tokens_add_up(stack: Stack, workers: Iterable[int]) -> Counter[str]:
     """Wait until they do, once no turn is in flight. workers: their metrics' ports; every one that there was.
 
     Returns: what was counted. Raises: AssertionError: they don't add up within a minute.
     """
     ports, until = list(workers), time.monotonic() + 60
-    on_record = sum(len(turn["completion_ids"]) for trial in trials for turn in stack.turns(trial))
     while True:
+        trials = [session["trial_id"] for session in stack.get("/sessions?limit=500")["items"]]
+        on_record = sum(len(turn["completion_ids"]) for trial in trials for turn in stack.turns(trial))
         counted = counters(stack.url + "/metrics")
         for port in ports:
             counted += counters(f"http://127.0.0.1:{port}/metrics")
