@@ -7,12 +7,21 @@ many of its requests run. Trials that ask for nothing are forgotten, so memory f
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from hashlib import blake2b
 
 from proxy.contracts.errors import TooManyRequests
 
 SWEEP_AT = 1024
 """Trials held before the idle ones among them are looked for; then again at twice what was left."""
+
+MOST_REFUSED = 64
+"""Of refused requests that are remembered of one trial. Beyond them nobody reads what is refused."""
+MOST_TRIALS = 4096
+"""Trials of which refused requests are remembered; the one that began first is forgotten for another."""
+REFUSED_S = 900.0
+"""How long they are remembered. Seconds; as long as a turn can be what a marked retry repeats."""
 
 
 class _Trial:
@@ -45,6 +54,7 @@ class Rates:
         self._asked_for = per_s is not None or streams is not None
         self._trials: dict[str, _Trial] = {}
         self._sweep_at = SWEEP_AT
+        self.refused = Refused(clock)
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -82,3 +92,41 @@ class Rates:
         now = self._clock()
         self._trials = {name: trial for name, trial in self._trials.items() if trial.running or trial.full_at > now}
         self._sweep_at = max(SWEEP_AT, 2 * len(self._trials))
+
+
+class Refused:
+    """Requests that were refused before anybody had looked at them. SDKs send them again with a mark, and such a retry repeats
+    nothing: an identical sibling's answer is not its own. Each is good for one retry."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._trials: dict[str, deque[tuple[float, bytes]]] = {}
+
+    def has_room(self, trial_id: str) -> bool:
+        return len(self._trials.get(trial_id, ())) < MOST_REFUSED
+
+    def note(self, trial_id: str, digest: bytes) -> None:
+        """digest: of its body (`body_digest`)."""
+        if trial_id not in self._trials and len(self._trials) >= MOST_TRIALS:
+            del self._trials[next(iter(self._trials))]
+        noted = self._trials.setdefault(trial_id, deque(maxlen=MOST_REFUSED))
+        noted.append((self._clock() + REFUSED_S, digest))
+
+    def take(self, trial_id: str, body: bytes) -> bool:
+        """Whether a request with this body was refused, and not asked for here since."""
+        noted = self._trials.get(trial_id)
+        if noted is None:
+            return False
+        now, wanted = self._clock(), body_digest(body).digest()
+        while noted and noted[0][0] <= now:
+            noted.popleft()
+        found = next((one for one in noted if one[1] == wanted), None)
+        if found is not None:
+            noted.remove(found)
+        if not noted:
+            del self._trials[trial_id]
+        return found is not None
+
+
+def body_digest(body: bytes = b"") -> blake2b:
+    return blake2b(body, digest_size=16)

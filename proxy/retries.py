@@ -11,8 +11,8 @@ the same conversation, tools, options, format, model and sampling asked for. The
 
 An answer that was gone on from has arrived, so it is no candidate. Among several, one that did not reach its client goes
 first, then the newest. A request that was refused with nothing on record is remembered for its retry, at any replica: that one
-is new. One that nobody looked at (its connection was refused, or its trial's rate was spent) is not, and its retry may get an
-identical sibling's answer.
+is new. One that its trial's rate refused is remembered by the process that did (`rates.py`). One that nobody saw (its connection
+was refused) is not, and its retry may get an identical sibling's answer.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from proxy.answering import ClientLeft
 from proxy.contracts.errors import BadRequest, BodyTooLarge, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
+from proxy.rates import body_digest
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,23 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
         if not message.get("more_body", False):
             return b"".join(parts)
         message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+
+
+async def digest_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """`body_digest` of a body that is not kept. Raises: BodyTooLarge, BodyTimeout, ClientLeft."""
+    deadline = time.monotonic() + timeout_s
+    digest, size = body_digest(), 0
+    while True:
+        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client left before its request was complete")
+        part = message.get("body", b"")
+        digest.update(part)
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(f"the body is larger than {max_bytes} bytes")
+        if not message.get("more_body", False):
+            return digest.digest()
 
 
 async def _receive(receive: Receive, timeout_s: float) -> Message:

@@ -9,6 +9,7 @@ client sees a broken connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy import logs, metrics
 from proxy.answering import Answering, ClientLeft
-from proxy.api.agent_http import ID_HEADERS, HttpClient, read_body, refusal_headers, valid_trial_id
+from proxy.api.agent_http import ID_HEADERS, HttpClient, digest_body, read_body, refusal_headers, valid_trial_id
 from proxy.api.models import Models
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, CanonicalRequest
-from proxy.contracts.errors import BadRequest, NotFound, StenoError
+from proxy.contracts.errors import BadRequest, NotFound, StenoError, TooManyRequests
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import Chat
@@ -92,11 +93,23 @@ class Generation:
         if not valid_trial_id(trial_id):
             raise NotFound("no such trial")
         shown = self._keys.check_agent(key_of(scope["headers"]), trial_id)
-        self._rates.enter(trial_id)
+        try:
+            self._rates.enter(trial_id)
+        except TooManyRequests:
+            await self._note_refused(trial_id, scope, receive)
+            raise
         try:
             await self._run(trial_id, shown, scope, receive, client)
         finally:
             self._rates.leave(trial_id)
+
+    async def _note_refused(self, trial_id: str, scope: Scope, receive: Receive) -> None:
+        """So that its retry is not taken for one of an identical request that was answered."""
+        if retries_so_far(scope["headers"]) or not self._rates.refused.has_room(trial_id):
+            return
+        with contextlib.suppress(StenoError):
+            digest = await digest_body(receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
+            self._rates.refused.note(trial_id, digest)
 
     async def _run(self, trial_id: str, shown: int | None, scope: Scope, receive: Receive, client: HttpClient) -> None:
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
@@ -109,6 +122,8 @@ class Generation:
             metrics.dropped(self._dialect.name, asked.dropped)
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
         again = retries_so_far(scope["headers"])
+        if again and self._rates.refused.take(trial_id, body):
+            again = 0
         watch = _Watch(receive, client)
         try:
             request = watch.request = await self._turns.open(

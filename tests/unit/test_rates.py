@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.contracts.errors import TooManyRequests
-from proxy.rates import SWEEP_AT, Rates
+from proxy.rates import MOST_REFUSED, MOST_TRIALS, REFUSED_S, SWEEP_AT, Rates, Refused, body_digest
 
 
 class Clock:
@@ -96,3 +96,25 @@ def test_never_more_than_the_burst_and_the_rate_in_any_stretch(gaps: list[float]
     for first, start in enumerate(let_in):
         for count, end in enumerate(let_in[first:], 1):
             assert count <= burst + (end - start) + 1e-6
+
+
+def test_a_refused_request_is_remembered_for_one_retry_and_for_its_time() -> None:
+    clock = Clock()
+    refused = Refused(clock)
+    for body in (b"a", b"a", b"b"):
+        refused.note("t", body_digest(body).digest())
+    assert not refused.take("other", b"a") and not refused.take("t", b"c")
+    assert [refused.take("t", b"a") for _ in range(3)] == [True, True, False]
+    clock.now += REFUSED_S
+    assert not refused.take("t", b"b") and not refused.take("t", b"b")
+
+
+def test_what_is_remembered_of_refused_requests_is_bounded() -> None:
+    refused = Refused(Clock())
+    for number in range(MOST_REFUSED + 10):
+        refused.note("t", body_digest(b"%d" % number).digest())
+    assert not refused.has_room("t") and refused.has_room("u")
+    assert refused.take("t", b"%d" % (MOST_REFUSED + 9)) and not refused.take("t", b"0")
+    for number in range(MOST_TRIALS):
+        refused.note(f"t{number}", body_digest(b"x").digest())
+    assert not refused.take("t", b"20") and refused.take(f"t{MOST_TRIALS - 1}", b"x")
