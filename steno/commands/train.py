@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def train(settings: RunSettings) -> None:
     """Train a policy on the completed groups of a run, and push its weights to the workers after each step.
 
-    One rank: start it alone, or on all of a node's GPUs with `torchrun --nproc-per-node 8 -m steno train …`, or with the
+    One rank: start it alone, or on all of a node's GPUs with `torchrun --nproc-per-node 8 -m -- steno train …`, or with the
     deepspeed launcher. Started again with the same checkpoint folder it goes on where it was. Ctrl-C ends it after the step
     that runs, with a checkpoint.
     """
