@@ -5,6 +5,9 @@
                 and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
                 arguments are no JSON object, which clients can't hold and so repair, wrap or empty.
+    CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
+    STOP        the text of a reply with the stop string put back that ended it, and that no client is shown (smolagents). It
+                was sampled: the recorded ids say it too
 
 Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
 rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
@@ -12,6 +15,7 @@ rewritten history: an agent that empties long arguments wants a shorter prompt, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -28,6 +32,8 @@ class EchoedAs(StrEnum):
 
     BEGINNING = "beginning"
     CALL_IDS = "call_ids"
+    CALLS = "calls"
+    STOP = "stop"
 
 
 class Echo(NamedTuple):
@@ -44,9 +50,26 @@ def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Ec
         how = EchoedAs.BEGINNING
     elif _has_its_calls(said, reply, turn_id):
         how = EchoedAs.CALL_IDS
+    elif _is_its_calls(said, reply, turn_id):
+        how = EchoedAs.CALLS
     else:
         return None
     return Echo(message_digest(reply), reply, how)
+
+
+def put_back(said: Message, stops: Sequence[str]) -> str:
+    """The one of these stop strings that a message ends in; "": none."""
+    text = text_of(said.get("content")).rstrip()
+    return next((stop for stop in stops if stop and text.endswith(stop.rstrip())), "")
+
+
+def echo_with_stop(said: Message, reply: Message, stop: str) -> Echo | None:
+    """The same for a reply that this stop string has ended."""
+    text = text_of(reply.get("content"))
+    if not stop or text_of(said.get("content")).strip() != (text + stop).strip():
+        return None
+    digest = message_digest(reply)
+    return Echo(digest, reply, EchoedAs.STOP) if message_digest({**said, "content": text}) == digest else None
 
 
 def named_turn(message: Message) -> str:
@@ -63,10 +86,18 @@ def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
         return False
     if text_of(said.get("content")).strip() != text_of(reply.get("content")).strip():
         return False
-    return all(
-        parse_call_id(call.get("id") or "") == (turn_id, i) and _may_stand_for(call, sampled[i])
-        for i, call in enumerate(calls)
-    )
+    return _has_its_ids(calls, turn_id) and all(map(_may_stand_for, calls, sampled))
+
+
+def _is_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
+    calls = said.get("tool_calls") or []
+    if not calls or text_of(said.get("content")).strip() or not _has_its_ids(calls, turn_id):
+        return False
+    return message_digest(said) == message_digest({**reply, "content": ""})
+
+
+def _has_its_ids(calls: Sequence[dict[str, Any]], turn_id: str) -> bool:
+    return all(parse_call_id(call.get("id") or "") == (turn_id, i) for i, call in enumerate(calls))
 
 
 def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any]) -> bool:
