@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -16,7 +18,7 @@ import pytest
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
 from proxy.contracts.settings import Settings
-from tests.integration.helm.support import CASES, OVERLAYS, ROOT, Manifest, environment, pods, rendered
+from tests.integration.helm.support import CASES, OVERLAYS, ROOT, Manifest, environment, kustomize, pods, rendered
 from trainer_bridge.run_config import RunSettings
 
 pytestmark = pytest.mark.helm
@@ -42,6 +44,18 @@ def test_every_manifest_is_valid_kubernetes(source: Path, version: str) -> None:
     for manifest in made(source):
         if manifest["apiVersion"] not in FOREIGN:
             kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_walk_throughs_own_kustomization_names_images_and_adds_a_setting(tmp_path: Path) -> None:
+    text = (ROOT / "docs/deployment.md").read_text().partition("ours/kustomization.yaml <<'END'\n")[2]
+    shutil.copytree(ROOT / "deploy/kustomize", tmp_path / "deploy/kustomize")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/kustomization.yaml").write_text(textwrap.dedent(text[: text.index("   END\n")]))
+    found = pods(kustomize(tmp_path / "ours"))
+    assert {pod["spec"]["containers"][0]["image"].rpartition("/")[2] for pod in found.values()} == {
+        "steno-proxy:0.1.0", "steno-worker:0.1.0", "steno-trainer:0.1.0", "redis:7.2-bookworm",
+    }  # fmt: skip
+    assert environment(found["steno-trainer"])["STENO_TRAIN_LEARNING_RATE"] == "2e-6"
 
 
 @every_source
