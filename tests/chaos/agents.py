@@ -1,7 +1,7 @@
-"""Agents, and the harness that ends their sessions: what each one saw is kept, to be held against the record.
+"""Agents: what each one saw is kept, to be held against the record.
 
-A raw agent marks its retries as SDKs do and repeats until it has an answer: with a deployment that heals, each request is
-answered in the end. What an agent may be told meanwhile is 408, 409, 429, 5xx, or a connection that breaks.
+A raw agent marks its retries where its format's clients do, and repeats until it has an answer: with a deployment that heals,
+each request is answered in the end. What an agent may be told meanwhile is 408, 409, 429, 5xx, or a connection that breaks.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
-import openai
 
 from tests.chaos.deployment import Deployment
-from tests.chaos.predict import TOOL
+from tests.chaos.formats import FORMATS, Answer, Call, Line, Misspoken
 from tests.chaos.schedule import REPLICAS, Agent
+from tests.chaos.sdks import BROKEN, SDKS, Ask, status_of
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SILENCE_S = 6.0
 RETRYABLE = frozenset((408, 409, 429, 500, 502, 503, 504))
 OVER = frozenset((403, 404, 410))
@@ -39,29 +39,23 @@ class Unexpected(Exception):
 
 @dataclass
 class Seen:
-    """An answer that an agent had whole. asked: text of its last message. attempts: (replica, status or what broke)."""
+    """An answer that an agent had, whole or in closed blocks. asked: text of its last message."""
 
     turn_id: str
     asked: str
     content: str
-    calls: list[tuple[str, str]]
-    call_ids: list[str]
-    at: float
-    attempts: list[tuple[int, str]]
-
-    @property
-    def moved(self) -> bool:
-        """Asked at several replicas: one that is asked while another one runs it can't join it."""
-        return len({replica for replica, _ in self.attempts}) > 1 or len(self.attempts) > 1
+    calls: Sequence[Call]
 
 
 @dataclass
 class Trial:
-    """What became of one agent. left: it went away in the middle of a request. retried: texts whose request was repeated."""
+    """What became of one agent. acted_on: closed blocks of streams that broke later. left: it went away in the middle of a
+    request. retried: texts whose request was repeated."""
 
     trial_id: str
     agent: Agent
     seen: list[Seen] = field(default_factory=list)
+    acted_on: list[Seen] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     retried: set[str] = field(default_factory=set)
     left: bool = False
@@ -69,6 +63,11 @@ class Trial:
     ended: bool = False
     deleted: bool = False
     attempts: int = 0
+
+    @property
+    def calm(self) -> bool:
+        """Each request was answered whole the first time, and its session ended after the last."""
+        return not (self.retried or self.left or self.failure) and len(self.seen) == len(self.asked)
 
 
 class Speaker:
@@ -78,6 +77,7 @@ class Speaker:
         self._deployment = deployment
         self._trial = trial
         self._http = http
+        self._format = FORMATS[trial.agent.format]
 
     async def run(self, began: float) -> None:
         """Until its conversation is over, its session has ended, or it has gone. Failures are noted on the trial."""
@@ -94,30 +94,26 @@ class Speaker:
         except Over:
             if agent.end not in ("cut-short", "deleted-early"):
                 trial.failure = "its session was over before it had been ended"
-        except (Broken, Unexpected, openai.OpenAIError) as error:
+        except (Broken, Unexpected, Misspoken) as error:
             trial.failure = f"{type(error).__name__}: {error}"
 
     async def _converse(self) -> None:
         agent = self._trial.agent
-        messages: list[dict[str, Any]] = [{"role": "system", "content": f"You are {self._trial.trial_id}."}]
+        lines = [Line("system", f"You are {self._trial.trial_id}.")]
         for turn in range(agent.turns):
             asked = f"step {turn}"
-            if messages[-1].get("tool_calls"):
-                calls = messages[-1]["tool_calls"]
-                results = [f"{asked}, result {place}" for place in range(len(calls))]
-                messages += [
-                    {"role": "tool", "tool_call_id": call["id"], "content": result}
-                    for call, result in zip(calls, results, strict=True)
-                ]
-                asked = results[-1]
+            last = lines[-1].answer
+            if last is not None and last.calls:
+                results = [(call, f"{asked}, result {place}") for place, call in enumerate(last.calls)]
+                lines.append(Line("tool", results=results))
+                asked = results[-1][1]
             else:
-                messages.append({"role": "user", "content": asked})
-            messages.append(await self._ask(messages, asked, turn))
+                lines.append(Line("user", asked))
+            lines.append(Line("assistant", answer=await self._ask(lines, asked, turn)))
             if agent.forks == turn:
-                aside = [{"role": "user", "content": f"aside {turn}"}]
-                await self._ask(aside, f"aside {turn}", turn)
+                await self._ask([Line("user", f"aside {turn}")], f"aside {turn}", turn)
 
-    async def _ask(self, messages: list[dict[str, Any]], asked: str, turn: int) -> dict[str, Any]:
+    async def _ask(self, lines: Sequence[Line], asked: str, turn: int) -> Answer:
         """One answer, however often it takes."""
         agent, trial = self._trial.agent, self._trial
         trial.asked.append(asked)
@@ -125,98 +121,69 @@ class Speaker:
         attempts: list[tuple[int, str]] = []
         while True:
             replica = (agent.replicas[turn] + len(attempts) * (agent.replicas[0] != agent.replicas[-1])) % REPLICAS
-            body = {"model": "any", "messages": messages, "tools": [TOOL], "stream": agent.streams[turn]}
             trial.attempts += 1
             try:
-                if agent.client == "sdk":
-                    message, answer_id = await self._sdk(body, replica)
-                else:
-                    message, answer_id = await self._raw(body, replica, len(attempts))
-                attempts.append((replica, "whole"))
+                ask = self._sdk if agent.client == "sdk" else self._raw
+                answer = await ask(lines, replica, agent.streams[turn], len(attempts))
                 break
-            except (Broken, openai.APIConnectionError, openai.APITimeoutError) as error:
+            except Broken as error:
                 attempts.append((replica, str(error)))
             trial.retried.add(asked)
             if time.monotonic() > until:
                 raise Broken(f"{asked!r} was never answered: {attempts}")
             await asyncio.sleep(min(0.2 * len(attempts), 1.0))
-        calls = message.get("tool_calls") or []
-        trial.seen.append(
-            Seen(
-                turn_id=answer_id.removeprefix("chatcmpl-"),
-                asked=asked,
-                content=message["content"] or "",
-                calls=[(call["function"]["name"], call["function"]["arguments"]) for call in calls],
-                call_ids=[call["id"] for call in calls],
-                at=time.monotonic(),
-                attempts=attempts,
-            )
-        )
-        return {key: value for key, value in message.items() if value}
+        trial.seen.append(Seen(answer.turn_id, asked, answer.content, answer.calls))
+        return answer
 
-    async def _sdk(self, body: dict[str, Any], replica: int) -> tuple[dict[str, Any], str]:
-        base = f"{self._deployment.url(replica)}/{self._trial.trial_id}/v1"
-        async with openai.AsyncOpenAI(api_key="none", base_url=base, max_retries=8, timeout=SILENCE_S) as client:
-            try:
-                raw = await client.chat.completions.with_raw_response.create(**body)
-            except openai.APIStatusError as error:
-                if error.status_code in OVER:
-                    raise Over from error
-                if error.status_code in RETRYABLE:
-                    raise Broken(str(error.status_code)) from error
-                raise
-            if raw.retries_taken:
-                self._trial.retried.add(self._trial.asked[-1])
-            answer = raw.parse()
-        return answer.choices[0].message.model_dump(exclude_none=True) | {
-            "content": answer.choices[0].message.content
-        }, answer.id
+    async def _sdk(self, lines: Sequence[Line], replica: int, stream: bool, retries: int) -> Answer:
+        trial = self._trial
+        body = self._format.body(lines, stream)
+        url = f"{self._deployment.url(replica)}/{trial.trial_id}"
+        try:
+            found = await SDKS[self._format.name](Ask(url, body, SILENCE_S, lambda: trial.retried.add(trial.asked[-1])))
+        except (*BROKEN, ConnectionError, TimeoutError) as error:
+            self._check(status_of(error), repr(error))
+            raise Broken(repr(error)) from error
+        return self._format.whole(found)
 
-    async def _raw(self, body: dict[str, Any], replica: int, retries: int) -> tuple[dict[str, Any], str]:
-        url = f"{self._deployment.url(replica)}/{self._trial.trial_id}/v1/chat/completions"
-        headers = {"x-stainless-retry-count": str(retries)} if retries else {}
+    async def _raw(self, lines: Sequence[Line], replica: int, stream: bool, retries: int) -> Answer:
+        url = f"{self._deployment.url(replica)}/{self._trial.trial_id}{self._format.path(stream)}"
+        headers = {"x-stainless-retry-count": str(retries)} if retries and self._format.marked else {}
         patience = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        body = self._format.body(lines, stream)
         try:
             async with self._http.post(url, json=body, headers=headers, timeout=patience) as response:
-                if response.status in OVER:
-                    raise Over
-                if response.status in RETRYABLE:
-                    raise Broken(f"{response.status} {(await response.text())[:200]}")
                 if response.status != 200:
-                    raise Unexpected(f"{response.status} {await response.text()}")
-                if body["stream"]:
+                    self._check(response.status, await response.text())
+                if stream:
                     return await self._read(response)
-                answer = json.loads(await response.read())
-                return answer["choices"][0]["message"], answer["id"]
+                return self._format.whole(json.loads(await response.read()))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise Broken(repr(error)) from error
 
-    async def _read(self, response: aiohttp.ClientResponse) -> tuple[dict[str, Any], str]:
-        """A streamed answer, whole only with its `[DONE]`."""
-        content, calls, answer_id, finish, done = "", {}, "", None, False  # type: ignore[var-annotated]
-        async for raw in response.content:
-            line = raw.decode().strip()
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                chunk = json.loads(line[6:])
-                answer_id = chunk.get("id", answer_id)
-                for choice in chunk.get("choices", ()):
-                    delta = choice["delta"]
-                    content += delta.get("content") or ""
-                    finish = choice["finish_reason"] or finish
-                    for piece in delta.get("tool_calls") or ():
-                        call = calls.setdefault(
-                            piece["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                        )
-                        call["id"] += piece.get("id") or ""
-                        call["function"]["name"] += piece["function"].get("name") or ""
-                        call["function"]["arguments"] += piece["function"].get("arguments") or ""
-                if self._trial.agent.slow:
-                    await asyncio.sleep(0.02)
-        if not done or finish is None:
-            raise Broken(f"the stream ended early (finish {finish}, done {done})")
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            message["tool_calls"] = [calls[index] for index in sorted(calls)]
-        return message, answer_id
+    def _check(self, status: int | None, words: str) -> None:
+        """Raises: what an answer with this status means; nothing where there was none, or the status said that all was well."""
+        if status in OVER:
+            raise Over
+        if status in RETRYABLE:
+            raise Broken(f"{status} {words[:200]}")
+        if status not in (None, 200):
+            raise Unexpected(f"{status} {words}")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> Answer:
+        """A streamed answer. Blocks that it closed count also where it breaks."""
+        reader = self._format.reader()
+        try:
+            async for raw in response.content:
+                line = raw.decode()
+                if line.startswith("data: "):
+                    reader.event(line[6:].strip())
+                    if self._trial.agent.slow:
+                        await asyncio.sleep(0.02)
+            if not reader.whole:
+                raise Broken(f"the stream ended early: {reader.answer}")
+            return reader.answer
+        finally:
+            closed = reader.closed
+            if not reader.whole and (closed.content or closed.calls):
+                self._trial.acted_on.append(Seen(closed.turn_id, self._trial.asked[-1], closed.content, closed.calls))

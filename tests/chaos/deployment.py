@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+import redis
 
 from tests.chaos.schedule import REPLICAS, WORKERS
 from tests.support.redis_server import RedisServer
@@ -27,7 +28,7 @@ from tests.support.tcprelay import TcpRelay
 
 PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 --sweep-s 1 --shutdown-s 3 --keepalive-s 0.5
            --body-timeout-s 5 --host 127.0.0.1""".split()
-START_S = 60.0
+START_S = 180.0
 CLOCK_JUMP_S = 8.0
 """A lease that is granted meanwhile lasts so much longer."""
 DISK_BYTES = 96 * 2**20
@@ -54,9 +55,13 @@ class Redis(RedisServer):
         with self.client() as client:
             client.execute_command("CLIENT UNPAUSE")
             client.config_set("maxmemory", 0)
+            client.config_set("appendfsync", "always")
 
-    def fill_disk(self) -> None:
+    def fill_disk(self, *, gives_up: bool) -> None:
+        """gives_up: as it does with appendfsync always; else it refuses writes."""
         assert self.disk is not None
+        with contextlib.suppress(redis.RedisError), self.client() as client:  # it may be away, by another fault
+            client.config_set("appendfsync", "always" if gives_up else "everysec")
         with contextlib.suppress(OSError), (self.disk / "filler").open("wb") as filler:
             while True:
                 filler.write(b"\0" * 65536)
@@ -138,6 +143,7 @@ class Deployment:
 
     Attributes:
         agents, store: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
+        journals: what each worker has sampled (`journal.py`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -150,6 +156,7 @@ class Deployment:
         self.links: list[TcpRelay] = []
         self.replicas: list[Program] = []
         self.workers: list[Program] = []
+        self.journals: list[Path] = []
         self._stack = contextlib.AsyncExitStack()
 
     def url(self, replica: int) -> str:
@@ -186,7 +193,9 @@ class Deployment:
         for number in range(WORKERS):
             links = self.links[number * REPLICAS : (number + 1) * REPLICAS]
             dial = [word for link in links for word in ("--proxy", f"ws://127.0.0.1:{link.port}")]
-            args = ["-m", "tests.chaos.engine", "--worker-id", f"w{number}", *dial]
+            journal = self.folder / f"w{number}.sampled"
+            args = ["-m", "tests.chaos.engine", "--worker-id", f"w{number}", "--journal", str(journal), *dial]
+            self.journals.append(journal)
             self.workers.append(Program(f"w{number}", args, self.folder / f"w{number}.log"))
         await self.heal()
         return self

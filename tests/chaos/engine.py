@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -21,16 +22,18 @@ from proxy.contracts.canonical import Job, ToolCallPiece
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
-from tests.chaos.predict import BASE_VERSION, Token, answer, logprob, prompt_digest, render
+from tests.chaos.journal import Journal
+from tests.chaos.predict import BASE_VERSION, Token, answer, logprob, prompt_digest, render, resumable
 
 PAUSE_S = 0.02
 """An update stands still for so long."""
 
 
 class PredictableEngine:
-    """An `Engine`. Args: pace_s: between two tokens of a stream."""
+    """An `Engine`. Args: pace_s: between two tokens of a stream. journal: of what it samples."""
 
-    def __init__(self, pace_s: float) -> None:
+    def __init__(self, pace_s: float, journal: Journal | None = None) -> None:
+        self._journal = journal
         self.tally = Tally()
         self._pace_s = pace_s
         self._running = 0
@@ -72,10 +75,14 @@ class PredictableEngine:
         digest = prompt_digest(request.prefix_ids, new)
         kept = len(request.prefix_ids) // 4
         law = request.job.sampling
-        yield Started(request.stream, kept, ids_to_bytes(new), kept + len(new), digest, law)
+        yield Started(
+            request.stream, kept, ids_to_bytes(new), kept + len(new), digest, law, resumable=resumable(digest)
+        )
         tokens = answer(digest)
         if [token.id for token in tokens[: len(before)]] != before:
             raise EngineFailed("asked to go on after ids that it never sampled")
+        if before and not resumable(digest):
+            raise EngineFailed("asked to go on with what can't be gone on with")
         self._running += 1
         try:
             sampled, index = 0, sum(bool(token.call) for token in tokens[: len(before)]) - 1
@@ -85,6 +92,9 @@ class PredictableEngine:
                 token = tokens[position]
                 index += bool(token.call)
                 self.tally.sampled += 1
+                if self._journal is not None:
+                    version = self._card.policy_version
+                    self._journal.note(request.trial_id, request.turn_id, request.attempt, position, token.id, version)
                 yield self._delta(request.stream, token, digest, position, index)
                 sampled += 1
             reason = "tool_calls" if any(token.call for token in tokens) else "stop"
@@ -108,12 +118,14 @@ def main() -> int:
     parser.add_argument("--proxy", action="append", required=True)
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--pace-s", type=float, default=0.005)
+    parser.add_argument("--journal", type=Path, help="file for what is sampled")
     args = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     given = {
         "proxy": args.proxy, "worker_id": args.worker_id, "max_streams": 8, "drain_s": 1.0, "max_backoff_s": 0.5,
     }  # fmt: skip
-    return uvloop.run(worker.run(WorkerSettings.load(given, None), PredictableEngine(args.pace_s)))
+    journal = Journal(args.journal, args.worker_id) if args.journal else None
+    return uvloop.run(worker.run(WorkerSettings.load(given, None), PredictableEngine(args.pace_s, journal)))
 
 
 if __name__ == "__main__":

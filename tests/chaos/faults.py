@@ -28,6 +28,8 @@ async def strike(deployment: Deployment, fault: Fault, update: Callable[[], Awai
             relay.cut()
         elif what == "half":
             relay.half_cut()
+        elif what == "lose":
+            relay.lose()
         elif what == "bytes":
             relay.cut_after_bytes = fault.amount
         elif what == "stall":
@@ -67,7 +69,7 @@ async def _process(program: Program, what: str, fault: Fault) -> None:
 
 async def _redis(deployment: Deployment, what: str, fault: Fault) -> None:
     server = deployment.redis
-    if what == "disk" and server.disk is None:
+    if what in ("disk", "misconf") and server.disk is None:
         what = "full"  # no disk of its own can be had here
     if what == "kill":
         await asyncio.to_thread(server.kill)
@@ -77,8 +79,8 @@ async def _redis(deployment: Deployment, what: str, fault: Fault) -> None:
         await asyncio.sleep(fault.lasts_s)
         server.resume()
         return
-    elif what == "disk":
-        await asyncio.to_thread(server.fill_disk)
+    elif what in ("disk", "misconf"):
+        await asyncio.to_thread(server.fill_disk, gives_up=what == "disk")
         await asyncio.sleep(fault.lasts_s)
     else:
         with contextlib.suppress(redis.RedisError), server.client() as client:  # it may be away, by another fault

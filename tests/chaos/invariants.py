@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.contracts.leases import RunView
 from proxy.contracts.records import Session, Turn, bytes_to_floats, bytes_to_ids
-from tests.chaos.agents import Trial
-from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render
+from tests.chaos.agents import Seen, Trial
+from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render, resumable
 from tests.chaos.trainer import Taken
 
 Versions = Sequence[str]
@@ -58,6 +59,8 @@ def _check_completion(turn: Turn, prompt: bytes, versions: Versions) -> Iterable
         if ((turn.reply.get("content") or ""), said) != (content, calls):
             yield f"I1: its reply is not what its tokens say: {turn.reply}"
     yield from _check_versions(turn, digest, len(ids), versions)
+    if turn.workers and not resumable(digest):
+        yield f"I9: several workers sampled what can't be gone on with: {turn.workers}"
     if turn.workers and [(span.start, span.end) for span in turn.workers] != _joined(turn.workers, len(ids)):
         yield f"I9: its workers' spans have gaps: {turn.workers}"
 
@@ -97,20 +100,21 @@ def check_seen(trial: Trial, turns: Sequence[Turn]) -> tuple[list[str], int]:
         if turn is None:
             wrong.append(f"I3: {trial.trial_id} saw {seen.turn_id} finished ({seen.asked!r}), and it is not on record")
             continue
-        said = [
-            (call["function"]["name"], call["function"]["arguments"]) for call in turn.reply.get("tool_calls") or ()
-        ]
         if turn.partial or turn.superseded_by:
             wrong.append(
                 f"I3: {trial.trial_id} saw {seen.turn_id} finished, and on record it is {turn.finish_reason}, superseded by "
                 f"{turn.superseded_by}"
             )
-        elif ((turn.reply.get("content") or ""), said) != (seen.content, seen.calls):
+        else:
+            wrong += [f"{words} (finished)" for words in _differs(trial, seen, turn, whole=True)]
+    for seen in trial.acted_on:
+        turn = known.get(seen.turn_id)
+        if turn is None:
             wrong.append(
-                f"I3: {trial.trial_id} saw {seen.content!r} {seen.calls} of {seen.turn_id}, on record: {turn.reply}"
+                f"I3: {trial.trial_id} saw blocks of {seen.turn_id} closed ({seen.asked!r}), and it is not on record"
             )
-        elif [call["id"] for call in turn.reply.get("tool_calls") or ()] != seen.call_ids:
-            wrong.append(f"I3: the tool calls of {seen.turn_id} have other ids on record than {seen.call_ids}")
+        else:
+            wrong += [f"{words} (closed blocks)" for words in _differs(trial, seen, turn, whole=False)]
     twice = 0
     last = Counter((turn.parent_id, str(turn.messages[-1].get("content"))) for turn in turns if _counts(turn))
     for (_, asked), count in last.items():
@@ -119,6 +123,20 @@ def check_seen(trial: Trial, turns: Sequence[Turn]) -> tuple[list[str], int]:
             if asked not in trial.retried:
                 wrong.append(f"I3: {trial.trial_id} asked {asked!r} once, and {count} whole turns answer it")
     return wrong, twice
+
+
+def _differs(trial: Trial, seen: Seen, turn: Turn, *, whole: bool) -> Iterable[str]:
+    """whole: or its beginning, of an answer that broke."""
+    content, calls = turn.reply.get("content") or "", turn.reply.get("tool_calls") or ()
+    recorded = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls[: len(seen.calls)]
+    ]
+    if (content != seen.content) if whole else not content.startswith(seen.content):
+        yield f"I3: {trial.trial_id} saw {seen.content!r} of {seen.turn_id}, on record: {content!r}"
+    if recorded != [call.said for call in seen.calls] or (whole and len(calls) != len(seen.calls)):
+        yield f"I3: {trial.trial_id} saw {seen.calls} of {seen.turn_id}, on record: {calls}"
+    elif [call["id"] for call in calls[: len(seen.calls)]] != [call.id for call in seen.calls]:
+        yield f"I3: the tool calls of {seen.turn_id} have other ids on record than {seen.calls}"
 
 
 def _counts(turn: Turn) -> bool:
@@ -144,33 +162,41 @@ def tokens_by_version(turns: Iterable[Turn]) -> Counter[str]:
     return counted
 
 
-def check_ledger(view: RunView, taken: Taken, recorded: Counter[str], groups: int) -> list[str]:
+def check_ledger(
+    view: RunView, taken: Taken, recorded: Mapping[str, Counter[str]], groups: Mapping[str, bool]
+) -> list[str]:
     """I4: sampled = recorded + what was refused as late + what was deleted; and the same = trained + not trained, per version.
 
-    recorded: tokens of all records that are left.
+    Args: recorded: tokens of all trials that are left. groups: of the run, and whether each has a deadline.
     """
     wrong: list[str] = []
     for group_id, leases in taken.acknowledged.items():
         if len(leases) > 1:
             wrong.append(f"I4: group {group_id} was acknowledged {len(leases)} times")
     where = view.groups
-    if (where.running, where.ready, where.leased, where.used) != (
-        0,
-        0,
-        0,
-        0,
-    ) or where.acknowledged + where.empty != groups:
-        wrong.append(f"I4: of {groups} groups: {where}")
-    trained: Counter[str] = Counter()
-    for [lease, *_] in taken.acknowledged.values():
-        for counted in lease.tokens.values():
-            trained.update(counted)
+    open_ones = (where.running, where.ready, where.leased, where.used)
+    if open_ones != (0, 0, 0, 0) or where.acknowledged + where.empty != len(groups):
+        wrong.append(f"I4: of {len(groups)} groups: {where}")
+    leased = {
+        trial: Counter(tokens) for [lease, *_] in taken.acknowledged.values() for trial, tokens in lease.tokens.items()
+    }
+    for trial, tokens in leased.items():
+        if trial in recorded and tokens != recorded[trial]:
+            wrong.append(f"I4: the lease of {trial} brought {dict(tokens)}, on record are {dict(recorded[trial])}")
+    trained = sum(leased.values(), Counter[str]())
     sampled, not_trained = Counter(view.sampled), Counter[str]()
     for counted in view.not_trained.values():
         not_trained.update(counted)
     if +sampled != trained + not_trained:
         wrong.append(f"I4: sampled {view.sampled}, trained {dict(trained)}, not trained {view.not_trained}")
+    # What did not end in time for its group's deadline is on record, and was booked as late.
+    missed = [trial for trial in recorded if groups[trial.rpartition(".")[0]] and trial not in leased]
     gone = Counter(view.not_trained.get("late", {})) + Counter(view.not_trained.get("deleted", {}))
-    if +sampled != recorded + gone:
-        wrong.append(f"I4: sampled {view.sampled}, recorded {dict(recorded)}, late or deleted {dict(gone)}")
+    gone.subtract(sum((recorded[trial] for trial in missed), Counter[str]()))
+    whole = sum(recorded.values(), Counter[str]())
+    whole.update(gone)
+    if +sampled != +whole or any(count < 0 for count in gone.values()):
+        wrong.append(
+            f"I4: sampled {view.sampled}, recorded {recorded}, missed {missed}, not trained {view.not_trained}"
+        )
     return wrong

@@ -15,7 +15,6 @@ from proxy.contracts.records import ids_to_bytes
 
 STOP_ID = 2
 BASE_VERSION = "base/0"
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 MOST_WORDS = 40
 
 
@@ -37,21 +36,26 @@ def digest_of(prompt_ids: bytes) -> bytes:
 @lru_cache(maxsize=4096)
 def answer(digest: bytes) -> tuple[Token, ...]:
     """The whole completion after a prompt with this digest, stop id included."""
-    thinks, calls = digest[0] % 4 == 0, digest[1] % 3 == 0
-    words = 8 + digest[2] % (MOST_WORDS - 8)
+    thinks, calls = digest[0] % 4 == 0, max(0, digest[1] % 6 - 3)
+    words = 12 + digest[2] % (MOST_WORDS - 12)
     tokens: list[Token] = []
     for position in range(words):
         token_id = 3 + int.from_bytes(_hash(digest, position)[:4], "little") % 30_000
+        at = position - (words - 4 * calls)
         if thinks and position < 4:
             tokens.append(Token(token_id, reasoning=f"r{token_id} "))
-        elif calls and position == words - 4:
+        elif at >= 0 and at % 4 == 0:
             tokens.append(Token(token_id, call="look"))
-        elif calls and position > words - 4:
-            piece = ('{"at": ', f"{token_id % 1000}", "}")[position - (words - 3)]
-            tokens.append(Token(token_id, arguments=piece))
+        elif at >= 0:
+            tokens.append(Token(token_id, arguments=('{"at": ', f"{token_id % 1000}", "}")[at % 4 - 1]))
         else:
             tokens.append(Token(token_id, content=f"w{token_id} "))
     return (*tokens, Token(STOP_ID))
+
+
+def resumable(digest: bytes) -> bool:
+    """Whether another worker can go on with the completion after this prompt: one in six is as if under a grammar (I9)."""
+    return digest[3] % 6 != 0
 
 
 def logprob(digest: bytes, position: int, version: str) -> float:

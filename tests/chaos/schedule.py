@@ -6,7 +6,7 @@ Times are seconds from the start of the seed. Agents and faults name replicas, w
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 REPLICAS, WORKERS = 3, 3
@@ -37,6 +37,20 @@ FAULTS = {
     "policy-update": (3, 0.0, 0.0),
 }
 
+LATER = {
+    # as FAULTS; drawn beside those, one at most, so that a seed keeps what it had
+    "link-lose": (3, 0.0, 0.0),  # connections that carry nothing any more and never end
+    "agents-lose": (2, 0.0, 0.0),
+    "store-lose": (2, 0.0, 0.0),
+    "redis-misconf": (
+        2,
+        0.2,
+        1.0,
+    ),  # its disk is full, with appendfsync everysec: it refuses to write, and goes on later
+}
+DURABLE = frozenset(("redis-kill", "redis-disk"))
+"""What loses nothing with appendfsync always alone."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -61,10 +75,10 @@ class Fault:
 class Agent:
     """One trial.
 
-    client: `raw` marks its retries as SDKs do and may go to another replica with each request; `sdk` is the official one.
-    streams: which of its turns are streamed. forks: a turn after which it asks something of its own, without history.
-    slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the middle and is completed by
-    its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in flight.
+    client: `raw` marks its retries as SDKs do and may go to another replica with each request; `sdk` is the official one. format:
+    one of `formats.py`. streams: which of its turns are streamed. forks: a turn after which it asks something of its own, without
+    history. slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the middle and is
+    completed by its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in flight.
     """
 
     start_s: float
@@ -76,13 +90,14 @@ class Agent:
     gone_after_s: float = 0.0
     forks: int = -1
     slow: bool = False
+    format: str = "chat"
 
     def __str__(self) -> str:
         how = "".join("s" if stream else "-" for stream in self.streams)
         on = "".join(map(str, self.replicas))
         extra = (f" after {self.gone_after_s:.2f} s" if self.gone_after_s else "") + (" slow" if self.slow else "")
         fork = f" forks after {self.forks}" if self.forks >= 0 else ""
-        return f"{self.start_s:5.2f} s  {self.client} {self.turns} turns {how} on {on}, {self.end}{extra}{fork}"
+        return f"{self.start_s:5.2f} s  {self.client} {self.format} {self.turns} turns {how} on {on}, {self.end}{extra}{fork}"
 
 
 @dataclass(frozen=True)
@@ -91,12 +106,13 @@ class Schedule:
     agents: tuple[Agent, ...]
     faults: tuple[Fault, ...]
     group_size: int = 2
-    trainer: tuple[str, ...] = field(
-        default=()
-    )  # what the trainer does with each lease in turn: ack, release, lapse, late
+    trainer: tuple[str, ...] = ()  # what it does with each lease in turn: ack, release, lapse, late, extend
+    deadlines: tuple[float | None, ...] = ()  # seconds, of each group that has one
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: groups of {self.group_size}, the trainer will {', '.join(self.trainer)}"]
+        due = [f"group {number} is due after {after} s" for number, after in enumerate(self.deadlines) if after]
+        lines += [f"  {', '.join(due)}"] if due else []
         lines += [f"  agent {number}  {agent}" for number, agent in enumerate(self.agents)]
         return "\n".join(lines + [f"  fault {number}  {fault}" for number, fault in enumerate(self.faults)])
 
@@ -104,38 +120,61 @@ class Schedule:
         return asdict(self)
 
 
+FORMATS = {"chat": 3, "messages": 3, "responses": 2, "gemini": 2}
+"""Name: weight."""
+
+
 def draw(seed: int, *, only: tuple[int, ...] | None = None) -> Schedule:
     """Args: only: of its faults, those with these numbers (to find out which of them it takes)."""
-    dice = random.Random(seed)
-    agents = tuple(_agent(dice) for _ in range(dice.randint(4, 8)))
+    dice, more = random.Random(seed), random.Random(f"more of {seed}")
+    agents = tuple(_agent(dice, more) for _ in range(dice.randint(4, 8)))
     faults = sorted((_fault(dice) for _ in range(dice.randint(2, 6))), key=lambda fault: fault.at_s)
+    faults = sorted([*faults, *_later(more, faults)], key=lambda fault: fault.at_s)
     trainer = tuple(dice.choices(["ack", "release", "lapse", "late"], [6, 1, 1, 1], k=8))
     kept = faults if only is None else [faults[number] for number in only if number < len(faults)]
-    return Schedule(seed, agents, tuple(kept), dice.choice((1, 2, 2, 3)), trainer)
+    trainer = tuple("extend" if how == "ack" and more.random() < 0.2 else how for how in trainer)
+    size = dice.choice((1, 2, 2, 3))
+    groups = range(0, len(agents), size)
+    due = tuple(round(more.uniform(1.0, 4.0), 2) if more.random() < 0.25 else None for _ in groups)
+    return Schedule(seed, agents, tuple(kept), size, trainer, due)
 
 
-def _agent(dice: random.Random) -> Agent:
+def _agent(dice: random.Random, more: random.Random) -> Agent:
+    """more: for what was added later, so that a seed keeps what it had."""
     turns = dice.randint(2, 5)
     client = dice.choices(["raw", "sdk"], [4, 1])[0]
     home, hops = dice.randrange(REPLICAS), dice.random() < 0.6
     end = dice.choices(["completed", "gone", "cut-short", "deleted", "deleted-early"], [8, 1, 1, 1, 1])[0]
     streamed = dice.random() < 0.7
+    spoken = more.choices(list(FORMATS), list(FORMATS.values()))[0]
+    helped = client == "sdk" and spoken in ("messages", "responses")  # the SDK puts a stream together by itself
     return Agent(
         start_s=round(dice.uniform(0.0, 1.0), 2),
         turns=turns,
         client=client,
         replicas=tuple(dice.randrange(REPLICAS) if hops else home for _ in range(turns)),
-        streams=tuple(client == "raw" and streamed and dice.random() < 0.8 for _ in range(turns)),
+        streams=tuple(
+            (client == "raw" and streamed and dice.random() < 0.8) or (helped and more.random() < 0.5)
+            for _ in range(turns)
+        ),
         end=end,
         gone_after_s=round(dice.uniform(0.3, 2.0), 2) if end in ("gone", "cut-short", "deleted-early") else 0.0,
         forks=dice.randrange(turns) if dice.random() < 0.2 else -1,
         slow=dice.random() < 0.15,
+        format=spoken,
     )
 
 
-def _fault(dice: random.Random) -> Fault:
-    kind = dice.choices(list(FAULTS), [weight for weight, _, _ in FAULTS.values()])[0]
-    _, least, most = FAULTS[kind]
+def _later(more: random.Random, faults: list[Fault]) -> list[Fault]:
+    fault = _fault(more, LATER)
+    if more.random() < 0.6 or (fault.kind == "redis-misconf" and DURABLE & {one.kind for one in faults}):
+        return []
+    return [fault]
+
+
+def _fault(dice: random.Random, kinds: dict[str, tuple[int, float, float]] = FAULTS) -> Fault:
+    kind = dice.choices(list(kinds), [weight for weight, _, _ in kinds.values()])[0]
+    _, least, most = kinds[kind]
     among = {"worker": WORKERS, "link": WORKERS * REPLICAS, "redis": 1, "policy": 1}.get(kind.split("-")[0], REPLICAS)
     return Fault(
         at_s=round(dice.uniform(0.1, FAULTS_WITHIN_S), 2),

@@ -17,18 +17,20 @@ from proxy.contracts.errors import Gone, NotFound, StenoError
 from proxy.contracts.policy import UpdateSpec
 from proxy.contracts.records import Turn
 from proxy.contracts.rest import Completion, GroupSpec
-from tests.chaos import faults
+from tests.chaos import faults, journal
 from tests.chaos.agents import OVER, Speaker, Trial
 from tests.chaos.deployment import Deployment
+from tests.chaos.formats import FORMATS, Line
 from tests.chaos.invariants import check_ledger, check_seen, check_session, check_turns, tokens_by_version
+from tests.chaos.journal import check_sampled
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.schedule import REPLICAS, Fault, Schedule
 from tests.chaos.trainer import Trainer
 from tests.support.shards import tensor, write
 
-CONTROL_S = 60.0
+CONTROL_S = 180.0
 """Within this a call of the control plane succeeds: every fault is over long before."""
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 SLACK_FDS = 16
 SLACK_BYTES = 96 * 2**20
 LINEAGE = "chaos"
@@ -99,16 +101,18 @@ class Story:
 
     # -- what happens
 
-    async def _register(self) -> list[str]:
+    async def _register(self) -> dict[str, bool]:
+        """Group -> whether it has a deadline."""
         agents, size = self._schedule.agents, self._schedule.group_size
-        groups = []
-        for first in range(0, len(agents), size):
-            group_id = f"{self._run_id}-{first}"
-            spec = GroupSpec(group_id=group_id, run_id=self._run_id, size=len(agents[first : first + size]))
+        groups: dict[str, bool] = {}
+        for number, first in enumerate(range(0, len(agents), size)):
+            group_id, members = f"{self._run_id}-{first}", agents[first : first + size]
+            due = self._schedule.deadlines[number]
+            spec = GroupSpec(group_id=group_id, run_id=self._run_id, size=len(members), deadline_s=due)
             made = await self._control("create_group", spec)
             found = [one.session.trial_id for one in made.trials]
             self._trials += [Trial(*pair) for pair in zip(found, agents[first : first + size], strict=True)]
-            groups.append(group_id)
+            groups[group_id] = due is not None
         return groups
 
     async def _strike(self, fault: Fault, start: float) -> None:
@@ -162,8 +166,9 @@ class Story:
         """Late requests are refused, at every replica."""
         for place, trial in enumerate(self._trials):
             await self._end(trial)
-            url = f"{self._deployment.direct(place % REPLICAS)}/{trial.trial_id}/v1/chat/completions"
-            async with http.post(url, json={"messages": [{"role": "user", "content": "late"}]}) as response:
+            spoken = FORMATS[trial.agent.format]
+            url = f"{self._deployment.direct(place % REPLICAS)}/{trial.trial_id}{spoken.path(False)}"
+            async with http.post(url, json=spoken.body([Line("user", "late")], False)) as response:
                 if response.status not in OVER:
                     self._wrong(f"{trial.trial_id} has ended, and a late request was answered {response.status}")
 
@@ -172,7 +177,7 @@ class Story:
         while not training.done() and time.monotonic() < until:
             await asyncio.wait({training}, timeout=0.3)
             view = await self._control("run", self._run_id)
-            if view.groups.running + view.groups.ready + view.groups.leased == 0:
+            if view.groups.in_hand + view.groups.used == 0:
                 break
         training.cancel()
         [result] = await asyncio.gather(training, return_exceptions=True)
@@ -181,8 +186,8 @@ class Story:
 
     # -- what must hold
 
-    async def _look(self, trainer: Trainer, groups: list[str]) -> None:
-        recorded: Counter[str] = Counter()
+    async def _look(self, trainer: Trainer, groups: dict[str, bool]) -> None:
+        records: dict[str, list[Turn]] = {}
         counts = self._verdict.counts
         for trial in self._trials:
             counts["requests"] += trial.attempts
@@ -190,7 +195,7 @@ class Story:
             if trial.deleted:
                 await self._is_gone(trial)
                 continue
-            turns = await self._turns(trial.trial_id)
+            turns = records[trial.trial_id] = await self._turns(trial.trial_id)
             session = await self._control("session", trial.trial_id)
             wrong, twice = check_seen(trial, turns)
             counts["answered twice"] += twice
@@ -200,11 +205,16 @@ class Story:
             counts["across updates"] += sum(len(turn.versions) > 1 for turn in turns)
             for sentence in [*wrong, *check_turns(turns, self._versions), *check_session(trial, session, turns)]:
                 self._wrong(sentence)
-            recorded += tokens_by_version(turns)
         view = await self._control("run", self._run_id)
-        for sentence in check_ledger(view, trainer.taken, recorded, len(groups)):
+        recorded = {trial_id: tokens_by_version(turns) for trial_id, turns in records.items()}
+        for sentence in check_ledger(view, trainer.taken, recorded, groups):
             self._wrong(sentence)
-        counts["tokens"] += sum(recorded.values())
+        calm = {trial.trial_id: trial.calm for trial in self._trials}
+        wrong, fates = check_sampled(journal.read(self._deployment.journals, self._run_id), records, calm)
+        for sentence in wrong:
+            self._wrong(sentence)
+        counts.update({f"tokens {fate}": count for fate, count in fates.items()})
+        counts["tokens"] += sum(sum(tokens.values()) for tokens in recorded.values())
         counts["leases"] += trainer.taken.grants
         counts["acknowledgements refused"] += trainer.taken.refused
 

@@ -30,6 +30,7 @@ class TcpRelay:
         self._writers: set[asyncio.StreamWriter] = set()
         self._near: dict[asyncio.StreamWriter, asyncio.StreamWriter] = {}  # dialling side -> its server side
         self._orphaned: set[asyncio.StreamWriter] = set()
+        self._lost: set[asyncio.StreamWriter] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
 
@@ -61,6 +62,11 @@ class TcpRelay:
             self._orphaned.add(self._near.pop(writer))
             writer.transport.abort()
 
+    def lose(self) -> None:
+        """Every connection there is goes on for either side, and nothing arrives any more, not even its end: a NAT that forgot.
+        New ones are well."""
+        self._lost |= self._writers
+
     def pause(self) -> None:
         """Pass nothing on, and read nothing: a stalled network, or a half-open peer."""
         self._flowing.clear()
@@ -91,6 +97,7 @@ class TcpRelay:
                 for each in (writer, far_writer):
                     if each not in self._orphaned:
                         self._writers.discard(each)
+                        self._lost.discard(each)
                         each.transport.abort()
         finally:
             self._tasks.discard(task)
@@ -98,6 +105,8 @@ class TcpRelay:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
+                if writer in self._lost:
+                    continue
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._flowing.wait()
@@ -116,5 +125,5 @@ class TcpRelay:
                 self.passed_bytes += len(data)
                 writer.write(data)
                 await writer.drain()
-        if writer not in self._orphaned:
+        if writer not in self._orphaned | self._lost:
             writer.transport.abort()

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.contracts.leases import RunGroups, RunView
-from proxy.contracts.records import Session, Timings, TokenSpan, Turn, WorkerSpan, floats_to_bytes, ids_to_bytes
+from proxy.contracts.records import (
+    Session,
+    Timings,
+    TokenSpan,
+    Turn,
+    WorkerSpan,
+    bytes_to_ids,
+    floats_to_bytes,
+    ids_to_bytes,
+)
 from tests.chaos.agents import Seen, Trial
+from tests.chaos.formats import FORMATS, Call, Misspoken
 from tests.chaos.invariants import check_ledger, check_seen, check_session, check_turns
+from tests.chaos.journal import Journal, Sampled, check_sampled, read
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
-from tests.chaos.schedule import FAULTS, REPLICAS, draw
+from tests.chaos.schedule import FAULTS, LATER, REPLICAS, draw
 from tests.chaos.trainer import Taken
 
 VERSIONS = ["base/0", "chaos/1"]
@@ -25,9 +38,14 @@ def test_a_seed_draws_the_same_schedule_again() -> None:
 
 def test_a_hundred_seeds_have_every_fault_and_every_end() -> None:
     schedules = [draw(seed) for seed in range(1, 101)]
-    assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(FAULTS)
+    assert {fault.kind for schedule in schedules for fault in schedule.faults} == {*FAULTS, *LATER}
     ends = {agent.end for schedule in schedules for agent in schedule.agents}
     assert ends == {"completed", "gone", "cut-short", "deleted", "deleted-early"}
+    spoken = {(agent.format, agent.client, any(agent.streams)) for one in schedules for agent in one.agents}
+    assert {name for name, _, _ in spoken} == set(FORMATS)
+    assert {(name, "raw", True) for name in FORMATS} <= spoken and {(name, "sdk", False) for name in FORMATS} <= spoken
+    assert {how for one in schedules for how in one.trainer} == {"ack", "release", "lapse", "late", "extend"}
+    assert any(any(one.deadlines) for one in schedules)
     assert all(0 <= replica < REPLICAS for one in schedules for agent in one.agents for replica in agent.replicas)
 
 
@@ -102,14 +120,13 @@ def test_a_turn_on_record_twice_is_found() -> None:
 
 
 def saw(record: Turn, **changed: Any) -> Trial:
-    calls = record.reply["tool_calls"]
-    seen = Seen(
-        record.turn_id, "ask a", record.reply["content"],
-        [(call["function"]["name"], call["function"]["arguments"]) for call in calls], [call["id"] for call in calls], 0.0, [],
-    )  # fmt: skip
+    calls = [
+        Call(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in record.reply["tool_calls"]
+    ]
+    seen = Seen(record.turn_id, "ask a", record.reply["content"], calls)
     for name, value in changed.items():
         setattr(seen, name, value)
-    return Trial("t", draw(1).agents[0], seen=[seen])
+    return Trial("t", draw(1).agents[0], seen=[seen], asked=["ask a"])
 
 
 def test_what_an_agent_saw_is_looked_for() -> None:
@@ -118,6 +135,15 @@ def test_what_an_agent_saw_is_looked_for() -> None:
     assert check_seen(saw(RIGHT, content="other"), [RIGHT])[0]
     assert check_seen(saw(RIGHT), [RIGHT.model_copy(update={"partial": True})])[0]
     assert check_seen(saw(RIGHT), [RIGHT.model_copy(update={"superseded_by": "b"})])[0]
+
+
+def test_blocks_that_an_agent_saw_closed_are_looked_for() -> None:
+    acted = saw(RIGHT, content=RIGHT.reply["content"][:5], calls=[])
+    acted.seen, acted.acted_on = [], acted.seen
+    assert check_seen(acted, [RIGHT.model_copy(update={"partial": True})]) == ([], 0)
+    assert check_seen(acted, [])[0]
+    acted.acted_on[0].content = "other"
+    assert check_seen(acted, [RIGHT])[0]
 
 
 def test_a_request_answered_twice_is_found_unless_it_was_repeated() -> None:
@@ -141,7 +167,76 @@ def test_a_ledger_that_does_not_balance_is_found() -> None:
     view = RunView(
         run_id="r", groups=RunGroups(empty=1), sampled={"base/0": 5}, not_trained={"unscored": {"base/0": 5}}
     )
-    assert check_ledger(view, Taken(), Counter({"base/0": 5}), 1) == []
-    assert check_ledger(view, Taken(), Counter({"base/0": 4}), 1)
-    assert check_ledger(view, Taken(), Counter({"base/0": 5}), 2)
-    assert check_ledger(view.model_copy(update={"not_trained": {}}), Taken(), Counter({"base/0": 5}), 1)
+    right, groups = {"g.0": Counter({"base/0": 5})}, {"g": False}
+    assert check_ledger(view, Taken(), right, groups) == []
+    assert check_ledger(view, Taken(), {"g.0": Counter({"base/0": 4})}, groups)
+    assert check_ledger(view, Taken(), right, groups | {"other": False})
+    assert check_ledger(view.model_copy(update={"not_trained": {}}), Taken(), right, groups)
+
+
+def test_what_missed_its_groups_deadline_is_late_and_nothing_else_is() -> None:
+    late = {"late": {"base/0": 5}}
+    view = RunView(run_id="r", groups=RunGroups(empty=1), sampled={"base/0": 5}, not_trained=late)
+    assert check_ledger(view, Taken(), {"g.0": Counter({"base/0": 5})}, {"g": True}) == []
+    assert check_ledger(view, Taken(), {"g.0": Counter({"base/0": 5})}, {"g": False})
+    assert check_ledger(view, Taken(), {"g.0": Counter({"base/0": 6})}, {"g": True})
+
+
+def journal_of(record: Turn, worker: str = "w0", attempt: int = 0) -> list[Sampled]:
+    ids = bytes_to_ids(record.completion_ids).tolist()
+    versions = [span.version for span in record.versions for _ in range(span.start, span.end)]
+    return [
+        Sampled(worker, "t", record.turn_id, attempt, at, token, version)
+        for at, (token, version) in enumerate(zip(ids, versions, strict=True))
+    ]
+
+
+ONE = RIGHT.model_copy(update={"worker_id": "w0"})
+SAMPLED = journal_of(ONE)
+CUT = ONE.model_copy(update={"completion_ids": IDS[:8], "partial": True})
+
+
+def test_what_was_sampled_is_held_against_the_record() -> None:
+    count = len(SAMPLED)
+    assert check_sampled(SAMPLED, {"t": [ONE]}, {"t": True}) == ([], Counter(recorded=count))
+    lost = journal_of(ONE, "w1")
+    again = ONE.model_copy(update={"attempt": 1})
+    assert check_sampled(lost + journal_of(ONE, attempt=1), {"t": [again]}, {"t": True})[1]["sampled again"] == count
+    assert check_sampled(SAMPLED, {"t": [CUT]}, {}) == ([], Counter({"recorded": 2, "after the end": count - 2}))
+    assert check_sampled(SAMPLED, {}, {"t": True}) == ([], Counter({"with its trial": count}))
+    assert check_sampled(SAMPLED, {"t": []}, {}) == ([], Counter(unrecorded=count))
+
+
+def test_what_no_engine_sampled_is_found_and_what_nobody_recorded() -> None:
+    assert check_sampled(SAMPLED[1:], {"t": [ONE]}, {})[0]
+    assert check_sampled(journal_of(ONE, "w1"), {"t": [ONE]}, {})[0], "another worker did"
+    assert check_sampled(SAMPLED, {"t": []}, {"t": True})[0]
+    assert check_sampled(SAMPLED, {"t": [CUT]}, {"t": True})[0]
+
+
+def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "w0", "w0")
+    journal.note("run-0.1", "a", 0, 1, 7, "base/0")
+    journal.note("other-0.1", "b", 0, 1, 7, "base/0")
+    assert list(read([tmp_path / "w0", tmp_path / "w1"], "run")) == [Sampled("w0", "run-0.1", "a", 0, 1, 7, "base/0")]
+
+
+def event(**fields: Any) -> str:
+    return json.dumps(fields)
+
+
+CHUNK: dict[str, Any] = {"id": "chatcmpl-a", "choices": [{"delta": {"content": "x"}, "finish_reason": None}]}
+MISSPOKEN: dict[str, list[str]] = {
+    "chat": [json.dumps(CHUNK), "[DONE]"],
+    "messages": [event(type="content_block_stop", index=0)],
+    "responses": [event(type="response.created", sequence_number=1, response={"id": "resp_a"})],
+    "gemini": [event(responseId="a"), event(responseId="b")],
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_stream_out_of_order_is_found(name: str) -> None:
+    reader = FORMATS[name].reader()
+    with pytest.raises(Misspoken):
+        for data in MISSPOKEN[name]:
+            reader.event(data)

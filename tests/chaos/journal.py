@@ -1,0 +1,107 @@
+"""Every token that a worker's engine sampled, written down before anybody is sent it: what records are held against (I4).
+
+A line per token, appended by one write, so that a killed worker has told all. What became of each:
+
+    recorded         it stands in its turn, with this worker and this version; of a superseded turn as well
+    sampled again    its worker was lost with it, and a later attempt of the turn has it from another one
+    after the end    its turn broke, or was cancelled, before this was on record
+    unrecorded       nothing is on record of its turn: its replica was killed, or its client left before it came
+    with its trial   the trial was deleted
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from proxy.contracts.records import Turn, bytes_to_ids
+
+
+class Sampled(NamedTuple):
+    worker: str
+    trial_id: str
+    turn_id: str
+    attempt: int
+    position: int
+    token_id: int
+    version: str
+
+
+class Journal:
+    """Written by one worker, also by those that come after it under its name."""
+
+    def __init__(self, path: Path, worker: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._worker = worker
+
+    def note(self, trial_id: str, turn_id: str, attempt: int, position: int, token_id: int, version: str) -> None:
+        words = (self._worker, trial_id, turn_id, attempt, position, token_id, version)
+        os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
+
+
+def read(paths: Iterable[Path], run_id: str) -> Iterator[Sampled]:
+    """What was sampled for the trials of a run, which are named after it."""
+    for path in paths:
+        for line in path.read_text().splitlines() if path.exists() else ():
+            words = line.split(" ")
+            if words[1].startswith(run_id + "-"):
+                worker, trial_id, turn_id, attempt, position, token_id, version = words
+                yield Sampled(worker, trial_id, turn_id, int(attempt), int(position), int(token_id), version)
+
+
+def check_sampled(
+    sampled: Iterable[Sampled], records: Mapping[str, Sequence[Turn]], calm: Mapping[str, bool]
+) -> tuple[list[str], Counter[str]]:
+    """I4, I10: what is on record was sampled there, and what was sampled is on record, or why not is known.
+
+    Args: records: turns of the trials that are left. calm: trial -> no request of it was ever repeated or cut off, so that
+        nothing of it may be unrecorded.
+    Returns: (what is wrong, tokens by what became of them)
+    """
+    wrong: list[str] = []
+    fates: Counter[str] = Counter()
+    by_turn: dict[str, list[Sampled]] = defaultdict(list)
+    for one in sampled:
+        by_turn[one.turn_id].append(one)
+    turns = {turn.turn_id: (trial_id, turn) for trial_id, found in records.items() for turn in found}
+    recorded: set[Sampled] = set()
+    for turn_id, (_, turn) in turns.items():
+        # What could not be gone on with is a turn of its own; its worker knew it by the id of what took its place.
+        asked = [*by_turn[turn_id], *by_turn.get(turn.superseded_by or "", ())]
+        known = {(one.position, one.token_id, one.version, one.worker): one for one in asked}
+        for token in _tokens(turn):
+            if token not in known:
+                wrong.append(f"I4: turn {turn_id} has on record what no engine sampled: {token}")
+                break
+            recorded.add(known[token])
+    for turn_id, ones in by_turn.items():
+        trial_id, turn_on_record = turns.get(turn_id, (ones[0].trial_id, None))
+        fate = Counter(_fate(one, turn_on_record, recorded, trial_id in records) for one in ones)
+        fates += fate
+        if calm.get(trial_id) and fate["unrecorded"] + fate["after the end"]:
+            wrong.append(f"I4: nobody cut {trial_id} off, and of turn {turn_id} was sampled {dict(fate)}")
+    return wrong, fates
+
+
+def _tokens(turn: Turn) -> Iterator[tuple[int, int, str, str]]:
+    """(position, id, version, worker)"""
+    ids = bytes_to_ids(turn.completion_ids).tolist()
+    versions = [span.version for span in turn.versions for _ in range(span.start, span.end)]
+    workers = [span.worker_id for span in turn.workers for _ in range(span.start, span.end)] or [turn.worker_id] * len(
+        ids
+    )
+    for position, (token_id, version, worker) in enumerate(zip(ids, versions, workers, strict=False)):
+        yield position, token_id, version, worker
+
+
+def _fate(one: Sampled, turn: Turn | None, recorded: set[Sampled], alive: bool) -> str:
+    if not alive:
+        return "with its trial"
+    if one in recorded:
+        return "recorded"
+    if turn is None:
+        return "unrecorded"
+    return "sampled again" if one.attempt < turn.attempt else "after the end"
