@@ -23,6 +23,7 @@ LOADING_S = 60.0
 """What a worker gets at least to load what it was told to, also when the deadline is that near."""
 MAX_CREDIT_BYTES = 32 * 2**20
 """Of a worker's credit, what is used before its next Progress: it bounds what this proxy may hold for it (`stream`)."""
+MISSED = "missed: sent over nccl without this worker, which gets the next version"
 STATES = frozenset({"waiting", "receiving", "ready", "loading", "served", "failed"})
 
 
@@ -81,7 +82,7 @@ class UpdateRun:
         if version == self.version:
             self._serve(member)
         elif self.state in ("running", "done"):
-            self._steps.append(Step(worker_id, Do.PREPARE))
+            self._ask(member, now)
         return self._advance(now)
 
     def announced(self, worker_id: str, version: str, now: float) -> list[Step]:
@@ -132,8 +133,7 @@ class UpdateRun:
             if member.cursor is not None:
                 member.cursor.rewind(now)
             if member.retry_at is not None and now >= member.retry_at and self.state in ("running", "done"):
-                member.state, member.retry_at = "waiting", None
-                self._steps.append(Step(member.worker_id, Do.PREPARE))
+                self._ask(member, now)
         return self._advance(now)
 
     def supersede(self, now: float) -> list[Step]:
@@ -218,6 +218,15 @@ class UpdateRun:
     def _serve(self, member: Member) -> None:
         self.served = True
         member.serve()
+
+    def _ask(self, member: Member, now: float) -> None:
+        if self.spec.transport == "nccl" and self.applied:
+            # All receive together or not at all: a group that has gone without it would let it wait for ever.
+            member.fail(f"{MISSED}: {member.error}" if member.error else MISSED, now)
+            member.retry_at = None
+            return
+        member.state, member.retry_at = "waiting", None
+        self._steps.append(Step(member.worker_id, Do.PREPARE))
 
     def _receiving(self, member: Member, said: Progress, now: float) -> None:
         if self.spec.transport != "stream":

@@ -12,7 +12,7 @@ from proxy.contracts.errors import ProtocolError
 from proxy.contracts.frames import Progress
 from proxy.contracts.policy import Want
 from proxy.policies.member import FIRST_RETRY_S, RESEND_S, Cursor
-from proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, Do, Step, UpdateRun
+from proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, Do, Step, UpdateRun
 from tests.support.policy_contract import SHARD_BYTES, spec
 
 DEADLINE_S = 100.0
@@ -96,6 +96,24 @@ def test_failed_workers_are_tried_again_ever_more_seldom_once_the_others_serve()
         at = due
         update.progress("bad", said("failed", code="weights_refused", message="no"), at)
     assert waits == [FIRST_RETRY_S * 2**n for n in range(4)]
+
+
+def test_what_goes_over_nccl_brings_nobody_along_that_was_not_in_the_group() -> None:
+    update = run(transport="nccl", location="{}")
+    for name in ("a", "b"):
+        update.join(name, "base/0", 0.0)
+        update.progress(name, said("ready"), 1.0)
+    assert update.applied
+    update.progress("a", said("served"), 2.0)
+    update.progress("b", said("failed", code="probe", message="differs"), 2.0)
+    assert update.state == "done"
+    assert update.join("late", "base/0", 3.0) == []
+    assert update.tick(1_000.0) == [], "neither is asked again"
+    workers = {worker.worker_id: worker for worker in update.view().workers}
+    assert {name: worker.state for name, worker in workers.items()} == {"a": "served", "b": "failed", "late": "failed"}
+    assert workers["late"].error == MISSED
+    assert workers["b"].error == f"{MISSED}: probe: differs"
+    assert update.next_deadline() is None
 
 
 def test_a_failed_update_rests_until_it_is_posted_again() -> None:
