@@ -32,7 +32,7 @@ from trainer_bridge.weights.source import ModelWeights
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 LATEST, STATE, WRITING = "latest", "state.msgpack", ".writing-"
 _CONFIGURATION = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Files of a model directory that go with its weights: configuration, tokenizer, chat template, code."""
@@ -41,19 +41,20 @@ _CONFIGURATION = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 class RunState(msgspec.Struct, frozen=True):
     """What a run knows beside weights and optimizer.
 
-    path: the history's lineages with their last steps. ledger: `Ledger.to_bytes`. trained_groups: groups whose step is in this
-    state, as far as their acknowledgement may be lost. extra: the loop's own, of JSON types.
+    run_id: whose groups were trained; another run's books and groups would not go with these. path: the history's lineages with
+    their last steps. ledger: `Ledger.to_bytes`. trained_groups: groups whose step is in this state, as far as their
+    acknowledgement may be lost.
     """
 
+    run_id: str
     path: tuple[tuple[str, int], ...]
     ledger: bytes = b""
     trained_groups: tuple[str, ...] = ()
-    extra: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @classmethod
-    def of(cls, history: History, ledger: Ledger, trained_groups: set[str], **extra: Any) -> RunState:
+    def of(cls, run_id: str, history: History, ledger: Ledger, trained_groups: set[str]) -> RunState:
         path = tuple((version.lineage, version.step) for version in history.path)
-        return cls(path, ledger.to_bytes(), tuple(sorted(trained_groups)), extra)
+        return cls(run_id, path, ledger.to_bytes(), tuple(sorted(trained_groups)))
 
     @property
     def history(self) -> History:
@@ -121,16 +122,16 @@ class Checkpoints:
         ranks.barrier()
         return final
 
-    def resume(self) -> RunState | None:
+    def resume(self, run_id: str) -> RunState | None:
         """Go on from the newest checkpoint: weights, optimizer, random numbers, steps. None: there is none, nothing was changed.
 
-        Raises: BadCheckpoint: not whole, or of another shape (ranks, precision, model): it says which.
+        Raises: BadCheckpoint: not whole, of another run, or of another shape (ranks, precision, model): it says which.
         """
         found = self._ranks.share(str(self.newest() or "").encode() if self._ranks.first else None).decode()
         if not found:
             return None
         folder = Path(found)
-        saved = self._read(folder)
+        saved = self._read(folder, run_id)
         loaded, _ = self._engine.deepspeed.load_checkpoint(str(folder), tag="zero", load_lr_scheduler_states=False)
         if loaded is None:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing in it")
@@ -140,7 +141,7 @@ class Checkpoints:
         log.info("resumed from %s", folder)
         return saved.run
 
-    def _read(self, folder: Path) -> _Saved:
+    def _read(self, folder: Path, run_id: str) -> _Saved:
         try:
             saved = msgspec.msgpack.decode((folder / STATE).read_bytes(), type=_Saved)
         except (OSError, msgspec.DecodeError) as error:
@@ -148,12 +149,14 @@ class Checkpoints:
         engine = self._engine
         for what, was, now in (
             ("format", saved.format, FORMAT),
+            ("run", saved.run.run_id, run_id),
             ("ranks", saved.ranks, self._ranks.size),
             ("precision", saved.precision, engine.settings.precision),
             ("parameters", saved.parameters, engine.parameters),
         ):
             if was != now:
-                hint = "; start anew from its weights-… folder as the model" if what != "format" else ""
+                anew = "; start anew, in another checkpoint_dir, with its weights-… folder as the model"
+                hint = anew if what != "format" else ""
                 raise BadCheckpoint(f"{folder}: {what} {was} in the checkpoint, {now} now{hint}")
         return saved
 

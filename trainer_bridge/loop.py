@@ -51,20 +51,21 @@ Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
 class State:
     """Of a run: what its checkpoint has beside weights and optimizer.
 
-    history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is in this state
-    and whose acknowledgement is not confirmed yet.
+    run: its name. history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is
+    in this state and whose acknowledgement is not confirmed yet.
     """
 
+    run: str
     history: History
     ledger: Ledger = field(default_factory=Ledger)
     trained: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, saved: RunState) -> State:
-        return cls(saved.history, saved.read_ledger(), set(saved.trained_groups))
+        return cls(saved.run_id, saved.history, saved.read_ledger(), set(saved.trained_groups))
 
     def saved(self) -> RunState:
-        return RunState.of(self.history, self.ledger, self.trained)
+        return RunState.of(self.run, self.history, self.ledger, self.trained)
 
     @property
     def step(self) -> int:
@@ -193,14 +194,16 @@ class Loop:
         await self._crew.do("save", self.state)
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
-        await self._feed.acknowledge([group_id for group_id in unsaved if group_id not in self._unserved])
+        if served := [group_id for group_id in unsaved if group_id not in self._unserved]:
+            await self._feed.acknowledge(served)
         return seconds
 
     async def _let_go(self, groups: Sequence[str]) -> None:
         """Others may be started in the place of these groups; those that a checkpoint holds are acknowledged. Once is enough."""
         groups = [group_id for group_id in groups if group_id in self._unserved]
         self._unserved = [group_id for group_id in self._unserved if group_id not in groups]
-        await self._feed.acknowledge([group_id for group_id in groups if group_id not in self._unsaved])
+        if durable := [group_id for group_id in groups if group_id not in self._unsaved]:
+            await self._feed.acknowledge(durable)
         await self._feed.used([group_id for group_id in groups if group_id in self._unsaved])
 
     # -- weights ------------------------------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ class Duties:
         self._settings, self._engine, self._ranks = settings, engine, engine.ranks
         self._stepper = Stepper(engine)
         self._checkpoints = Checkpoints(settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept)
-        saved = self._checkpoints.resume()
-        self.state = State.of(saved) if saved is not None else State(History((Version("base", 0),)))
+        saved = self._checkpoints.resume(settings.run)
+        self.state = State.of(saved) if saved is not None else State(settings.run, History((Version("base", 0),)))
         # Every start is a lineage of its own: a version that a killed trainer pushed and did not save is never given again (I10).
         lineage = self._ranks.share(secrets.token_hex(4).encode() if self._ranks.first else None).decode()
         self._parent = self.state.version

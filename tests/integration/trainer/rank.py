@@ -36,8 +36,8 @@ def main(folder: Path) -> None:
     ranks = Ranks.open("cpu", sequence_size=settings.sequence_parallel, collective_s=200.0, wait_s=200.0)
     stepper = Stepper(PolicyEngine.open(settings, ranks))
     checkpoints = Checkpoints(settings.checkpoint_dir, stepper, keep=settings.checkpoints_kept)
-    resumed = checkpoints.resume() if job.get("resume") else None
-    run = resumed or RunState.of(History((Version("a", 0),)), Ledger(), set())
+    resumed = checkpoints.resume(job.get("run", "r")) if job.get("resume") else None
+    run = resumed or RunState.of("r", History((Version("a", 0),)), Ledger(), set())
     reports = []
     ledger, history = run.read_ledger(), run.history
     batches = job["batches"][stepper.steps_done :]
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         if job.get("die", [None])[0] == report.step and ranks.first:
             setattr(checkpoints, job["die"][1], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         if report.step in job.get("save_after", []):
-            checkpoints.save(RunState.of(history, ledger, {f"g{report.step}"}, note="kept"))
+            checkpoints.save(RunState.of("r", history, ledger, {f"g{report.step}"}))
             (folder / "saved").touch()
     weights = whole_weights(stepper.engine)
     if ranks.first:

@@ -67,7 +67,7 @@ def test_killed_and_resumed_is_as_if_never_killed(precision: str, tmp_path: Path
     assert resumed["random"][0] == never["random"][0] and torch.equal(resumed["random"][1], never["random"][1])
     assert resumed["ledger"] == never["ledger"]
     state = resumed["resumed"]
-    assert (state.path, state.trained_groups, state.extra) == ((("a", 2),), ("g2",), {"note": "kept"})
+    assert (state.run_id, state.path, state.trained_groups) == ("r", (("a", 2),), ("g2",))
 
 
 @pytest.mark.parametrize("during", ["_wrote", "_point_at"])
@@ -111,11 +111,13 @@ def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
         end(process)
 
 
-def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_or_shape_is_refused_by_name(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     run_ranks(2, job(tmp_path, model, save_after=[4]), tmp_path / "job")
     with pytest.raises(AssertionError, match=r"BadCheckpoint.*ranks 2 in the checkpoint, 1 now"):
         run_ranks(1, job(tmp_path, model, resume=True), tmp_path / "other")
+    with pytest.raises(AssertionError, match=r"BadCheckpoint.*run r in the checkpoint, another now"):
+        run_ranks(2, job(tmp_path, model, resume=True, run="another"), tmp_path / "another")
 
 
 def untimed(metrics: dict[str, float]) -> dict[str, float]:

@@ -153,7 +153,7 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
         **{"checkpoint_every": 1, "total_steps": 6, **fields},
     )  # fmt: skip
     settings.check()
-    state = State(History((Version("base", 0), Version("a", 0))))
+    state = State("r", History((Version("base", 0), Version("a", 0))))
 
     async def run(run_id: str) -> Any:
         groups = SimpleNamespace(in_hand=world.in_hand, running=0, ready=0, leased=0, used=len(world.used))
