@@ -7,7 +7,6 @@ beforehand.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from proxy import metrics
@@ -17,21 +16,21 @@ from proxy.store.run_store import Granted, RunStore
 LOOK_S = 5.0
 """The longest sleep: a wake-up from another replica may be lost."""
 _LEAST_S = 0.05
-"""The shortest, where something should be ready by now and is not: clocks differ."""
+"""The shortest, where something should be ready by now and is not."""
 
 
 async def lease(
     runs: RunStore,
     request: LeaseRequest,
     gone: Callable[[], Awaitable[bool]],
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float | None] = lambda: None,
 ) -> list[Lease]:
     """Leases of `max_groups` as soon as so many groups are ready, else of those that are after `wait_s`.
 
     Nothing is held back while it waits: until then other trainers may have them. Cancel-safe; what was granted and never reached
     its trainer is served again when its time is over.
 
-    Args: gone: whether the caller has left. Nothing is granted to it then.
+    Args: gone: whether the caller has left. Nothing is granted to it then. clock: what `RunStore` takes as now.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + request.wait_s
@@ -48,8 +47,8 @@ async def lease(
                 _count(granted)
                 return granted.leases
             sleep_s = min(left_s, LOOK_S)
-            if granted.next_at is not None:
-                sleep_s = min(sleep_s, max(granted.next_at - clock(), _LEAST_S))
+            if granted.next_in_s is not None:
+                sleep_s = min(sleep_s, max(granted.next_in_s, _LEAST_S))
             slept = True
             try:
                 async with asyncio.timeout(sleep_s):

@@ -165,7 +165,7 @@ async def _sweep(store: SessionStore, recorder: Recorder, settings: ProxySetting
     while True:
         await asyncio.sleep(settings.sweep_s)
         try:
-            await store.runs.close_due(now=time.time())
+            await store.runs.close_due()
             dropped = await store.expire(now=time.time(), retention_s=settings.retention_s)
             await recorder.end_timed_out()
         except StenoError as error:

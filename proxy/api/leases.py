@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
@@ -34,7 +33,7 @@ async def lease(request: Request, body: LeaseRequest) -> Response:
 )
 async def acknowledge(request: Request, lease_id: LeaseId) -> Response:
     try:
-        held_s = await services(request).store.runs.acknowledge(lease_id, now=time.time())
+        held_s = await services(request).store.runs.acknowledge(lease_id)
     except Conflict:
         metrics.LEASES.labels("refused").inc()
         raise
@@ -50,7 +49,7 @@ async def acknowledge(request: Request, lease_id: LeaseId) -> Response:
     summary="Give the group back: it is served again at once (idempotent; a lost lease is a conflict)",
 )
 async def release(request: Request, lease_id: LeaseId) -> Response:
-    await services(request).store.runs.release(lease_id, now=time.time())
+    await services(request).store.runs.release(lease_id)
     metrics.LEASES.labels("released").inc()
     return encoded(request, LeaseTerm(lease_id=lease_id))
 
@@ -63,7 +62,7 @@ async def release(request: Request, lease_id: LeaseId) -> Response:
 async def extend(request: Request, lease_id: LeaseId, body: LeaseExtension | None = None) -> Response:
     wanted = body or LeaseExtension()
     runs = services(request).store.runs
-    expires_at = await runs.extend(lease_id, wanted.ttl_s, used=wanted.used, now=time.time())
+    expires_at = await runs.extend(lease_id, wanted.ttl_s, used=wanted.used)
     return encoded(request, LeaseTerm(lease_id=lease_id, expires_at=expires_at))
 
 
@@ -73,4 +72,4 @@ async def extend(request: Request, lease_id: LeaseId, body: LeaseExtension | Non
     summary="Where a run's groups are, and its side of the ledger: tokens sampled, and those that no lease brings",
 )
 async def read_run(request: Request, run_id: Annotated[str, Path(max_length=128)]) -> Response:
-    return encoded(request, await services(request).store.runs.view(run_id, now=time.time()))
+    return encoded(request, await services(request).store.runs.view(run_id))

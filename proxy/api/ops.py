@@ -80,7 +80,7 @@ def _gauges(found: Services) -> None:
 async def _groups(found: Services) -> None:
     """Groups in hand; as they were, while the store does not answer: other metrics are wanted then."""
     try:
-        in_hand = await found.store.runs.in_hand(now=time.time())
+        in_hand = await found.store.runs.in_hand()
     except StoreUnavailable:
         metrics.STORE_ERRORS.labels("in_hand").inc()
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable
 
 from proxy.contracts.leases import Lease, LeaseName, LeaseRequest, RunView
@@ -48,13 +49,13 @@ class MemoryRuns:
 
     # -- RunStore
 
-    async def lease(self, request: LeaseRequest, *, at_least: int, now: float) -> Granted:
-        run = self._run(request.run_id)
+    async def lease(self, request: LeaseRequest, *, at_least: int, now: float | None = None) -> Granted:
+        run, at = self._run(request.run_id), _at(now)
         places = run.lease(
-            request.consumer, request.max_groups, at_least, request.ttl_s, request.request_id, secrets.token_hex(8), now
+            request.consumer, request.max_groups, at_least, request.ttl_s, request.request_id, secrets.token_hex(8), at
         )
         leases = [self._lease(request.run_id, place) for place in places]
-        return Granted(leases, [max(0.0, now - place.ready_at) for place in places], run.next_at(now))
+        return Granted(leases, [max(0.0, at - place.ready_at) for place in places], run.next_in_s(at))
 
     def _lease(self, run_id: str | None, place: Place) -> Lease:
         tokens = place.brings()
@@ -69,30 +70,34 @@ class MemoryRuns:
             grants=place.grants,
         )
 
-    async def acknowledge(self, lease_id: str, *, now: float) -> float | None:
+    async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
         name = LeaseName.decode(lease_id)
-        return self._run(name.run_id).acknowledge(name, now)
+        return self._run(name.run_id).acknowledge(name, _at(now))
 
-    async def release(self, lease_id: str, *, now: float) -> None:
+    async def release(self, lease_id: str, *, now: float | None = None) -> None:
         name = LeaseName.decode(lease_id)
         self._run(name.run_id).release(name)
         self._waiters.wake(name.run_id)
 
-    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float) -> float:
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         name = LeaseName.decode(lease_id)
-        return self._run(name.run_id).extend(name, ttl_s, used, now)
+        return self._run(name.run_id).extend(name, ttl_s, used, _at(now))
 
-    async def view(self, run_id: str | None, *, now: float) -> RunView:
-        return self._runs.get(run_id, Run(run_id)).view(now)
+    async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
+        return self._runs.get(run_id, Run(run_id)).view(_at(now))
 
-    async def close_due(self, *, now: float) -> None:
+    async def close_due(self, *, now: float | None = None) -> None:
         for run_id, run in self._runs.items():
-            run.close_due(now)
+            run.close_due(_at(now))
             self._waiters.wake(run_id)
 
-    async def in_hand(self, *, now: float) -> InHand:
-        views = [run.view(now).groups for run in self._runs.values()]
+    async def in_hand(self, *, now: float | None = None) -> InHand:
+        views = [run.view(_at(now)).groups for run in self._runs.values()]
         return InHand(*(sum(getattr(view, name) for view in views) for name in InHand._fields))
 
     def watch(self, run_id: str | None) -> contextlib.AbstractContextManager[asyncio.Event]:
         return self._waiters.watch(run_id)
+
+
+def _at(now: float | None) -> float:
+    return time.time() if now is None else now

@@ -59,9 +59,10 @@ class RedisRuns:
             await asyncio.wait({self._listener})
             self._listener = None
 
-    async def _run(self, operation: str, run_id: str | None, now: float, *args: Any, request: str = "") -> Any:
+    async def _run(self, operation: str, run_id: str | None, now: float | None, *args: Any, request: str = "") -> Any:
         keys = [*run_keys(run_id), *([request_key(run_id, request)] if request else ())]
-        return await self._link.run(self._script, keys, [operation, repr(now), *args], writes=operation not in READS)
+        at = "" if now is None else repr(now)
+        return await self._link.run(self._script, keys, [operation, at, *args], writes=operation not in READS)
 
     # -- for the store: what becomes of groups and trials
 
@@ -101,17 +102,17 @@ class RedisRuns:
 
     # -- RunStore
 
-    async def lease(self, request: LeaseRequest, *, at_least: int, now: float) -> Granted:
+    async def lease(self, request: LeaseRequest, *, at_least: int, now: float | None = None) -> Granted:
         remembered = request.request_id or ""
-        args = [request.consumer, request.max_groups, at_least, repr(now + request.ttl_s), secrets.token_hex(8)]
+        args = [request.consumer, request.max_groups, at_least, repr(request.ttl_s), secrets.token_hex(8)]
         args.append(round(REQUEST_TTL_S) if remembered else 0)
         reply = await self._run("lease", request.run_id, now, *args, request=remembered)
         await self._woke(request.run_id, reply[0])
-        leases, waited_s = [], []
-        for item in reply[2:]:
+        leases, waited_s, at = [], [], float(reply[2])
+        for item in reply[3:]:
             leases.append(await self._lease(request.run_id, item))
-            waited_s.append(max(0.0, now - float(item[4])))
-        return Granted(leases, waited_s, float(reply[1]) if reply[1] else None)
+            waited_s.append(max(0.0, at - float(item[4])))
+        return Granted(leases, waited_s, float(reply[1]) - at if reply[1] else None)
 
     async def _lease(self, run_id: str | None, item: list[bytes]) -> Lease:
         name, grant, grants, expires, _, doc, *rest = item
@@ -131,30 +132,32 @@ class RedisRuns:
         )
 
     async def _finish(
-        self, what: str, lease_id: str, now: float, expires_at: float = 0.0, used: bool = False
-    ) -> tuple[LeaseName, bytes]:
-        name = LeaseName.decode(lease_id)
-        args = [what, name.group_id, name.grant, repr(expires_at), int(used)]
-        reply = await self._run("finish", name.run_id, now, *args)
-        if reply[0] == -1:
+        self, what: str, name: LeaseName, now: float | None, ttl_s: float = 0.0, used: bool = False
+    ) -> list[bytes]:
+        """When the group was granted ("": what was asked for was done before), now, and when the lease ends."""
+        args = [what, name.group_id, name.grant, repr(ttl_s), int(used)]
+        outcome, *rest = await self._run("finish", name.run_id, now, *args)
+        if outcome == -1:
             raise NotFound(f"no group {name.group_id} is leased")
-        if reply[0] != 1:
+        if outcome != 1:
             raise Conflict(f"group {name.group_id} is not held under this lease any more")
-        return name, reply[1]
+        found: list[bytes] = rest
+        return found
 
-    async def acknowledge(self, lease_id: str, *, now: float) -> float | None:
-        _, since = await self._finish("acknowledge", lease_id, now)
-        return max(0.0, now - float(since)) if since else None
+    async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
+        since, at, _ = await self._finish("acknowledge", LeaseName.decode(lease_id), now)
+        return max(0.0, float(at) - float(since)) if since else None
 
-    async def release(self, lease_id: str, *, now: float) -> None:
-        name, since = await self._finish("release", lease_id, now)
+    async def release(self, lease_id: str, *, now: float | None = None) -> None:
+        name = LeaseName.decode(lease_id)
+        since, *_ = await self._finish("release", name, now)
         await self._woke(name.run_id, 1 if since else 0)
 
-    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float) -> float:
-        await self._finish("extend", lease_id, now, now + ttl_s, used)
-        return now + ttl_s
+    async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
+        *_, expires_at = await self._finish("extend", LeaseName.decode(lease_id), now, ttl_s, used)
+        return float(expires_at)
 
-    async def view(self, run_id: str | None, *, now: float) -> RunView:
+    async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
         totals, ledger, ready, leased, used = await self._run("view", run_id, now)
         counts = {key.decode(): int(value) for key, value in _pairs(totals)}
         view = RunView(
@@ -182,13 +185,13 @@ class RedisRuns:
         tags = await self._link.call(self._link.client.zrange(RUNS, 0, -1))
         return [run_id_of(tag.decode()) for tag in tags]
 
-    async def close_due(self, *, now: float) -> None:
+    async def close_due(self, *, now: float | None = None) -> None:
         known = await self._known()
         ready = await asyncio.gather(*(self._run("due", run_id, now, DUE_AT_ONCE) for run_id in known))
         for run_id, woke in zip(known, ready, strict=True):
             await self._woke(run_id, woke)
 
-    async def in_hand(self, *, now: float) -> InHand:
+    async def in_hand(self, *, now: float | None = None) -> InHand:
         counts = await asyncio.gather(*(self._run("in_hand", run_id, now) for run_id in await self._known()))
         return InHand(*(sum(column) for column in zip([0, 0, 0], *counts, strict=True)))
 

@@ -222,10 +222,11 @@ class Run:
             self._requests[request_id] = (now + REQUEST_TTL_S, granted)
         return found[:most]
 
-    def next_at(self, now: float) -> float | None:
-        """When something may become ready by itself: a deadline, or the end of a lease. None: nothing is known to."""
+    def next_in_s(self, now: float) -> float | None:
+        """Until something may become ready by itself: a deadline, or the end of a lease. None: nothing is known to."""
         due = [p.due_at for p in self.places.values() if p.state is State.RUNNING and p.due_at is not None]
-        return min([*due, *(p.expires_at for p in self.places.values() if p.state is State.LEASED)], default=None)
+        held = [p.expires_at for p in self.places.values() if p.state is State.LEASED]
+        return min([*due, *held]) - now if due or held else None
 
     def acknowledge(self, name: LeaseName, now: float) -> float | None:
         place = self._place(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -30,7 +31,7 @@ class LeaseContract:
         await group(store, "due", deadline_s=50.0)
         asked = LeaseRequest(run_id=RUN, consumer="t", max_groups=2)
         granted = await store.runs.lease(asked, at_least=2, now=20.0)
-        assert (granted.leases, granted.next_at) == ([], 57.0)
+        assert (granted.leases, granted.next_in_s) == ([], 37.0)
         await finished(store, "b", now=21.0)
         granted = await store.runs.lease(asked, at_least=2, now=25.0)
         assert [one.group.group_id for one in granted.leases] == ["a", "b"]
@@ -101,6 +102,18 @@ class LeaseContract:
         await store.runs.acknowledge(again.lease_id, now=93.0)
         groups = (await store.runs.view(RUN, now=94.0)).groups
         assert (groups.used, groups.acknowledged, groups.in_hand) == (0, 1, 0)
+
+    async def test_without_a_time_the_store_knows_it_itself(self, store: SessionStore) -> None:
+        await finished(store, "g")
+        asked = LeaseRequest(run_id=RUN, consumer="t", max_groups=1, ttl_s=600.0)
+        [one] = (await store.runs.lease(asked, at_least=1)).leases
+        assert abs(one.expires_at - time.time() - 600.0) < 300.0
+        waiting = await store.runs.lease(asked, at_least=1)
+        assert waiting.leases == [] and waiting.next_in_s is not None and 0 < waiting.next_in_s <= 600.0
+        assert await store.runs.extend(one.lease_id, 1_200.0) > one.expires_at
+        assert (await store.runs.view(RUN)).groups.leased == 1
+        assert await store.runs.in_hand() == (0, 0, 1)
+        assert 0.0 <= (await store.runs.acknowledge(one.lease_id) or 0.0) < 300.0
 
     async def test_a_released_group_is_served_at_once(self, store: SessionStore) -> None:
         await finished(store, "g")

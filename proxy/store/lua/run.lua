@@ -2,7 +2,7 @@
 -- is in runs.py, which does the same in memory.
 --
 -- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 request (lease)
--- ARGV  1 operation  2 now  3… its own, below
+-- ARGV  1 operation  2 now, or "": by this server's clock, so that replicas' clocks don't count  3… its own, below
 -- Returns  what is said there. Times are Python's repr and stay strings in what is stored: cjson would cut them.
 --
 -- A group, JSON: s state, p purpose, n trials, f final ones, o its entry in the stream, y ready at, g grants, c consumer,
@@ -10,6 +10,7 @@
 -- f final, k version -> tokens. u (of a group): used by a step that is not durable yet.
 local groups, docs, trials, due, ready, leased, totals, ledger, taken = unpack(KEYS, 1, 9)
 local now = ARGV[2]
+if now == '' then now = string.format('%d.%06d', unpack(redis.call('TIME'))) end
 local TRAINERS = 'trainers'  -- the consumer group
 local woke = 0               -- groups that got ready
 
@@ -78,6 +79,8 @@ local function drop(name)
   for _, trial in ipairs(names(name)) do redis.call('HDEL', trials, trial) end
   redis.call('HDEL', docs, name)
 end
+
+local function after(seconds) return string.format('%.6f', tonumber(now) + tonumber(seconds)) end
 
 local function close_due(most)
   for _, name in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)) do
@@ -241,13 +244,13 @@ local function next_at()
   return found or held or ''
 end
 
--- ARGV 3 consumer  4 most  5 at least  6 expires at  7 grants' prefix  8 seconds that the request is remembered, "0": not
--- Returns  {groups that got ready, when something may get ready by itself or "", {group, grant, grants, expires at, ready at,
+-- ARGV 3 consumer  4 most  5 at least  6 for how long, s  7 grants' prefix  8 seconds that the request is remembered, "0": not
+-- Returns  {groups that got ready, when something may get ready by itself or "", now, {group, grant, grants, expires at, ready at,
 --          record, trial, what is kept of it or "", trial, …}, …}: nothing granted where fewer than `at least` can be.
 function run.lease()
   close_due(256)
   local remembered = ARGV[8] ~= '0' and redis.call('GET', KEYS[10])
-  local reply = {woke, ''}
+  local reply = {woke, '', now}
   if remembered then
     for _, held in ipairs(cjson.decode(remembered)) do
       local group = group_at(held[1])
@@ -274,7 +277,7 @@ function run.lease()
   end
   local held = {}
   for i, pair in ipairs(chosen) do
-    grant(pair[1], pair[2], ARGV[3], ARGV[6], ARGV[7] .. (i - 1))
+    grant(pair[1], pair[2], ARGV[3], after(ARGV[6]), ARGV[7] .. (i - 1))
     held[i] = {pair[1], pair[2].l}
     reply[#reply + 1] = granted(pair[1], pair[2])
   end
@@ -282,17 +285,18 @@ function run.lease()
   return reply
 end
 
--- ARGV 3 what: acknowledge | release | extend  4 group  5 grant  6 expires at (extend)  7 "1": used (extend)
--- Returns  {1 done, granted at}, now; {1, ""} before; {-1} no such group; {-4} held under another grant, or not at all.
+-- ARGV 3 what: acknowledge | release | extend  4 group  5 grant  6 for how long, s (extend)  7 "1": used (extend)
+-- Returns  {1 done, granted at, now, expires at}, now; {1, "", now, ""} before; {-1} no such group; {-4} held under another grant, or
+--          not at all.
 function run.finish()
   local what, name, token = ARGV[3], ARGV[4], ARGV[5]
   local group = group_at(name)
   if not group then return {-1} end
-  if what == 'acknowledge' and group.a == token or what == 'release' and group.r == token then return {1, ''} end
+  if what == 'acknowledge' and group.a == token or what == 'release' and group.r == token then return {1, '', now, ''} end
   if group.s ~= 'leased' or group.l ~= token then return {-4} end
   if what == 'extend' then
-    group.x, group.u = ARGV[6], group.u or ARGV[7] == '1'
-    redis.call('ZADD', leased, ARGV[6], name)
+    group.x, group.u = after(ARGV[6]), group.u or ARGV[7] == '1'
+    redis.call('ZADD', leased, group.x, name)
   elseif what == 'release' then
     group.s, group.r, group.l = 'ready', token, nil
     redis.call('ZADD', leased, 0, name)
@@ -308,7 +312,7 @@ function run.finish()
     if group.z then drop(name) end
   end
   save(name, group)
-  return {1, group.t}
+  return {1, group.t, now, group.x}
 end
 
 -- Returns  {training groups that run, that can be leased, that are leased}
