@@ -41,8 +41,8 @@ WORKDIR /var/lib/steno
 VOLUME /var/lib/steno
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=3s --start-period=15s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_PORT\"]}/healthz', timeout=2)"]
+HEALTHCHECK --interval=15s --timeout=10s --start-period=15s \
+    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_PORT\"]}/healthz', timeout=5)"]
 ENTRYPOINT ["steno"]
 CMD ["proxy"]
 
@@ -96,8 +96,8 @@ VOLUME /var/lib/steno
 EXPOSE 9100
 STOPSIGNAL SIGTERM
 # Its metrics answer once the engine is up, which takes minutes for a large model.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=900s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_WORKER_METRICS_PORT\"]}/metrics', timeout=2)"]
+HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
+    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_WORKER_METRICS_PORT\"]}/metrics', timeout=5)"]
 ENTRYPOINT ["steno"]
 CMD ["worker"]
 
@@ -148,8 +148,8 @@ VOLUME /var/lib/steno
 EXPOSE 9101
 STOPSIGNAL SIGTERM
 # Its first rank's metrics answer once the model is loaded.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=900s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=2)"]
+HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
+    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
 # One node's ranks meet on loopback: torchrun would wait for minutes on a host whose own name nothing resolves. After `--` no option of
 # ours is taken for the beginning of one of torchrun's.
 ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec torchrun -m -- steno \"$@\"", "torchrun"]
