@@ -27,6 +27,7 @@ EXTRAS = {
     "jinja2": "worker",
     "websockets": "worker",
     "vllm": "vllm",
+    "deepspeed": "trainer",
     "pyarrow": "export",
     "openai": "dev",
     "litellm": "litellm",
@@ -56,7 +57,7 @@ def one_line_errors() -> Iterator[None]:
         top = (error.name or "").partition(".")[0]
         if top not in EXTRAS:
             raise
-        _fail(f"this needs {top}: pip install 'steno[{EXTRAS[top]}]'", EXIT_USAGE)
+        _fail(f"this needs {top}: pip install '.[{EXTRAS[top]}]' in the checkout", EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)
 

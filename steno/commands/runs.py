@@ -34,6 +34,9 @@ def show(
     if as_json:
         typer.echo(view.model_dump_json())
         return
+    if not view.sampled and not any([*view.groups.model_dump().values(), *view.eval_groups.model_dump().values()]):
+        console().print(f"nothing is on record of a run {run_id}", markup=False, soft_wrap=True)
+        return
     groups = view.groups
     console().print(
         f"groups: {groups.running} running, {groups.ready} ready, {groups.leased} leased, {groups.used} used, "

@@ -30,8 +30,8 @@ def test_a_run_is_shown_with_its_groups_and_tokens(stack: Stack) -> None:
             client.complete(trial_id, Completion(reward=1.0))
         assert client.lease(LeaseRequest(run_id="run-1", consumer="t")) == [], "a script spoke: nothing to train"
     lines = shown(stack, "run-1").splitlines()
-    assert lines[0] == "groups: 0 running, 0 ready, 0 leased, 0 acknowledged, 1 empty"
+    assert lines[0] == "groups: 0 running, 0 ready, 0 leased, 0 used, 0 acknowledged, 1 empty"
     assert lines[2].split() == ["version", "sampled", "synthetic", "leases"]
     view = json.loads(shown(stack, "run-1", "--json"))
     assert view["not_trained"]["synthetic"] == view["sampled"]
-    assert shown(stack, "nobody").splitlines()[0].startswith("groups: 0 running")
+    assert shown(stack, "nobody") == "nothing is on record of a run nobody\n"

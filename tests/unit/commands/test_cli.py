@@ -83,7 +83,11 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
     [
         (ConfigError("port: no"), 2, "port: no"),
         (Gone("completed"), 1, "completed"),
-        (ModuleNotFoundError("x", name="pyarrow.parquet"), 2, "this needs pyarrow: pip install 'steno[export]'"),
+        (
+            ModuleNotFoundError("x", name="pyarrow.parquet"),
+            2,
+            "this needs pyarrow: pip install '.[export]' in the checkout",
+        ),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
