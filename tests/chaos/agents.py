@@ -39,23 +39,25 @@ class Unexpected(Exception):
 
 @dataclass
 class Seen:
-    """An answer that an agent had, whole or in closed blocks. asked: text of its last message."""
+    """An answer that an agent had, whole or a part of it. asked: text of its last message. replica: that it had it from."""
 
     turn_id: str
     asked: str
     content: str
     calls: Sequence[Call]
+    replica: int = 0
 
 
 @dataclass
 class Trial:
-    """What became of one agent. acted_on: closed blocks of streams that broke later. left: it went away in the middle of a
-    request. retried: texts whose request was repeated."""
+    """What became of one agent. acted_on: closed blocks of streams that broke later. heard: text of those that have no blocks.
+    left: it went away in the middle of a request. retried: texts whose request was repeated."""
 
     trial_id: str
     agent: Agent
     seen: list[Seen] = field(default_factory=list)
     acted_on: list[Seen] = field(default_factory=list)
+    heard: list[Seen] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     retried: set[str] = field(default_factory=set)
     left: bool = False
@@ -156,7 +158,7 @@ class Speaker:
                 if response.status != 200:
                     self._check(response.status, await response.text())
                 if stream:
-                    return await self._read(response)
+                    return await self._read(response, replica)
                 return self._format.whole(json.loads(await response.read()))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise Broken(repr(error)) from error
@@ -170,7 +172,7 @@ class Speaker:
         if status not in (None, 200):
             raise Unexpected(f"{status} {words}")
 
-    async def _read(self, response: aiohttp.ClientResponse) -> Answer:
+    async def _read(self, response: aiohttp.ClientResponse, replica: int) -> Answer:
         """A streamed answer. Blocks that it closed count also where it breaks."""
         reader = self._format.reader()
         try:
@@ -184,6 +186,8 @@ class Speaker:
                 raise Broken(f"the stream ended early: {reader.answer}")
             return reader.answer
         finally:
-            closed = reader.closed
+            trial, closed, heard = self._trial, reader.closed, reader.answer
             if not reader.whole and (closed.content or closed.calls):
-                self._trial.acted_on.append(Seen(closed.turn_id, self._trial.asked[-1], closed.content, closed.calls))
+                trial.acted_on.append(Seen(closed.turn_id, trial.asked[-1], closed.content, closed.calls, replica))
+            elif not reader.whole and heard.content:
+                trial.heard.append(Seen(heard.turn_id, trial.asked[-1], heard.content, (), replica))

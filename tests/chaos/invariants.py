@@ -10,6 +10,7 @@ from proxy.contracts.leases import RunView
 from proxy.contracts.records import Session, Turn, bytes_to_floats, bytes_to_ids
 from tests.chaos.agents import Seen, Trial
 from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render, resumable
+from tests.chaos.schedule import Fault
 from tests.chaos.trainer import Taken
 
 Versions = Sequence[str]
@@ -123,6 +124,24 @@ def check_seen(trial: Trial, turns: Sequence[Turn]) -> tuple[list[str], int]:
             if asked not in trial.retried:
                 wrong.append(f"I3: {trial.trial_id} asked {asked!r} once, and {count} whole turns answer it")
     return wrong, twice
+
+
+def check_heard(trial: Trial, turns: Sequence[Turn], faults: Sequence[Fault], view: RunView) -> list[str]:
+    """I4: text that an agent had of an answer that broke is on record, unless its replica was killed with it, the store failed,
+    or it came after its trial had been accounted for."""
+    known = {turn.turn_id: turn for turn in turns}
+    failing = {fault.target for fault in faults if fault.kind == "replica-kill" or fault.kind.startswith("store-")}
+    if any(fault.kind.startswith("redis-") for fault in faults) or view.not_trained.get("late"):
+        return []
+    return [
+        f"I4: {trial.trial_id} had {heard.content!r} of {heard.turn_id}, and on record is {known.get(heard.turn_id)}"
+        for heard in trial.heard
+        if heard.replica not in failing
+        and (
+            heard.turn_id not in known
+            or not (known[heard.turn_id].reply.get("content") or "").startswith(heard.content)
+        )
+    ]
 
 
 def _differs(trial: Trial, seen: Seen, turn: Turn, *, whole: bool) -> Iterable[str]:

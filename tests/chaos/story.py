@@ -21,7 +21,7 @@ from tests.chaos import faults, journal
 from tests.chaos.agents import OVER, Speaker, Trial
 from tests.chaos.deployment import Deployment
 from tests.chaos.formats import FORMATS, Line
-from tests.chaos.invariants import check_ledger, check_seen, check_session, check_turns, tokens_by_version
+from tests.chaos.invariants import check_heard, check_ledger, check_seen, check_session, check_turns, tokens_by_version
 from tests.chaos.journal import check_sampled
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.schedule import REPLICAS, Fault, Schedule
@@ -209,6 +209,10 @@ class Story:
         recorded = {trial_id: tokens_by_version(turns) for trial_id, turns in records.items()}
         for sentence in check_ledger(view, trainer.taken, recorded, groups):
             self._wrong(sentence)
+        for trial in self._trials:
+            if not trial.deleted:
+                for sentence in check_heard(trial, records[trial.trial_id], self._schedule.faults, view):
+                    self._wrong(sentence)
         calm = {trial.trial_id: trial.calm for trial in self._trials}
         wrong, fates = check_sampled(journal.read(self._deployment.journals, self._run_id), records, calm)
         for sentence in wrong:

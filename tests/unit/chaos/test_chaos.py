@@ -22,10 +22,10 @@ from proxy.contracts.records import (
 )
 from tests.chaos.agents import Seen, Trial
 from tests.chaos.formats import FORMATS, Call, Misspoken
-from tests.chaos.invariants import check_ledger, check_seen, check_session, check_turns
+from tests.chaos.invariants import check_heard, check_ledger, check_seen, check_session, check_turns
 from tests.chaos.journal import Journal, Sampled, check_sampled, read
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
-from tests.chaos.schedule import FAULTS, LATER, REPLICAS, draw
+from tests.chaos.schedule import FAULTS, LATER, REPLICAS, Fault, draw
 from tests.chaos.trainer import Taken
 
 VERSIONS = ["base/0", "chaos/1"]
@@ -144,6 +144,15 @@ def test_blocks_that_an_agent_saw_closed_are_looked_for() -> None:
     assert check_seen(acted, [])[0]
     acted.acted_on[0].content = "other"
     assert check_seen(acted, [RIGHT])[0]
+
+
+def test_what_an_agent_heard_of_an_answer_that_broke_is_looked_for() -> None:
+    trial, view = saw(RIGHT, content=RIGHT.reply["content"][:5]), RunView(run_id="r")
+    trial.seen, trial.heard = [], trial.seen
+    assert check_heard(trial, [RIGHT], [], view) == []
+    assert check_heard(trial, [], [Fault(0.1, "replica-kill", 1)], view), "another replica was"
+    assert check_heard(trial, [], [Fault(0.1, "replica-kill", 0)], view) == []
+    assert check_heard(trial, [], [], view.model_copy(update={"not_trained": {"late": {"base/0": 1}}})) == []
 
 
 def test_a_request_answered_twice_is_found_unless_it_was_repeated() -> None:
