@@ -27,14 +27,17 @@ differently (0.1 + 0.2 and 0.3) differ by 1e-16 of it, and so does a rounded mea
 class Estimator(StrEnum):
     """r: a trial's reward; n: scored trials in its group; mean and std: over those n.
 
-    GRPO          (r - mean) / (std + 1e-6), std with n - 1 degrees of freedom as in verl and TRL. arXiv:2402.03300, 4.1.2
-    GRPO_NO_STD   r - mean. Dividing by std weighs questions by how hard they are; see DR_GRPO.
-    RLOO          r - mean of the other n - 1 = n / (n - 1) (r - mean). arXiv:2402.14740
-    DR_GRPO       r - mean, as GRPO_NO_STD: the rest of Dr. GRPO is a constant in place of lengths, which is
-                  `aggregation.Aggregation.CONSTANT`. arXiv:2503.20783, 3.2
+    GRPO            (r - mean) / (std + 1e-6), std with n - 1 degrees of freedom as in verl and TRL. arXiv:2402.03300, 4.1.2
+    GRPO_BATCH_STD  (r - mean) / (batch std + 1e-6), that of all rewards together, whatever their groups; n - 1 as well. What is
+                    weighed alike is then a reward's difference, and not each question's own spread. arXiv:2508.08221
+    GRPO_NO_STD     r - mean. Dividing by std weighs questions by how hard they are; see DR_GRPO.
+    RLOO            r - mean of the other n - 1 = n / (n - 1) (r - mean). arXiv:2402.14740
+    DR_GRPO         r - mean, as GRPO_NO_STD: the rest of Dr. GRPO is a constant in place of lengths, which is
+                    `aggregation.Aggregation.CONSTANT`. arXiv:2503.20783, 3.2
     """
 
     GRPO = "grpo"
+    GRPO_BATCH_STD = "grpo_batch_std"
     GRPO_NO_STD = "grpo_no_std"
     RLOO = "rloo"
     DR_GRPO = "dr_grpo"
@@ -51,7 +54,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Advantages:
-    """by_trial: dimensionless (GRPO) or in reward units (the others), of every trial in a group that says something.
+    """by_trial: dimensionless (where a std divides) or in reward units (else), of every trial in a group that says something.
     dropped: group id -> why its trials have none (`zero_variance`, `group_too_small`)."""
 
     by_trial: dict[str, float]
@@ -59,7 +62,7 @@ class Advantages:
 
 
 def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantages:
-    """Centre, and with GRPO scale, each group's rewards.
+    """Centre, and where a std divides scale, each group's rewards.
 
     The advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums are
     exact (`math.fsum`).
@@ -75,6 +78,8 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
             raise BadBatch(f"trial {trial.trial_id}: its reward is {trial.reward}")
         seen.add(trial.trial_id)
         groups[trial.group_id].append(trial)
+    batch = [member.reward for members in groups.values() for member in members]
+    batch_std = _std(batch) if len(batch) > 1 else 0.0
     by_trial: dict[str, float] = {}
     dropped: dict[str, Reason] = {}
     for group_id, members in groups.items():
@@ -84,17 +89,19 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
         elif _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards):
             dropped[group_id] = Reason.ZERO_VARIANCE
         else:
-            values = _advantages(rewards, estimator)
+            values = _advantages(rewards, batch_std, estimator)
             by_trial.update(zip((member.trial_id for member in members), values, strict=True))
     return Advantages(by_trial, dropped)
 
 
-def _advantages(rewards: list[float], estimator: Estimator) -> list[float]:
+def _advantages(rewards: list[float], batch_std: float, estimator: Estimator) -> list[float]:
     n = len(rewards)
     mean = math.fsum(rewards) / n
     match estimator:
         case Estimator.GRPO:
             scale = 1.0 / (_std(rewards) + STD_EPSILON)
+        case Estimator.GRPO_BATCH_STD:
+            scale = 1.0 / (batch_std + STD_EPSILON)
         case Estimator.GRPO_NO_STD | Estimator.DR_GRPO:
             scale = 1.0
         case Estimator.RLOO:

@@ -16,9 +16,11 @@ def scored(group: str, *rewards: float) -> list[Scored]:
     return [Scored(f"{group}.{i}", group, reward) for i, reward in enumerate(rewards)]
 
 
-def reference(rewards: list[float], estimator: Estimator) -> np.ndarray:
+def reference(rewards: list[float], estimator: Estimator, batch: list[float] | None = None) -> np.ndarray:
     r = np.array(rewards, dtype=np.float64)
     match estimator:
+        case Estimator.GRPO_BATCH_STD:
+            return (r - r.mean()) / (np.array(batch or rewards, dtype=np.float64).std(ddof=1) + 1e-6)
         case Estimator.GRPO:
             return (r - r.mean()) / (r.std(ddof=1) + 1e-6)
         case Estimator.RLOO:
@@ -42,6 +44,18 @@ def test_groups_are_by_id_whatever_the_order_and_the_sizes():
     found = group_advantages(mixed, Estimator.GRPO)
     apart = group_advantages(small, Estimator.GRPO).by_trial | group_advantages(large, Estimator.GRPO).by_trial
     assert found.by_trial == apart
+
+
+def test_a_batchs_std_is_that_of_all_rewards_also_of_groups_that_say_nothing():
+    groups = {"a": [0.0, 1.0, 1.0], "b": [2.0, 5.0], "equal": [1.0, 1.0], "single": [7.0]}
+    found = group_advantages(
+        [trial for group, rewards in groups.items() for trial in scored(group, *rewards)], Estimator.GRPO_BATCH_STD
+    )
+    batch = [reward for rewards in groups.values() for reward in rewards]
+    for group in ("a", "b"):
+        ours = [found.by_trial[f"{group}.{i}"] for i in range(len(groups[group]))]
+        assert ours == pytest.approx(reference(groups[group], Estimator.GRPO_BATCH_STD, batch), rel=1e-12)
+    assert found.dropped == {"equal": Reason.ZERO_VARIANCE, "single": Reason.GROUP_TOO_SMALL}
 
 
 @pytest.mark.parametrize(
