@@ -47,8 +47,7 @@ RECOGNISED = Counter(
 ECHOES = Counter(
     "steno_proxy_echoes_total",
     "Replies that came back written otherwise and were recognised all the same, by what: `beginning` of a turn that was cut off, "
-    "`call_ids`: its calls rewritten under our ids, `calls`: its calls without the text beside them, "
-    "`stop`: its stop string put back",
+    "`call_ids`: its calls rewritten under our ids, `calls`: its calls without the text beside them",
     ["dialect", "how"],
 )  # fmt: skip
 RETRIES = Counter(

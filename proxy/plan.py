@@ -19,7 +19,7 @@ from proxy.recorder import Recorder
 from proxy.recording import Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
-from proxy.sessions.echoes import Echo, EchoedAs, echo_of, echo_with_stop, named_turn, put_back
+from proxy.sessions.echoes import Echo, EchoedAs, echo_of, named_turn
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 from proxy.sessions.tree import Recognition
 
@@ -148,19 +148,14 @@ async def _mend(recorder: Recorder, recording: Recording, found: Plan) -> bool:
     place, node = tree.shared(found.digests)
     said = found.messages[place]
     named, running = tree.number(named_turn(said)), recording.running.values()
-    stop = put_back(said, found.job.sampling.stop)
     for number in tree.asked(found.digests[:place], found.tools, found.options):
-        stopped = stop != "" and tree.finishes[number] == "stop"
-        if number in running or not (number == named or tree.partial(number) or stopped):
+        if number in running or not (number == named or tree.partial(number)):
             continue
         reply = recording.echoed_replies.get(number)
         if reply is None:
             reply = (await recorder.path(recording, number)).reply
             recording.echoed_replies[number] = reply
         echo = echo_of(said, reply, tree.ids[number], partial=tree.partial(number))
-        if echo is None and stopped and (with_stop := echo_with_stop(said, reply, stop)) is not None:
-            [turn] = await recorder.store.turns(recording.trial_id, start=number, limit=1)
-            echo = with_stop if turn.stop == stop else None
         if echo is not None:
             if tree is recording.tree:
                 recording.echoes[node, found.digests[place]] = echo

@@ -6,8 +6,6 @@
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
                 arguments are no JSON object, which clients can't hold and so repair, wrap or empty.
     CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
-    STOP        the text of a reply with the stop string put back that ended it, and that no client is shown (smolagents). It
-                was sampled: the recorded ids say it too
 
 Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
 rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
@@ -33,7 +31,6 @@ class EchoedAs(StrEnum):
     BEGINNING = "beginning"
     CALL_IDS = "call_ids"
     CALLS = "calls"
-    STOP = "stop"
 
 
 class Echo(NamedTuple):
@@ -55,21 +52,6 @@ def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Ec
     else:
         return None
     return Echo(message_digest(reply), reply, how)
-
-
-def put_back(said: Message, stops: Sequence[str]) -> str:
-    """The one of these stop strings that a message ends in; "": none."""
-    text = text_of(said.get("content")).rstrip()
-    return next((stop for stop in stops if stop and text.endswith(stop.rstrip())), "")
-
-
-def echo_with_stop(said: Message, reply: Message, stop: str) -> Echo | None:
-    """The same for a reply that this stop string has ended."""
-    text = text_of(reply.get("content"))
-    if not stop or text_of(said.get("content")).strip() != (text + stop).strip():
-        return None
-    digest = message_digest(reply)
-    return Echo(digest, reply, EchoedAs.STOP) if message_digest({**said, "content": text}) == digest else None
 
 
 def named_turn(message: Message) -> str:

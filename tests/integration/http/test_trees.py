@@ -293,25 +293,3 @@ async def test_calls_that_come_back_without_the_text_beside_them_go_on_from_thei
     assert [turn.fork_reason for turn in turns] == [None] * 3
     assert [turn.parent_id for turn in turns] == [None, turns[0].turn_id, turns[1].turn_id]
     assert [turn.options.get("echoed_as") for turn in turns] == [None, "calls", "calls"]
-
-
-async def test_a_stop_string_that_is_put_back_is_what_was_sampled() -> None:
-    """As smolagents' CodeAgent does, which ends its code with the string that ended the reply."""
-    stops = ["Observation:", "</code>"]
-    async with running(ParrotEngine(lambda request: Say("<code>\nls()\n", stop="</code>"))) as proxy:
-        history = [user("fix it")]
-        for n in range(3):
-            reply = await ask(proxy, history, None, stop=stops)
-            history += [reply | {"content": reply["content"] + "</code>"}, user(f"Observation: {n}")]
-        turns = await proxy.turns("t", 3)
-    assert [turn.fork_reason for turn in turns] == [None] * 3
-    assert [turn.options.get("echoed_as") for turn in turns] == [None, "stop", "stop"]
-
-
-async def test_a_stop_string_that_did_not_end_the_reply_is_another_text() -> None:
-    async with running(ParrotEngine(lambda request: Say("<code>"))) as proxy:
-        reply = await ask(proxy, [user("fix it")], None, stop=["</code>"])
-        echo = reply | {"content": "<code></code>"}
-        await ask(proxy, [user("fix it"), echo, user("next")], None, stop=["</code>"])
-        turns = await proxy.turns("t", 2)
-    assert [turn.fork_reason for turn in turns] == [None, "assistant_rewritten"]

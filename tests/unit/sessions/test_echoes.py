@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.sessions.echoes import EchoedAs, echo_of, echo_with_stop, named_turn, put_back
+from proxy.sessions.echoes import EchoedAs, echo_of, named_turn
 from proxy.sessions.normalise import message_digest
 from tests.unit.sessions.agent import assistant
 
@@ -53,18 +53,6 @@ def test_its_calls_without_the_text_beside_them_are_the_reply():
     for content in ("", " \n"):
         said = assistant(content, (ONE, "ls", '{"a":1}'), (TWO, "cat", '{"b": '))
         assert echo_of(said, REPLY, TURN, partial=False) == (message_digest(REPLY), REPLY, EchoedAs.CALLS)
-
-
-def test_the_stop_string_that_ended_a_reply_may_be_put_back():
-    """smolagents' CodeAgent closes the code block again that its stop string has cut."""
-    stops = ["Observation:", "</code>"]
-    reply, said = assistant("<code>\nls()\n"), assistant("<code>\nls()\n</code>")
-    assert put_back(said, stops) == "</code>" and put_back(reply, stops) == ""
-    assert echo_with_stop(said, reply, "</code>") == (message_digest(reply), reply, EchoedAs.STOP)
-    with_a_call = assistant("<code>\nls()\n</code>", (ONE, "x", "{}"))
-    for other in (reply, assistant("<code>\npwd()\n</code>"), with_a_call):
-        assert echo_with_stop(other, reply, "</code>") is None
-    assert echo_with_stop(reply, reply, "") is None
 
 
 def test_a_beginning_is_one_of_a_turn_that_was_cut_off_only():
