@@ -88,8 +88,8 @@ class LeaseList(BaseModel):
 class LeaseExtension(BaseModel):
     """`POST /leases/{lease_id}/extend`.
 
-    used: the step that used the group is done and not durable yet. It is not in hand any more: whoever bounds staleness may
-        start another group, and the trainer need not write a checkpoint after each step for that.
+    used: the trainer is done with the group, and that is not durable yet. It is not in hand any more: whoever bounds staleness
+        may start another group, and the trainer need not write a checkpoint after each step for that.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -106,13 +106,14 @@ class LeaseTerm(BaseModel):
 
 
 class RunGroups(BaseModel):
-    """How many of a run's training groups are where. A group is in hand from registration until a step has used it."""
+    """How many of a run's training groups are where. A group is in hand from registration until it is acknowledged, or used: a
+    worker serves weights that were trained on it, or there was nothing to train."""
 
     model_config = ConfigDict(extra="forbid")
     running: int = 0
     ready: int = 0
     leased: int = 0
-    used: int = Field(0, description="leased, and the step that used them is done, but not durable yet")
+    used: int = Field(0, description="leased, done with, and not durable yet: others may be started in their place")
     acknowledged: int = 0
     empty: int = Field(0, description="ended without a single trial to train; never leased")
 
