@@ -141,13 +141,17 @@ class Program:
 class Deployment:
     """`async with Deployment(folder) as deployment:`. Raises RuntimeError naming what does not come up.
 
+    Args: patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
+        long, so that faults have room; on a busy machine replicas then take slow workers for lost ones.
+
     Attributes:
         agents, store: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
         journals: what each worker has sampled (`journal.py`).
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, patience_s: float | None = None) -> None:
         self.folder = folder
+        self._patience_s = patience_s
         folder.mkdir(parents=True, exist_ok=True)
         self.redis = Redis(folder)
         self.ports = [free_port() for _ in range(REPLICAS)]
@@ -158,6 +162,9 @@ class Deployment:
         self.workers: list[Program] = []
         self.journals: list[Path] = []
         self._stack = contextlib.AsyncExitStack()
+
+    def _patience(self, *flags: str) -> list[str]:
+        return [] if self._patience_s is None else [word for flag in flags for word in (flag, str(self._patience_s))]
 
     def url(self, replica: int) -> str:
         """As agents reach it, through their relay."""
@@ -188,6 +195,7 @@ class Deployment:
                 "--redis-url",
                 url,
                 *PROXY,
+                *self._patience("--shutdown-s", "--silence-s", "--resume-grace-s"),
             ]
             self.replicas.append(Program(f"r{number}", args, self.folder / f"r{number}.log"))
         for number in range(WORKERS):
@@ -195,6 +203,7 @@ class Deployment:
             dial = [word for link in links for word in ("--proxy", f"ws://127.0.0.1:{link.port}")]
             journal = self.folder / f"w{number}.sampled"
             args = ["-m", "tests.chaos.engine", "--worker-id", f"w{number}", "--journal", str(journal), *dial]
+            args += self._patience("--drain-s")
             self.journals.append(journal)
             self.workers.append(Program(f"w{number}", args, self.folder / f"w{number}.log"))
         await self.heal()

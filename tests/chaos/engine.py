@@ -118,11 +118,12 @@ def main() -> int:
     parser.add_argument("--proxy", action="append", required=True)
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--pace-s", type=float, default=0.005)
+    parser.add_argument("--drain-s", type=float, default=1.0)
     parser.add_argument("--journal", type=Path, help="file for what is sampled")
     args = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     given = {
-        "proxy": args.proxy, "worker_id": args.worker_id, "max_streams": 8, "drain_s": 1.0, "max_backoff_s": 0.5,
+        "proxy": args.proxy, "worker_id": args.worker_id, "max_streams": 8, "drain_s": args.drain_s, "max_backoff_s": 0.5,
     }  # fmt: skip
     journal = Journal(args.journal, args.worker_id) if args.journal else None
     return uvloop.run(worker.run(WorkerSettings.load(given, None), PredictableEngine(args.pace_s, journal)))

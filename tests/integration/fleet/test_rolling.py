@@ -23,14 +23,14 @@ TURNS = 4
 
 
 async def test_a_rolling_restart_fails_no_agents_request(tmp_path: Path) -> None:
-    async with Deployment(tmp_path) as deployment, Balancer(deployment.ports) as balancer:
+    async with Deployment(tmp_path, patience_s=90) as deployment, Balancer(deployment.ports) as balancer:
         stop = asyncio.Event()
         agents = [asyncio.create_task(agent(balancer.port, number, stop)) for number in range(AGENTS)]
         try:
             await asyncio.sleep(0.5)
             for program in [*deployment.replicas, *deployment.workers[:2]]:
                 program.signal(signal.SIGTERM)
-                assert await program.ended(60), f"{program.name} does not end"
+                assert await program.ended(120), f"{program.name} does not end"
                 assert program.child is not None and program.child.returncode == 0, program.log.read_text()[-3000:]
                 await deployment.heal()
         finally:
@@ -55,7 +55,7 @@ async def agent(port: int, number: int, stop: asyncio.Event) -> list[tuple[str, 
         trial, seen = f"rolling-{number}-{len(trials)}", list[str]()
         trials.append((trial, seen))
         async with openai.AsyncOpenAI(
-            api_key="none", base_url=f"http://127.0.0.1:{port}/{trial}/v1", timeout=60
+            api_key="none", base_url=f"http://127.0.0.1:{port}/{trial}/v1", timeout=300
         ) as client:
             messages: list[dict[str, str]] = []
             for turn in range(TURNS):
