@@ -25,6 +25,7 @@ from proxy.contracts.settings import Settings
 from scripts.chart_schema import chart_schema
 from scripts.watching import ROWS, dashboard, rules
 from steno.agents import AGENTS, Target
+from steno.agents_seen import DATE, SEEN
 from steno.cli import app
 from steno.commands import env as command_env
 from steno.commands.connection import ClientSettings
@@ -69,6 +70,14 @@ what there is).
 Below, each as it is printed for the trial `my-trial` on a proxy without keys; with keys, `none` is the agent's own. An agent that
 is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and
 Google's, and the trial's key wherever it would put its provider's."""
+
+_SEEN_INTRO = f"""\
+## what else was run
+
+As they are, by hand on {DATE}, each on a task of ten turns with single and parallel calls and reasoning, most also with a tool
+that there is not and an engine that refuses with 503. Where nothing is said, the record is one branch whose turns go on from one
+another token by token, and the refusal was waited out. Not run, since they could not be installed there: OpenHands, SWE-agent,
+Crush, Kilo Code."""
 
 _TRAINER_INTRO = """\
 The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them
@@ -242,6 +251,8 @@ def agents_page() -> str:
     lines += ["| agent | speaks | here |", "|---|---|---|"]
     for name, agent in AGENTS.items():
         lines.append(f"| [{agent.title}](#{name}) | {agent.wire} | {agent.seen or 'not run: from its documentation'} |")
+    lines += ["", *_SEEN_INTRO.splitlines(), "", "| run | version | speaks | besides |", "|---|---|---|---|"]
+    lines += [f"| {seen.title} | {seen.version} | {seen.wire} | {seen.verdict} |" for seen in SEEN]
     for name, agent in AGENTS.items():
         lines += ["", f"## {name}", "", f"{agent.title}: `{agent.install}`. {agent.notes}".rstrip(), ""]
         lines += ["```text", f"$ steno env {name} my-trial"]

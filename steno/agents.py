@@ -56,7 +56,7 @@ class Agent:
 
 
 _BY_TESTS = "run by the tests, version {}"
-_BY_HAND = "run by hand on 2026-11-20, version {}"
+_BY_HAND = "run by hand on 2026-11-21, version {}"
 
 
 def _claude_code(target: Target) -> Setup:
@@ -172,6 +172,53 @@ def _qwen_code(target: Target) -> Setup:
     )
 
 
+def _pi(target: Target) -> Setup:
+    model = {
+        "id": target.model,
+        "reasoning": True,
+        "input": ["text"],
+        "contextWindow": target.context_tokens or 128_000,
+        "maxTokens": 32_000,
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+    }
+    provider = {
+        "baseUrl": target.urls["openai"],
+        "api": "openai-completions",
+        "apiKey": target.key,
+        "models": [model],
+    }
+    return Setup(
+        {"PI_OFFLINE": "1"},
+        f'pi --provider steno --model {quote(target.model)} --no-session -p "$TASK"',
+        {"~/.pi/agent/models.json": json.dumps({"providers": {"steno": provider}}, indent=2) + "\n"},
+    )
+
+
+def _copilot(target: Target) -> Setup:
+    return Setup(
+        {
+            "COPILOT_PROVIDER_BASE_URL": target.urls["openai"],
+            "COPILOT_PROVIDER_API_KEY": target.key,
+            "COPILOT_MODEL": target.model,
+        },
+        'copilot --allow-all-tools --no-auto-update -p "$TASK"',
+    )
+
+
+def _cline(target: Target) -> Setup:
+    login = f"cline auth -p openai -k {quote(target.key)} -m {quote(target.model)} -b {target.urls['openai']}"
+    return Setup(command=f'{login} && cline -P openai -m {quote(target.model)} --json "$TASK"')
+
+
+def _continue(target: Target) -> Setup:
+    config = (
+        "name: steno\nversion: 1.0.0\nschema: v1\nmodels:\n"
+        f"  - name: policy\n    provider: openai\n    model: {json.dumps(target.model)}\n    apiBase: {target.urls['openai']}\n"
+        f"    apiKey: {json.dumps(target.key)}\n    roles: [chat]\n    capabilities: [tool_use]\n"
+    )
+    return Setup(command='cn --config steno.yaml --auto -p "$TASK"', files={"steno.yaml": config})
+
+
 def _gemini_cli(target: Target) -> Setup:
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
     return Setup(
@@ -245,6 +292,24 @@ AGENTS: dict[str, Agent] = {
     "gemini-cli": Agent(
         "Gemini CLI", "Gemini, streamed", "npm install -g @google/gemini-cli", _BY_TESTS.format("0.61.0"), _gemini_cli,
         "Without the file it refuses a base URL when it runs headless. Without TLS it takes one on the same machine only.",
+    ),
+    "pi": Agent(
+        "pi", "OpenAI chat, streamed", "npm install -g @mariozechner/pi-coding-agent", _BY_TESTS.format("0.73.1"), _pi,
+        "The file is needed. With an `api` of `openai-responses`, `anthropic-messages` or `google-generative-ai` it speaks that, "
+        "each with its own base URL.",
+    ),
+    "copilot": Agent(
+        "GitHub Copilot CLI", "OpenAI chat, streamed", "npm install -g @github/copilot", _BY_HAND.format("1.0.102"), _copilot,
+        "No account is needed. `COPILOT_PROVIDER_WIRE_API=responses` and `COPILOT_PROVIDER_TYPE=anthropic` (with the base URL of "
+        "Anthropic's clients) work as well.",
+    ),
+    "cline": Agent(
+        "Cline", "OpenAI chat, streamed", "npm install -g cline", _BY_HAND.format("3.0.65"), _cline,
+        "The first command writes the base URL into its settings in the home directory.",
+    ),
+    "continue": Agent(
+        "Continue", "OpenAI chat, streamed", "npm install -g @continuedev/cli", _BY_HAND.format("1.5.47"), _continue,
+        "The file is needed.",
     ),
     "openai": Agent(
         "OpenAI SDK, and what is built on it", "chat, completions, Responses", "pip install openai", "run by the tests", _openai

@@ -39,6 +39,9 @@ AGENTS = {
     "opencode": Agent("test_opencode.py", "not usage", program="opencode"),
     "gemini-cli": Agent("test_gemini_cli.py", "", program="gemini"),
     "mini-swe-agent": Agent("test_mini_swe_agent.py", "", package="mini_swe_agent"),
+    "qwen-code": Agent("test_plain.py", "qwen", program="qwen"),
+    "pi": Agent("test_plain.py", "pi", program="pi"),
+    "openai-agents": Agent("test_plain.py", "openai-agents", package="openai_agents"),
 }
 
 
