@@ -15,104 +15,30 @@ from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Conflict, Gone, NotFound
 from proxy.contracts.leases import NotTrained
 from proxy.contracts.records import OPEN, Group, IndexRow, Session, Turn
-from proxy.store.again import AskedAgain
 from proxy.store.base import Asked, Page, Path, Tail
 from proxy.store.codec import (
     FIRST_MESSAGE,
-    EncodedTurn,
-    Entry,
     decode_entry,
     decode_row,
-    decode_turn,
     encode_turn,
-    join_entry,
     path_ids,
 )
 from proxy.store.groups import same_group, with_recorded_ids
-from proxy.store.head import Head, doc_of, head_of, run_of, session_of
+from proxy.store.head import doc_of, head_of, run_of, session_of
 from proxy.store.images import together
+from proxy.store.memory_recording import Recording
 from proxy.store.memory_runs import MemoryRuns
 from proxy.store.policies import MemoryPolicies
 from proxy.store.tally import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
-from proxy.store.text import Text, pack, unpack
+from proxy.store.text import unpack
 from proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
-
-
-class _Recording:
-    """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit.
-    `superseded`: turn_id -> that of the turn which took its place; `retries`: the other way round, where that was
-    found out later."""
-
-    __slots__ = (
-        "again", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "numbers", "retries", "superseded",
-        "texts", "turns", "watchers",
-    )  # fmt: skip
-
-    def __init__(self, head: Head, doc: bytes) -> None:
-        self.head = head
-        self.doc = doc
-        self.turns: list[bytes] = []
-        self.ids: list[bytes] = []
-        self.logprobs: list[bytes] = []
-        self.texts: list[bytes] = []
-        self.digests: dict[bytes, int] = {}
-        self.numbers: dict[str, int] = {}
-        self.delivered: dict[int, int] = {}
-        self.hidden: set[str] = set()
-        self.superseded: dict[str, str] = {}
-        self.retries: dict[str, str] = {}
-        self.again = AskedAgain()
-        self.watchers: set[asyncio.Event] = set()
-
-    def append(self) -> None:
-        """Room for one more turn."""
-        self.turns.append(b"")
-        self.ids.append(b"")
-        self.logprobs.append(b"")
-
-    def pair(self, asked: Asked, turn: Turn, began: float) -> None:
-        """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
-        superseded = self.superseded
-        for earlier, later in self.again.recorded(
-            asked, turn.choice, turn.turn_id, began, partial=turn.partial, superseded=superseded
-        ):
-            superseded[earlier], self.retries[later] = later, earlier
-
-    def put(self, number: int, encoded: EncodedTurn, before: Entry | None) -> None:
-        """A turn in its place, or in that of what was on record of it while it was open."""
-        self.turns[number] = join_entry(encoded, self._place(encoded.texts, before.refs[-1] if before else None))
-        self.ids[number] = _exact(encoded.ids)
-        self.logprobs[number] = encoded.logprobs
-
-    def _place(self, texts: Sequence[Text], reply_at: int | None) -> list[int]:
-        """Positions of a turn's texts, after storing those that are not here yet. The last, the reply, is its own."""
-        refs = []
-        for text in texts[:-1]:
-            position = self.digests.get(text.digest)
-            if position is None:
-                position = self.digests[text.digest] = self._append(text)
-            refs.append(position)
-        if reply_at is None:
-            reply_at = self._append(texts[-1])
-        else:
-            self.texts[reply_at] = _exact(pack(texts[-1].raw))
-        refs.append(reply_at)
-        return refs
-
-    def _append(self, text: Text) -> int:
-        self.texts.append(_exact(pack(text.raw)))
-        return len(self.texts) - 1
-
-    def wake(self) -> None:
-        for watcher in self.watchers:
-            watcher.set()
 
 
 class MemoryStore:
     """Keeps the `SessionStore` protocol, in this process only."""
 
     def __init__(self) -> None:
-        self._recordings: dict[str, _Recording] = {}
+        self._recordings: dict[str, Recording] = {}
         self._groups: dict[str, Group] = {}
         self._places: list[Position] = []
         self._group_places: dict[str, list[Position]] = {}
@@ -136,7 +62,7 @@ class MemoryStore:
     async def keep(self, name: str, value: bytes) -> bytes:
         return self._kept.setdefault(name, value)
 
-    def _get(self, trial_id: str) -> _Recording:
+    def _get(self, trial_id: str) -> Recording:
         recording = self._recordings.get(trial_id)
         if recording is not None:
             return recording
@@ -158,7 +84,7 @@ class MemoryStore:
             return None
         return self._session(trial_id, recording)
 
-    def _session(self, trial_id: str, recording: _Recording) -> Session:
+    def _session(self, trial_id: str, recording: Recording) -> Session:
         return session_of(trial_id, recording.head, recording.doc)
 
     # -- groups and sessions
@@ -181,7 +107,7 @@ class MemoryStore:
         if trial_id not in self._recordings:
             if self._buried(trial_id):
                 raise Gone(f"session {trial_id} is closed")
-            self._recordings[trial_id] = _Recording(head_of(session), doc_of(session))
+            self._recordings[trial_id] = Recording(head_of(session), doc_of(session))
             for places in self._places_of(session.group_id):
                 insort(places, Position(session.created_at, trial_id))
         return self._session(trial_id, self._recordings[trial_id])
@@ -244,7 +170,7 @@ class MemoryStore:
         if recording is not None and recording.head.status != "open":
             self._settle(trial_id, recording, now)
 
-    def _settle(self, trial_id: str, recording: _Recording, now: float) -> None:
+    def _settle(self, trial_id: str, recording: Recording, now: float) -> None:
         head, run_id = recording.head, run_of(recording.doc)
         if accountable(head.group, run_id):
             self.runs.ended(run_id, ended(trial_id, head, recording.turns), now)
@@ -398,15 +324,7 @@ class MemoryStore:
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         recording = self._get(trial_id)
         stop = len(recording.turns) if limit is None else min(start + limit, len(recording.turns))
-        return [self._turn(recording, number) for number in range(start, stop)]
-
-    def _turn(self, recording: _Recording, number: int) -> Turn:
-        entry = decode_entry(recording.turns[number])
-        return decode_turn(
-            number, entry, recording.ids[number], recording.logprobs[number], lambda at: unpack(recording.texts[at]),
-            recording.delivered.get(number), recording.superseded.get(entry.row.turn_id),
-            recording.retries.get(entry.row.turn_id),
-        )  # fmt: skip
+        return [recording.turn(number) for number in range(start, stop)]
 
     # -- what watchers see
 
@@ -437,9 +355,3 @@ class MemoryStore:
         for recording in self._recordings.values():
             counts[recording.head.status] += 1
         return {"backend": "memory", "sessions": counts, "used_bytes": None}
-
-
-def _exact(raw: bytes) -> bytes:
-    """The same bytes in memory of their own size: encoders return theirs in the buffer that they reserved, zstd's being
-    as large as the text was."""
-    return bytes(memoryview(raw))
