@@ -1,6 +1,7 @@
 """Every token that a worker's engine sampled, written down before anybody is sent it: what records are held against (I4).
 
-A line per token, appended by one write, so that a killed worker has told all. What became of each:
+A line per token, appended by one write, so that a killed worker has told all that it sent. A write may be cut at the end of a
+page, by a kill or for who reads meanwhile: so a line begins anew and ends in a word of its own. What became of each:
 
     recorded         it stands in its turn, with this worker and this version; of a superseded turn as well
     sampled again    its worker was lost with it, and a later attempt of the turn has it from another one
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.contracts.records import Turn, bytes_to_ids
+
+END = "end"
 
 
 class Sampled(NamedTuple):
@@ -39,7 +42,7 @@ class Journal:
 
     def note(self, trial_id: str, turn_id: str, attempt: int, position: int, token_id: int, version: str) -> None:
         words = (self._worker, trial_id, turn_id, attempt, position, token_id, version)
-        os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
+        os.write(self._file, f"\n{' '.join(map(str, words))} {END}\n".encode())
 
 
 def read(paths: Iterable[Path], run_id: str) -> Iterator[Sampled]:
@@ -47,8 +50,8 @@ def read(paths: Iterable[Path], run_id: str) -> Iterator[Sampled]:
     for path in paths:
         for line in path.read_text().splitlines() if path.exists() else ():
             words = line.split(" ")
-            if words[1].startswith(run_id + "-"):
-                worker, trial_id, turn_id, attempt, position, token_id, version = words
+            if words[-1] == END and words[1].startswith(run_id + "-"):
+                worker, trial_id, turn_id, attempt, position, token_id, version, _ = words
                 yield Sampled(worker, trial_id, turn_id, int(attempt), int(position), int(token_id), version)
 
 

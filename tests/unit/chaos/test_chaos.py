@@ -227,6 +227,9 @@ def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "w0", "w0")
     journal.note("run-0.1", "a", 0, 1, 7, "base/0")
     journal.note("other-0.1", "b", 0, 1, 7, "base/0")
+    with (tmp_path / "w0").open("a") as file:
+        file.write("\nw0 run-0.1 c 0 1")  # it was killed while it wrote
+    Journal(tmp_path / "w0", "w0").note("other-0.1", "b", 0, 1, 7, "base/0")
     assert list(read([tmp_path / "w0", tmp_path / "w1"], "run")) == [Sampled("w0", "run-0.1", "a", 0, 1, 7, "base/0")]
 
 
