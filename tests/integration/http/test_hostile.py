@@ -115,5 +115,6 @@ async def test_a_compressed_body_is_refused_by_name(proxy: Proxy, path: str) -> 
 
 
 async def test_nobody_is_sent_to_another_address(proxy: Proxy) -> None:
-    for path in (CHAT + "/", "/sessions/"):
-        assert (await proxy.http.post(path, json={})).status_code == 404
+    for path, status in ((CHAT + "/", 400), ("/sessions/", 404), ("//sessions", 404), ("/t//v1/models/", 405)):
+        answer = await proxy.http.post(path, json={})
+        assert answer.status_code == status and "location" not in answer.headers, (path, answer.text)
