@@ -179,6 +179,8 @@ class Story:
             view = await self._control("run", self._run_id)
             if view.groups.in_hand + view.groups.used == 0:
                 break
+        while not (training.done() or trainer.idle.is_set()) and time.monotonic() < until:
+            await asyncio.wait({training}, timeout=0.05)
         training.cancel()
         [result] = await asyncio.gather(training, return_exceptions=True)
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):

@@ -23,10 +23,15 @@ class Taken:
 
 
 class Trainer:
-    """Args: clients: one per replica, asked in turn.  plan: what becomes of each lease; after that all are acknowledged."""
+    """Args: clients: one per replica, asked in turn.  plan: what becomes of each lease; after that all are acknowledged.
+
+    Attributes: idle: it waits for leases, and has heard what became of those that it had.
+    """
 
     def __init__(self, clients: list[AsyncSteno], run_id: str, plan: tuple[str, ...]) -> None:
         self.taken = Taken()
+        self.idle = asyncio.Event()
+        self.idle.set()
         self._clients = clients
         self._run_id = run_id
         self._plan = list(plan)
@@ -41,9 +46,11 @@ class Trainer:
             except StenoError:
                 await asyncio.sleep(0.2)
                 continue
+            self.idle.clear()
             for lease in leases:
                 self.taken.grants += 1
                 await self._decide(lease, self._plan.pop(0) if self._plan else "ack")
+            self.idle.set()
 
     async def _decide(self, lease: Lease, how: str) -> None:
         if how == "lapse":
