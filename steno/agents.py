@@ -184,11 +184,11 @@ def _pi(target: Target) -> Setup:
     provider = {
         "baseUrl": target.urls["openai"],
         "api": "openai-completions",
-        "apiKey": target.key,
+        "apiKey": "STENO_AGENT_KEY",
         "models": [model],
     }
     return Setup(
-        {"PI_OFFLINE": "1"},
+        {"PI_OFFLINE": "1", "STENO_AGENT_KEY": target.key},
         f'pi --provider steno --model {quote(target.model)} --no-session -p "$TASK"',
         {"~/.pi/agent/models.json": json.dumps({"providers": {"steno": provider}}, indent=2) + "\n"},
     )
@@ -203,20 +203,6 @@ def _copilot(target: Target) -> Setup:
         },
         'copilot --allow-all-tools --no-auto-update -p "$TASK"',
     )
-
-
-def _cline(target: Target) -> Setup:
-    login = f"cline auth -p openai -k {quote(target.key)} -m {quote(target.model)} -b {target.urls['openai']}"
-    return Setup(command=f'{login} && cline -P openai -m {quote(target.model)} --json "$TASK"')
-
-
-def _continue(target: Target) -> Setup:
-    config = (
-        "name: steno\nversion: 1.0.0\nschema: v1\nmodels:\n"
-        f"  - name: policy\n    provider: openai\n    model: {json.dumps(target.model)}\n    apiBase: {target.urls['openai']}\n"
-        f"    apiKey: {json.dumps(target.key)}\n    roles: [chat]\n    capabilities: [tool_use]\n"
-    )
-    return Setup(command='cn --config steno.yaml --auto -p "$TASK"', files={"steno.yaml": config})
 
 
 def _gemini_cli(target: Target) -> Setup:
@@ -302,14 +288,6 @@ AGENTS: dict[str, Agent] = {
         "GitHub Copilot CLI", "OpenAI chat, streamed", "npm install -g @github/copilot", _BY_HAND.format("1.0.102"), _copilot,
         "No account is needed. `COPILOT_PROVIDER_WIRE_API=responses` and `COPILOT_PROVIDER_TYPE=anthropic` (with the base URL of "
         "Anthropic's clients) work as well.",
-    ),
-    "cline": Agent(
-        "Cline", "OpenAI chat, streamed", "npm install -g cline", _BY_HAND.format("3.0.65"), _cline,
-        "The first command writes the base URL into its settings in the home directory.",
-    ),
-    "continue": Agent(
-        "Continue", "OpenAI chat, streamed", "npm install -g @continuedev/cli", _BY_HAND.format("1.5.47"), _continue,
-        "The file is needed.",
     ),
     "openai": Agent(
         "OpenAI SDK, and what is built on it", "chat, completions, Responses", "pip install openai", "run by the tests", _openai
