@@ -23,7 +23,7 @@ SEEN = (
     Seen("Claude Code", "2.1.197", "Messages"),
     Seen("pi", "0.73.1, 0.74.2", "chat, Responses, Messages, Gemini", "a stream that broke is asked again"),
     Seen("Qwen Code", "0.15.10", "chat", "a stream that broke ends its task (0.24.4 goes on)"),
-    Seen("GitHub Copilot CLI", "1.0.102", "chat, Responses, Messages", "a stream that broke is asked again; WebSockets become HTTP"),
+    Seen("GitHub Copilot CLI", "1.0.102", "chat, Responses, Messages", "a stream that broke is asked again"),
     Seen("Cline", "3.0.65", "chat", "`cline auth -p openai -b URL` sets the base URL"),
     Seen("Continue", "1.5.47", "chat", "its file has `provider: openai` and `apiBase`"),
     Seen("OpenAI Agents SDK", "0.24.0", "chat, Responses; streamed and not"),
