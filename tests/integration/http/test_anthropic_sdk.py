@@ -98,7 +98,9 @@ async def test_the_beta_client_and_a_base_url_one_level_too_deep(proxy: Proxy) -
     deeper = await proxy.http.post("/t/v1/v1/messages?beta=true", json={"max_tokens": 9, "messages": [HI]})
     assert deeper.json()["content"] == [{"type": "text", "text": "hello"}]
     assert deeper.headers["request-id"] == deeper.headers["x-request-id"]
-    higher = await proxy.http.post("/t/messages", json={"max_tokens": 9, "messages": [HI]})  # AI SDK's base URL ends in /v1
+    higher = await proxy.http.post(
+        "/t/messages", json={"max_tokens": 9, "messages": [HI]}
+    )  # AI SDK's base URL ends in /v1
     assert higher.json()["content"] == deeper.json()["content"]
 
 
