@@ -22,8 +22,9 @@ import psutil
 import redis
 
 from tests.chaos.schedule import REPLICAS, WORKERS
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from tests.support.stack import ROOT, free_port
+from tests.support.stack import ROOT
 from tests.support.tcprelay import TcpRelay
 
 PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 --sweep-s 1 --shutdown-s 3 --keepalive-s 0.5

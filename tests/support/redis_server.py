@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,7 +13,9 @@ from typing import Any
 
 import redis
 
-START_TIMEOUT_S = 20.0
+from tests.support.ports import free_port
+
+START_TIMEOUT_S = 60.0
 
 
 class RedisServer:
@@ -30,7 +31,7 @@ class RedisServer:
         self._cluster = cluster
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.start()
 
     @property
@@ -59,7 +60,7 @@ class RedisServer:
         ]
         command += ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"]
         if self._cluster:
-            command += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
+            command += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
         log = Path(self._directory.name) / "log"
         with log.open("ab") as output:
             self._process = subprocess.Popen([*command, *self._options], stdout=output, stderr=output)
@@ -78,7 +79,7 @@ class RedisServer:
                 if client.execute_command("CLUSTER INFO")["cluster_slots_assigned"] != "16384":
                     client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
                 return bool(client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-        except (redis.ConnectionError, redis.BusyLoadingError):
+        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
             return False
 
     def follow(self, port: int, *, within_s: float = 60.0) -> None:
@@ -123,12 +124,6 @@ class RedisServer:
             self._process.send_signal(number)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class RedisSentinel:
     """A Sentinel that watches one primary as `service`; two of three decide.
 
@@ -139,7 +134,7 @@ class RedisSentinel:
         self, primary_port: int, *, service: str = "steno", quorum: int = 2, down_after_s: float = 1.0
     ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="steno-sentinel-")
-        self.port = _free_port()
+        self.port = free_port()
         config = Path(self._directory.name) / "sentinel.conf"
         config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self._directory.name}\n"
@@ -158,7 +153,7 @@ class RedisSentinel:
             while True:
                 try:
                     found = client.sentinel_masters().get(service, {})
-                except redis.ConnectionError:
+                except (redis.ConnectionError, redis.TimeoutError):
                     found = {}
                 if (found.get("num-other-sentinels"), found.get("num-slaves")) == (others, replicas):
                     return

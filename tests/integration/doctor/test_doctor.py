@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from steno.doctor.redis_promises import STALLED_S
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisSentinel, RedisServer
-from tests.support.stack import ROOT, Stack, free_port, running
+from tests.support.stack import ROOT, Stack, running
 
 SCRIPT = ROOT / "tests/integration/image/script.py"
 

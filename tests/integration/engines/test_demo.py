@@ -18,7 +18,8 @@ from rich.console import Console
 import steno.demo
 from steno.demo import demo
 from steno.demo_processes import DemoFailed
-from tests.support.stack import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.stack import ROOT
 
 
 def listens(port: int) -> bool:

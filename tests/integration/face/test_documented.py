@@ -18,7 +18,8 @@ import httpx
 from proxy.client import Steno
 from proxy.contracts.rest import Completion
 from tests.integration.face.conftest import ADMIN
-from tests.support.stack import ROOT, Stack, free_port
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, Stack
 
 
 def commands(page: str, heading: str) -> list[str]:

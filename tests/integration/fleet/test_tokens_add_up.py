@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from steno.models import TINY
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from tests.support.stack import Stack, free_port, running
+from tests.support.stack import Stack, running
 from tests.support.tcprelay import TcpRelay
 from tests.support.tokens import tokens_add_up
 

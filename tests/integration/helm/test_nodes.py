@@ -18,7 +18,8 @@ import pytest
 
 from tests.integration.helm.support import environment, only, pods, render
 from tests.integration.loop.product import RUN, Product, Trainer, product, rolling, thread, until
-from tests.support.stack import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.stack import ROOT
 
 pytestmark = pytest.mark.loop
 

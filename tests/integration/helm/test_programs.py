@@ -19,7 +19,7 @@ import redis
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
 from tests.integration.helm.support import CASES, ROOT, environment, only, pods, render
-from tests.support.stack import free_port
+from tests.support.ports import free_port
 from tests.support.stack import running as running_stack
 from trainer_bridge.run_config import RunSettings
 from trainer_bridge.zero import deepspeed_config

@@ -21,7 +21,8 @@ from proxy.config import ProxySettings
 from proxy.contracts.errors import ConfigError
 from proxy.contracts.records import RESERVED_TRIAL_IDS
 from proxy.main import create_app
-from tests.support.stack import ROOT, Stack, free_port, running
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, Stack, running
 
 KEY = {"authorization": "Bearer admin"}
 

@@ -22,7 +22,8 @@ import httpx
 import yaml
 
 from tests.integration.image.test_image import started
-from tests.support.stack import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.stack import ROOT
 
 FOLDER = ROOT / "deploy/compose"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())

@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.stack import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.stack import ROOT
 
 pytestmark = pytest.mark.image
 

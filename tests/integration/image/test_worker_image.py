@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.integration.image.test_image import ENV, buildah, check_health
-from tests.support.stack import free_port, running
+from tests.support.ports import free_port
+from tests.support.stack import running
 
 pytestmark = pytest.mark.worker_image
 

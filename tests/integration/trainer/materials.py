@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from tests.support.ports import free_port
 from trainer_bridge.batch import Row
 from trainer_bridge.orders import Batch
 from trainer_bridge.staleness import Verdict
@@ -72,12 +72,12 @@ def start_ranks(count: int, module: str, *arguments: str, launcher: str = "torch
     if launcher == "deepspeed":
         command = [
             str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(count), "--master_addr",
-            "127.0.0.1", "--master_port", str(_free_port()), "--no_local_rank", "--module", module, *arguments,
+            "127.0.0.1", "--master_port", str(free_port()), "--no_local_rank", "--module", module, *arguments,
         ]  # fmt: skip
     elif count > 1:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-addr", "127.0.0.1",
-            "--master-port", str(_free_port()), "-m", module, *arguments,
+            "--master-port", str(free_port()), "-m", module, *arguments,
         ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     if launcher == "deepspeed":  # the launcher itself looks for devices, too
@@ -107,9 +107,3 @@ def run_ranks(count: int, job: dict[str, Any], folder: Path, *, launcher: str = 
         end(process)
     assert process.returncode == 0, output
     return torch.load(folder / "result.pt", weights_only=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

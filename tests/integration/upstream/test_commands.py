@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.upstream.conftest import KEY, ask
-from tests.support.stack import ROOT, Stack, free_port, running
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, Stack, running
 
 
 def steno(*words: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,8 @@ import pytest
 from inference_worker.engines.litellm_vllm_format import ServerFormat
 from inference_worker.engines.litellm_vllm_http import VllmServer
 from steno.models import TINY
-from tests.support.stack import ROOT, Stack, free_port, running
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, Stack, running
 
 pytestmark = pytest.mark.vllm
 

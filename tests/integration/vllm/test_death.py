@@ -19,8 +19,9 @@ import pytest
 from steno.demo_task import SYSTEM, TOOL, make_world
 from steno.models import TINY
 from tests.integration.fleet.fleet import Answer, ask, speakers
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from tests.support.stack import Stack, free_port, running
+from tests.support.stack import Stack, running
 from tests.support.tokens import tokens_add_up
 
 pytestmark = pytest.mark.vllm
