@@ -6,7 +6,7 @@ import random
 import socket
 
 BELOW = 32768
-"""The kernel takes the ports of outgoing connections from here on (Linux): one of those may be gone a moment after it was free."""
+"""From here on the kernel takes the ports of outgoing connections (Linux): one may be gone a moment after it was free."""
 
 _random = random.Random()  # of its own: tests seed the global one, and several run at a time
 
