@@ -2,6 +2,7 @@
 
     python -m tests.chaos --seed 7              one seed, on a fresh deployment
     python -m tests.chaos --seeds 1..50         many, one after the other on one deployment
+    python -m tests.chaos --seeds 1..50 --jobs 2    on two deployments side by side
     python -m tests.chaos --seed 7 --only 0,2   the same with some of its faults left out
     python -m tests.chaos --seed 7 --shrink     which of its faults it takes
 
@@ -24,6 +25,7 @@ import uuid
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 from tests.chaos.deployment import Deployment
@@ -40,6 +42,7 @@ def main() -> int:
     which.add_argument("--seeds", type=_seeds, help="A..B, or N for 1..N")
     parser.add_argument("--only", type=_numbers, help="faults by number, between commas")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults as long as it fails")
+    parser.add_argument("--jobs", type=int, default=1, help="deployments side by side; a seed mostly waits")
     parser.add_argument("--print", action="store_true", help="print the schedules and do nothing")
     parser.add_argument("--within-s", type=float, help="begin no other seed after so many seconds")
     parser.add_argument(
@@ -55,8 +58,16 @@ def main() -> int:
     if args.shrink:
         return asyncio.run(_shrink(args.seed, folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
-    verdicts = asyncio.run(_play(schedules, folder, within_s=args.within_s))
+    verdicts = asyncio.run(_play_beside(schedules, folder, args.jobs, within_s=args.within_s))
     return _report(verdicts, len(schedules), folder, args)
+
+
+async def _play_beside(
+    schedules: list[Schedule], folder: Path, jobs: int, *, within_s: float | None = None
+) -> list[Verdict]:
+    dealt = [schedules[number::jobs] for number in range(jobs)]
+    played = await asyncio.gather(*(_play(hand, folder, within_s=within_s) for hand in dealt if hand))
+    return [verdict for verdicts in played for verdict in verdicts]
 
 
 async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | None = None) -> list[Verdict]:
@@ -85,7 +96,7 @@ async def _one(deployment: Deployment, schedule: Schedule, versions: list[str]) 
     try:
         verdict = await Story(deployment, schedule, versions, name=name).play()
     except Exception as error:  # recorded: the seed has failed
-        verdict = Verdict(schedule.seed, [f"it could not be played to its end: {error!r}"])
+        verdict = Verdict(schedule.seed, [f"it could not be played to its end: {error!r}", *format_exception(error)])
     if verdict.wrong:
         print(f"\nFAILED {schedule}\n  as run {name}:", flush=True)
         for sentence in verdict.wrong:

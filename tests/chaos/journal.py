@@ -73,7 +73,7 @@ def check_sampled(
     recorded: set[Sampled] = set()
     for turn_id, (_, turn) in turns.items():
         # What could not be gone on with is a turn of its own; its worker knew it by the id of what took its place.
-        asked = [*by_turn[turn_id], *by_turn.get(turn.superseded_by or "", ())]
+        asked = [*by_turn.get(turn_id, ()), *by_turn.get(turn.superseded_by or "", ())]
         known = {(one.position, one.token_id, one.version, one.worker): one for one in asked}
         for token in _tokens(turn):
             if token not in known:

@@ -216,6 +216,14 @@ def test_what_was_sampled_is_held_against_the_record() -> None:
     assert check_sampled(SAMPLED, {"t": []}, {}) == ([], Counter(unrecorded=count))
 
 
+def test_a_turn_that_another_took_the_place_of_was_sampled_under_the_name_of_that_one() -> None:
+    left = CUT.model_copy(update={"superseded_by": "next"})
+    sampled = [one._replace(turn_id="next") for one in SAMPLED]
+    wrong, fates = check_sampled(sampled, {"t": [left]}, {})
+    assert wrong == []
+    assert fates.total() == len(SAMPLED)
+
+
 def test_what_no_engine_sampled_is_found_and_what_nobody_recorded() -> None:
     assert check_sampled(SAMPLED[1:], {"t": [ONE]}, {})[0]
     assert check_sampled(journal_of(ONE, "w1"), {"t": [ONE]}, {})[0], "another worker did"
