@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from proxy.contracts.errors import StenoError, StoreUnavailable
+from proxy.contracts.errors import StoreUnavailable
 from proxy.store.redis_wait import NotReplicated, Wait
 
 Command = tuple[Any, ...]
@@ -104,7 +102,7 @@ class Batches:
             for waiting in batch:
                 _fail(waiting, StoreUnavailable("the store was closed"))
             raise
-        except (RedisError, OSError, TimeoutError) as error:
+        except Exception as error:  # also uvloop's RuntimeError for a connection just closed: who waits is told
             for waiting in batch:
                 _fail(waiting, error)
             return
@@ -121,6 +119,6 @@ class Batches:
                 waiting.replies.set_result(theirs)
 
 
-def _fail(waiting: _Waiting, error: RedisError | OSError | StenoError) -> None:
+def _fail(waiting: _Waiting, error: Exception) -> None:
     if not waiting.replies.done():
         waiting.replies.set_exception(error)

@@ -97,12 +97,16 @@ async def test_a_refused_command_fails_its_own_caller_only() -> None:
     assert results[0] == [("A",)] and isinstance(results[1], ResponseError)
 
 
-async def test_a_broken_round_trip_fails_those_on_it_and_the_next_one_works() -> None:
+@pytest.mark.parametrize(
+    "error", [ConnectionError("gone"), RuntimeError("the handler is closed")], ids=["own", "uvloop's"]
+)
+async def test_a_broken_round_trip_fails_those_on_it_and_the_next_one_works(error: Exception) -> None:
     server = Server()
-    server.broken = ConnectionError("gone")
+    server.broken = error
     batches = Batches(server, 1.0)
-    with pytest.raises(ConnectionError):
-        await batches.submit([("A",)])
+    async with asyncio.timeout(30):
+        with pytest.raises(type(error)):
+            await batches.submit([("A",)])
     server.broken = None
     assert await batches.submit([("B",)]) == [("B",)]
 
