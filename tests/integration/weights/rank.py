@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from trainer_bridge.ranks import Ranks
+from trainer_bridge.zero import start_deepspeed
 
 
 def main(folder: Path) -> None:
@@ -39,6 +40,7 @@ def _zero3(model: str) -> Any:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "gradient_clipping": 1.0,
     }
+    start_deepspeed(cuda=False, own_kernels=False)
     keep = HfDeepSpeedConfig(config)  # before the model is loaded, so that no rank ever holds it whole
     module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     engine, *_ = deepspeed.initialize(model=module, config=config, model_parameters=module.parameters())
