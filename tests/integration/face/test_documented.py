@@ -107,6 +107,7 @@ def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Pat
         client.complete("g1.0", Completion(reward=0.5))
     assert "0.5" in run(tail), "it ends with the session"
     assert json.loads(run(lease)) == {"items": []}
-    assert json.loads(run(run_view))["run_id"] == "exp-7" and "groups: 0 running" in run(run_shown)
+    assert json.loads(run(run_view))["run_id"] == "exp-7"
+    assert "nothing is on record of a run exp-7" in run(run_shown)
     assert json.loads(run(policies))["items"][0]["workers"], "who serves which version"
     assert json.loads(run(update))["error"]["code"] == "not_found"
