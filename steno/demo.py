@@ -36,8 +36,8 @@ from steno.demo_report import show_record, show_where_to_look
 from steno.models import TINY
 
 GROUP = "demo"
-LAW = SamplingPolicy(force={"temperature": 1.0, "top_p": 1.0})
-"""What a trainer would ask for: every token drawn from the policy itself."""
+LAW = SamplingPolicy(force={"temperature": 0.5, "top_p": 1.0})
+"""Every token is drawn from the policy, a little cooler than a trainer would ask for: so tiny a model misreads a word now and then."""
 AGENT_S = 120.0
 
 

@@ -71,9 +71,13 @@ def check_sampled(
         by_turn[one.turn_id].append(one)
     turns = {turn.turn_id: (trial_id, turn) for trial_id, found in records.items() for turn in found}
     recorded: set[Sampled] = set()
-    for turn_id, (_, turn) in turns.items():
-        # What could not be gone on with is a turn of its own; its worker knew it by the id of what took its place.
-        asked = [*by_turn.get(turn_id, ()), *by_turn.get(turn.superseded_by or "", ())]
+    for turn_id, (trial_id, turn) in turns.items():
+        asked = by_turn.get(turn_id, [])
+        if turn.partial:
+            # What could not be gone on with is a turn of its own. Its worker knew it by the id of what took its place, which may
+            # have been left in its turn, and then is on record under no such id.
+            others = (name for name in by_turn if name == turn.superseded_by or name not in turns)
+            asked = [*asked, *(one for name in others for one in by_turn[name] if one.trial_id == trial_id)]
         known = {(one.position, one.token_id, one.version, one.worker): one for one in asked}
         for token in _tokens(turn):
             if token not in known:
