@@ -37,7 +37,7 @@ from steno.models import TINY
 
 GROUP = "demo"
 LAW = SamplingPolicy(force={"temperature": 0.5, "top_p": 1.0})
-"""Every token is drawn from the policy, a little cooler than a trainer would ask for: so tiny a model misreads a word now and then."""
+"""Every token is drawn from the policy, a little cooler than for training: so tiny a model misreads a word now and then."""
 AGENT_S = 120.0
 
 
