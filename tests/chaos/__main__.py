@@ -43,6 +43,9 @@ def main() -> int:
     parser.add_argument("--only", type=_numbers, help="faults by number, between commas")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults as long as it fails")
     parser.add_argument("--jobs", type=int, default=1, help="deployments side by side; a seed mostly waits")
+    parser.add_argument(
+        "--again", action="store_true", help="play seeds that failed once more; both outcomes are shown"
+    )
     parser.add_argument("--print", action="store_true", help="print the schedules and do nothing")
     parser.add_argument("--within-s", type=float, help="begin no other seed after so many seconds")
     parser.add_argument(
@@ -59,6 +62,11 @@ def main() -> int:
         return asyncio.run(_shrink(args.seed, folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
     verdicts = asyncio.run(_play_beside(schedules, folder, args.jobs, within_s=args.within_s))
+    failed = [verdict.seed for verdict in verdicts if verdict.wrong]
+    if args.again and failed:
+        print(f"RERUN of {failed}")
+        replayed = asyncio.run(_play([one for one in schedules if one.seed in failed], folder / "again"))
+        verdicts = [one for one in verdicts if not one.wrong] + replayed
     return _report(verdicts, len(schedules), folder, args)
 
 
