@@ -103,7 +103,7 @@ class Refused:
         self._trials: dict[str, deque[tuple[float, bytes]]] = {}
 
     def has_room(self, trial_id: str) -> bool:
-        return len(self._trials.get(trial_id, ())) < MOST_REFUSED
+        return len(self._noted(trial_id)) < MOST_REFUSED
 
     def note(self, trial_id: str, digest: bytes) -> None:
         """digest: of its body (`body_digest`)."""
@@ -114,18 +114,23 @@ class Refused:
 
     def take(self, trial_id: str, body: bytes) -> bool:
         """Whether a request with this body was refused, and not asked for here since."""
-        noted = self._trials.get(trial_id)
-        if noted is None:
-            return False
-        now, wanted = self._clock(), body_digest(body).digest()
-        while noted and noted[0][0] <= now:
-            noted.popleft()
+        noted, wanted = self._noted(trial_id), body_digest(body).digest()
         found = next((one for one in noted if one[1] == wanted), None)
-        if found is not None:
-            noted.remove(found)
+        if found is None:
+            return False
+        noted.remove(found)
         if not noted:
             del self._trials[trial_id]
-        return found is not None
+        return True
+
+    def _noted(self, trial_id: str) -> deque[tuple[float, bytes]]:
+        """What is remembered of a trial, without what has had its time."""
+        noted, now = self._trials.get(trial_id), self._clock()
+        while noted and noted[0][0] <= now:
+            noted.popleft()
+        if not noted:
+            self._trials.pop(trial_id, None)
+        return noted or deque()
 
 
 def body_digest(body: bytes = b"") -> blake2b:

@@ -118,3 +118,16 @@ def test_what_is_remembered_of_refused_requests_is_bounded() -> None:
     for number in range(MOST_TRIALS):
         refused.note(f"t{number}", body_digest(b"x").digest())
     assert not refused.take("t", b"20") and refused.take(f"t{MOST_TRIALS - 1}", b"x")
+
+
+def test_refusals_that_nobody_asked_for_again_make_room_after_their_time() -> None:
+    clock = Clock()
+    refused = Refused(clock)
+    for number in range(MOST_REFUSED):
+        refused.note("t", body_digest(b"%d" % number).digest())
+    clock.now += REFUSED_S - 1
+    assert not refused.has_room("t")
+    clock.now += 1
+    assert refused.has_room("t") and not refused.take("t", b"0")
+    refused.note("t", body_digest(b"new").digest())
+    assert refused.take("t", b"new")
