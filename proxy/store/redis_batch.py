@@ -8,6 +8,7 @@ caller submits, not between callers: nobody asks for the next thing before the f
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -104,7 +105,7 @@ class Batches:
             raise
         except Exception as error:  # also uvloop's RuntimeError for a connection just closed: who waits is told
             for waiting in batch:
-                _fail(waiting, error)
+                _fail(waiting, _another(error))
             return
         short = self._wait.short_of(replies) if self._wait else None
         at = 0
@@ -114,7 +115,7 @@ class Batches:
             if waiting.replies.done():
                 continue
             if short is not None and not any(isinstance(reply, Exception) for reply in theirs):
-                waiting.replies.set_exception(NotReplicated(*short.args))  # one of its own for each: tracebacks grow
+                waiting.replies.set_exception(NotReplicated(*short.args))
             else:
                 waiting.replies.set_result(theirs)
 
@@ -122,3 +123,11 @@ class Batches:
 def _fail(waiting: _Waiting, error: Exception) -> None:
     if not waiting.replies.done():
         waiting.replies.set_exception(error)
+
+
+def _another(error: Exception) -> Exception:
+    """One like it, for one waiter: an exception that several raise grows by the traceback of each."""
+    try:
+        return copy.copy(error)
+    except TypeError:  # it is not made of its `args`
+        return error

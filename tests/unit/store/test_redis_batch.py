@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import pytest
@@ -109,6 +110,29 @@ async def test_a_broken_round_trip_fails_those_on_it_and_the_next_one_works(erro
             await batches.submit([("A",)])
     server.broken = None
     assert await batches.submit([("B",)]) == [("B",)]
+
+
+class Odd(Exception):
+    """Can't be copied as exceptions are: its `args` are not what made it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code} {text}")
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), Odd(1, "gone")], ids=["usual", "not copyable"])
+async def test_each_who_waits_is_told_by_an_error_of_its_own(error: Exception) -> None:
+    server = Server()
+    server.broken = error
+    batches = Batches(server, 1.0)
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*(batches.submit([("A", n)]) for n in range(5)), return_exceptions=True)
+    assert {(type(result), str(result)) for result in results} == {(type(error), str(error))}
+    if isinstance(error, ConnectionError):
+        assert len({id(result) for result in results} - {id(error)}) == 5
+        frames = {
+            len(traceback.extract_tb(result.__traceback__)) for result in results if isinstance(result, Exception)
+        }
+        assert len(frames) == 1
 
 
 async def test_a_server_that_never_answers_is_given_up_in_time_also_by_those_who_wait_for_a_lane() -> None:
