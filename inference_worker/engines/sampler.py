@@ -101,9 +101,8 @@ def _bend(logits_V: torch.Tensor, row: Row) -> None:
     law = row.law
     for token, bias in law.logit_bias.items():
         logits_V[token] += bias
-    if (
-        row.stops and len(row.drawn) < law.min_tokens and row.matcher is None
-    ):  # a finished grammar allows nothing but a stop id
+    # Not under a grammar: a finished one allows nothing but a stop id.
+    if row.stops and len(row.drawn) < law.min_tokens and row.matcher is None:
         logits_V[sorted(row.stops)] = -math.inf
     if law.remembers_output():
         _penalise(logits_V, row)

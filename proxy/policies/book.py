@@ -162,9 +162,8 @@ class Book:
         if wanted is not self.posted:
             wanted.bring_along()
         for worker_id, version in list(self._versions.items()):
-            if (
-                worker_id not in wanted.members or wanted.members[worker_id].lost
-            ):  # it came back while another was active
+            # lost: it came back while another was active
+            if worker_id not in wanted.members or wanted.members[worker_id].lost:
                 orders += _orders(wanted, wanted.join(worker_id, version, now))
         return orders
 

@@ -188,9 +188,8 @@ class Policies:
                 await self.sync()
             except StenoError as error:
                 log.warning("policies are not in step with the store, it will be tried again: %s", error.message)
-            except (
-                Exception
-            ):  # a record that this release can't read, say: the rest goes on, and the log has it every second
+            # A record that this release can't read, say: the rest goes on, and the log has it every second.
+            except Exception:
                 log.exception("policies can't be brought in step with the store")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):

@@ -213,9 +213,8 @@ class RedisStore(RedisRecordings):
             await self._accounts.settle(trial_id, now)
             await self._index.publish(trial_id, head, members[trial_id], until=self._clock() + tombstone_s)
         else:
-            if (
-                reply[0] != MISSING
-            ):  # deleted already, perhaps by a call that was cut short: what it left is not kept for a sweep
+            # Deleted already, perhaps by a call that was cut short: what it left is not kept for a sweep.
+            if reply[0] != MISSING:
                 await self._accounts.settle(trial_id, now)
             await self._index.withdraw(members[trial_id])
             if reply[0] == MISSING:

@@ -157,9 +157,8 @@ class RedisLink:
         cancelled = task.cancelling()
         async with asyncio.timeout(self._call_timeout_s), self._slots:
             reply = await command
-        if (
-            task.cancelling() > cancelled
-        ):  # redis-py writes within `asyncio.wait_for`, which loses one before Python 3.12
+        # redis-py writes within `asyncio.wait_for`, which loses a cancellation before Python 3.12.
+        if task.cancelling() > cancelled:
             raise asyncio.CancelledError
         return reply
 

@@ -107,9 +107,8 @@ def _watching(pid: int, exited: asyncio.Future[None]) -> Iterator[None]:
 
 
 def _signal(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(
-        ProcessLookupError, PermissionError
-    ):  # all gone; or one that changed its user, out of our reach
+    # All gone; or one that changed its user, out of our reach.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
