@@ -28,6 +28,7 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Any
 
+from tests.chaos import packets
 from tests.chaos.deployment import Deployment
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
@@ -53,6 +54,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
+    packets.enter()
     schedules = [draw(seed, only=args.only) for seed in (args.seeds or [args.seed])]
     if args.print:
         print("\n".join(map(str, schedules)))
@@ -79,15 +81,15 @@ async def _play_beside(
 
 
 async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | None = None) -> list[Verdict]:
-    """All of them on one deployment; after a failed one, on another."""
+    """Those of a kind on one deployment; after a failed one, on another."""
     verdicts: list[Verdict] = []
     began = time.monotonic()
-    left = list(schedules)
+    left = sorted(schedules, key=lambda schedule: schedule.watched)
     while left:
-        where = folder / f"from-{left[0].seed}"
-        async with Deployment(where) as deployment:
+        where, watched = folder / f"from-{left[0].seed}", left[0].watched
+        async with Deployment(where, watched=watched) as deployment:
             versions = first_versions()
-            while left:
+            while left and left[0].watched == watched:
                 if within_s is not None and time.monotonic() - began > within_s:
                     return verdicts
                 schedule = left.pop(0)
@@ -134,6 +136,7 @@ def _report(verdicts: list[Verdict], wanted: int, folder: Path, args: argparse.N
     if args.json is not None:
         result: dict[str, Any] = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "wanted": wanted,
+            "packets": packets.inside(),
             "played": len(verdicts), "seconds": round(sum(verdict.took_s for verdict in verdicts)), "failed": failed,
             "counts": dict(sorted(total.items())),
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Three replicas, three workers and a Redis as processes, with a relay on every line between them, to be mistreated.
+"""Three replicas, three workers and Redis as processes, with a relay on every line between them, to be mistreated.
 
 Lives in one event loop, where its relays run. Processes go on from one seed to the next, but for those that a seed ends; `heal`
 puts everything back in order. Output of each goes to FOLDER/NAME.log.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +18,10 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-import redis
 
 from tests.chaos.schedule import REPLICAS, WORKERS
+from tests.chaos.stores import Store
 from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT
 from tests.support.tcprelay import TcpRelay
 
@@ -32,50 +30,7 @@ PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 -
 START_S = 180.0
 CLOCK_JUMP_S = 8.0
 """A lease that is granted meanwhile lasts so much longer."""
-DISK_BYTES = 96 * 2**20
-
-
-class Redis(RedisServer):
-    """On a disk of its own, where this machine lets one be mounted. Attributes: disk: that disk's folder, or None."""
-
-    def __init__(self, folder: Path) -> None:
-        self.disk: Path | None = folder / "redis-disk"
-        self.disk.mkdir(parents=True, exist_ok=True)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(self.disk)]
-        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
-            self.disk = None
-        options = ("--dir", str(self.disk)) if self.disk else ()
-        super().__init__(options=(*options, "--enable-debug-command", "yes", "--save", "", "--loglevel", "warning"))
-
-    def ensure(self) -> None:
-        """Runs, and answers."""
-        self.free_disk()
-        self.resume()
-        if self._process is None or self._process.poll() is not None:
-            self.start()
-        with self.client() as client:
-            client.execute_command("CLIENT UNPAUSE")
-            client.config_set("maxmemory", 0)
-            client.config_set("appendfsync", "always")
-
-    def fill_disk(self, *, gives_up: bool) -> None:
-        """gives_up: as it does with appendfsync always; else it refuses writes."""
-        assert self.disk is not None
-        with contextlib.suppress(redis.RedisError), self.client() as client:  # it may be away, by another fault
-            client.config_set("appendfsync", "always" if gives_up else "everysec")
-        with contextlib.suppress(OSError), (self.disk / "filler").open("wb") as filler:
-            while True:
-                filler.write(b"\0" * 65536)
-                filler.flush()
-
-    def free_disk(self) -> None:
-        if self.disk is not None:
-            (self.disk / "filler").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        super().close()
-        if self.disk is not None:
-            subprocess.run(["umount", "--lazy", str(self.disk)], capture_output=True)
+WAIT_S = 1.5
 
 
 @dataclass
@@ -142,22 +97,24 @@ class Program:
 class Deployment:
     """`async with Deployment(folder) as deployment:`. Raises RuntimeError naming what does not come up.
 
-    Args: patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
+    Args: watched: Redis is a primary and its replica, with Sentinels, and every write waits for the replica.
+        patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
         long, so that faults have room; on a busy machine replicas then take slow workers for lost ones.
 
     Attributes:
-        agents, store: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
+        agents: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
+        lines: to Redis, a relay per replica; if watched, one per server, as everybody finds it.
         journals: what each worker has sampled (`journal.py`).
     """
 
-    def __init__(self, folder: Path, *, patience_s: float | None = None) -> None:
+    def __init__(self, folder: Path, *, watched: bool = False, patience_s: float | None = None) -> None:
         self.folder = folder
         self._patience_s = patience_s
         folder.mkdir(parents=True, exist_ok=True)
-        self.redis = Redis(folder)
+        self.redis = Store(folder, watched=watched)
         self.ports = [free_port() for _ in range(REPLICAS)]
         self.agents: list[TcpRelay] = []
-        self.store: list[TcpRelay] = []
+        self.lines: list[TcpRelay] = []
         self.links: list[TcpRelay] = []
         self.replicas: list[Program] = []
         self.workers: list[Program] = []
@@ -166,6 +123,15 @@ class Deployment:
 
     def _patience(self, *flags: str) -> list[str]:
         return [] if self._patience_s is None else [word for flag in flags for word in (flag, str(self._patience_s))]
+
+    def _redis(self, replica: int) -> list[str]:
+        if self.redis.watched:
+            return ["--redis-url", self.redis.url, "--redis-wait-replicas", "1", "--redis-wait-s", str(WAIT_S)]
+        return ["--redis-url", f"redis://127.0.0.1:{self.lines[replica].port}/0"]
+
+    def line(self, replica: int) -> TcpRelay:
+        """Between a replica and Redis; if watched, between everybody and the primary."""
+        return self.lines[self.redis.place if self.redis.watched else replica]
 
     def url(self, replica: int) -> str:
         """As agents reach it, through their relay."""
@@ -181,23 +147,15 @@ class Deployment:
     async def __aenter__(self) -> Deployment:
         enter = self._stack.enter_async_context
         self._stack.callback(self._close)
-        self.store = [await enter(TcpRelay("127.0.0.1", self.redis.port)) for _ in range(REPLICAS)]
+        servers = self.redis.servers if self.redis.watched else self.redis.servers * REPLICAS
+        self.lines = [await enter(TcpRelay("127.0.0.1", server.port)) for server in servers]
+        if self.redis.watched:
+            await asyncio.to_thread(self.redis.watch, [line.port for line in self.lines])
         self.agents = [await enter(TcpRelay("127.0.0.1", port)) for port in self.ports]
         self.links = [await enter(TcpRelay("127.0.0.1", port)) for _ in range(WORKERS) for port in self.ports]
         for number, port in enumerate(self.ports):
-            url = f"redis://127.0.0.1:{self.store[number].port}/0"
-            args = [
-                "-m",
-                "tests.chaos.clock",
-                str(CLOCK_JUMP_S),
-                "proxy",
-                "--port",
-                str(port),
-                "--redis-url",
-                url,
-                *PROXY,
-                *self._patience("--shutdown-s", "--silence-s", "--resume-grace-s"),
-            ]
+            args = ["-m", "tests.chaos.clock", str(CLOCK_JUMP_S), "proxy", "--port", str(port), *self._redis(number)]
+            args += [*PROXY, *self._patience("--shutdown-s", "--silence-s", "--resume-grace-s")]
             self.replicas.append(Program(f"r{number}", args, self.folder / f"r{number}.log"))
         for number in range(WORKERS):
             links = self.links[number * REPLICAS : (number + 1) * REPLICAS]
@@ -230,10 +188,10 @@ class Deployment:
 
     async def heal(self) -> None:
         """Everything runs, every line carries, every replica has every worker and Redis."""
-        await asyncio.to_thread(self.redis.ensure)
-        for relay in (*self.agents, *self.store, *self.links):
+        for relay in (*self.agents, *self.lines, *self.links):
             relay.delay_s, relay.cut_after_bytes, relay.accepting = 0.0, None, True
             relay.resume()
+        await asyncio.to_thread(self.redis.ensure)
         for program in self.programs:
             program.signal(signal.SIGCONT)
             program.start()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 
-import redis
-
+from tests.chaos import packets
 from tests.chaos.deployment import Deployment, Program
 from tests.chaos.schedule import Fault
+from tests.support.tcprelay import TcpRelay
 
 SLOW_S = 0.05
-FULL_BYTES = 1_000_000
 
 
 async def strike(deployment: Deployment, fault: Fault, update: Callable[[], Awaitable[None]]) -> None:
@@ -21,29 +19,43 @@ async def strike(deployment: Deployment, fault: Fault, update: Callable[[], Awai
     where, what = fault.kind.split("-", 1)
     if where in ("worker", "replica"):
         await _process((deployment.workers if where == "worker" else deployment.replicas)[fault.target], what, fault)
-    elif where in ("link", "agents", "store"):
-        relays = {"link": deployment.links, "agents": deployment.agents, "store": deployment.store}[where]
-        relay = relays[fault.target]
-        if what == "cut":
-            relay.cut()
-        elif what == "half":
-            relay.half_cut()
-        elif what == "lose":
-            relay.lose()
-        elif what == "bytes":
-            relay.cut_after_bytes = fault.amount
-        elif what == "stall":
-            relay.pause()
-            await asyncio.sleep(fault.lasts_s)
-            relay.resume()
-        elif what == "slow":
-            relay.delay_s = SLOW_S
-            await asyncio.sleep(fault.lasts_s)
-            relay.delay_s = 0.0
+    elif where == "link":
+        await _line(deployment.links[fault.target], what, fault)
+    elif where == "agents":
+        await _line(deployment.agents[fault.target], what, fault)
+    elif where == "store":
+        await _line(deployment.line(fault.target), what, fault)
     elif where == "redis":
         await _redis(deployment, what, fault)
+    elif where == "failover":
+        await _failover(deployment, what, fault)
     else:
         await update()
+
+
+async def _line(relay: TcpRelay, what: str, fault: Fault) -> None:
+    if what in packets.WAYS:
+        if packets.inside():
+            with packets.lost(relay.port, what):
+                await asyncio.sleep(fault.lasts_s)
+            return
+        what = "slow" if what == "loss" else "stall"
+    if what == "cut":
+        relay.cut()
+    elif what == "half":
+        relay.half_cut()
+    elif what == "lose":
+        relay.lose()
+    elif what == "bytes":
+        relay.cut_after_bytes = fault.amount
+    elif what == "stall":
+        relay.pause()
+        await asyncio.sleep(fault.lasts_s)
+        relay.resume()
+    elif what == "slow":
+        relay.delay_s = SLOW_S
+        await asyncio.sleep(fault.lasts_s)
+        relay.delay_s = 0.0
 
 
 async def _process(program: Program, what: str, fault: Fault) -> None:
@@ -68,27 +80,42 @@ async def _process(program: Program, what: str, fault: Fault) -> None:
 
 
 async def _redis(deployment: Deployment, what: str, fault: Fault) -> None:
-    server = deployment.redis
+    server = deployment.redis.primary
     if what in ("disk", "misconf") and server.disk is None:
         what = "full"  # no disk of its own can be had here
     if what == "kill":
         await asyncio.to_thread(server.kill)
-        await asyncio.sleep(fault.lasts_s)
     elif what == "stop":
         server.pause()
-        await asyncio.sleep(fault.lasts_s)
-        server.resume()
-        return
-    elif what in ("disk", "misconf"):
-        await asyncio.to_thread(server.fill_disk, gives_up=what == "disk")
-        await asyncio.sleep(fault.lasts_s)
+    elif what == "pause":
+        await asyncio.to_thread(server.hold, fault.lasts_s)
+    elif what == "full":
+        await asyncio.to_thread(server.fill_memory)
     else:
-        with contextlib.suppress(redis.RedisError), server.client() as client:  # it may be away, by another fault
-            if what == "pause":
-                client.execute_command("CLIENT PAUSE", int(fault.lasts_s * 1000), "ALL")
-            else:
-                client.config_set("maxmemory", FULL_BYTES)
-        await asyncio.sleep(fault.lasts_s)
-        if what == "pause":
-            return
-    await asyncio.to_thread(server.ensure)
+        await asyncio.to_thread(server.fill_disk, gives_up=what == "disk")
+    await asyncio.sleep(fault.lasts_s)
+    if what == "stop":
+        server.resume()
+    elif what != "pause":
+        await asyncio.to_thread(server.ensure)
+
+
+async def _failover(deployment: Deployment, what: str, fault: Fault) -> None:
+    """It lasts longer than the Sentinels wait: the replica takes over, and whoever was the primary comes back as its replica."""
+    store = deployment.redis
+    server, relay = store.primary, deployment.lines[store.place]
+    if what == "kill":
+        await asyncio.to_thread(server.kill)
+    elif what == "stop":
+        server.pause()
+    elif what == "cut":
+        relay.pause()
+    else:
+        await asyncio.to_thread(store.switch)
+    await asyncio.sleep(fault.lasts_s)
+    if what == "kill":
+        await asyncio.to_thread(server.ensure)
+    elif what == "stop":
+        server.resume()
+    elif what == "cut":
+        relay.resume()

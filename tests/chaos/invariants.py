@@ -131,7 +131,7 @@ def check_heard(trial: Trial, turns: Sequence[Turn], faults: Sequence[Fault], vi
     or it came after its trial had been accounted for."""
     known = {turn.turn_id: turn for turn in turns}
     failing = {fault.target for fault in faults if fault.kind == "replica-kill" or fault.kind.startswith("store-")}
-    if any(fault.kind.startswith("redis-") for fault in faults) or view.not_trained.get("late"):
+    if any(fault.kind.startswith(("redis-", "failover-")) for fault in faults) or view.not_trained.get("late"):
         return []
     return [
         f"I4: {trial.trial_id} had {heard.content!r} of {heard.turn_id}, and on record is {known.get(heard.turn_id)}"

@@ -48,6 +48,25 @@ LATER = {
         1.0,
     ),  # its disk is full, with appendfsync everysec: it refuses to write, and goes on later
 }
+PACKETS = {
+    # as LATER
+    "link-drop": (3, 0.2, 3.0),  # no packet passes, and no connection comes about
+    "link-deaf": (2, 0.2, 3.0),  # the worker hears nothing, and is heard
+    "link-loss": (2, 0.5, 2.0),  # some packets are lost, and come again
+    "agents-drop": (2, 0.2, 3.0),
+    "agents-deaf": (1, 0.2, 3.0),
+    "agents-loss": (1, 0.5, 2.0),
+    "store-drop": (2, 0.2, 3.0),
+    "store-deaf": (1, 0.2, 3.0),
+    "store-loss": (1, 0.5, 2.0),
+}
+FAILOVERS = {
+    # as LATER; the Redis of a schedule that has one is a primary with a replica, and Sentinels that wait for a second
+    "failover-kill": (2, 2.0, 5.0),
+    "failover-stop": (2, 2.0, 5.0),  # SIGSTOP: it goes on as somebody who takes himself for the primary
+    "failover-cut": (2, 2.0, 5.0),  # nobody reaches it, nor it anybody
+    "failover-ask": (1, 0.0, 0.0),  # an operator has the Sentinels do it
+}
 DURABLE = frozenset(("redis-kill", "redis-disk"))
 """What loses nothing with appendfsync always alone."""
 
@@ -63,7 +82,9 @@ class Fault:
     def __str__(self) -> str:
         of = {"link": f"w{self.target // REPLICAS}-r{self.target % REPLICAS}", "worker": f"w{self.target}"}
         where = (
-            "" if self.kind.split("-")[0] in ("redis", "policy") else of.get(self.kind.split("-")[0], f"r{self.target}")
+            ""
+            if self.kind.split("-")[0] in ("redis", "failover", "policy")
+            else of.get(self.kind.split("-")[0], f"r{self.target}")
         )
         lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
         return f"{self.at_s:5.2f} s  {self.kind:<14} {where:<6}{lasts}" + (
@@ -109,8 +130,14 @@ class Schedule:
     trainer: tuple[str, ...] = ()  # what it does with each lease in turn: ack, release, lapse, late, extend
     deadlines: tuple[float | None, ...] = ()  # seconds, of each group that has one
 
+    @property
+    def watched(self) -> bool:
+        """It is for a deployment whose Redis can fail over."""
+        return any(fault.kind in FAILOVERS for fault in self.faults)
+
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}: groups of {self.group_size}, the trainer will {', '.join(self.trainer)}"]
+        redis = ", Redis is watched by Sentinels" if self.watched else ""
+        lines = [f"seed {self.seed}{redis}: groups of {self.group_size}, the trainer will {', '.join(self.trainer)}"]
         due = [f"group {number} is due after {after} s" for number, after in enumerate(self.deadlines) if after]
         lines += [f"  {', '.join(due)}"] if due else []
         lines += [f"  agent {number}  {agent}" for number, agent in enumerate(self.agents)]
@@ -126,10 +153,11 @@ FORMATS = {"chat": 3, "messages": 3, "responses": 2, "gemini": 2}
 
 def draw(seed: int, *, only: tuple[int, ...] | None = None) -> Schedule:
     """Args: only: of its faults, those with these numbers (to find out which of them it takes)."""
-    dice, more = random.Random(seed), random.Random(f"more of {seed}")
+    dice, more, rare = (random.Random(name) for name in (seed, f"more of {seed}", f"rarer of {seed}"))
     agents = tuple(_agent(dice, more) for _ in range(dice.randint(4, 8)))
     faults = sorted((_fault(dice) for _ in range(dice.randint(2, 6))), key=lambda fault: fault.at_s)
     faults = sorted([*faults, *_later(more, faults)], key=lambda fault: fault.at_s)
+    faults = sorted([*faults, *_rarer(rare, faults)], key=lambda fault: fault.at_s)
     trainer = tuple(dice.choices(["ack", "release", "lapse", "late"], [6, 1, 1, 1], k=8))
     kept = faults if only is None else [faults[number] for number in only if number < len(faults)]
     trainer = tuple("extend" if how == "ack" and more.random() < 0.2 else how for how in trainer)
@@ -172,10 +200,18 @@ def _later(more: random.Random, faults: list[Fault]) -> list[Fault]:
     return [fault]
 
 
+def _rarer(dice: random.Random, faults: list[Fault]) -> list[Fault]:
+    drawn = [_fault(dice, kinds) for kinds, share in ((PACKETS, 0.4), (FAILOVERS, 0.15)) if dice.random() < share]
+    unsynced = any(fault.kind == "redis-misconf" for fault in faults)
+    return [fault for fault in drawn if not (unsynced and fault.kind in FAILOVERS)]
+
+
 def _fault(dice: random.Random, kinds: dict[str, tuple[int, float, float]] = FAULTS) -> Fault:
     kind = dice.choices(list(kinds), [weight for weight, _, _ in kinds.values()])[0]
     _, least, most = kinds[kind]
-    among = {"worker": WORKERS, "link": WORKERS * REPLICAS, "redis": 1, "policy": 1}.get(kind.split("-")[0], REPLICAS)
+    among = {"worker": WORKERS, "link": WORKERS * REPLICAS, "redis": 1, "failover": 1, "policy": 1}.get(
+        kind.split("-")[0], REPLICAS
+    )
     return Fault(
         at_s=round(dice.uniform(0.1, FAULTS_WITHIN_S), 2),
         kind=kind,

@@ -37,7 +37,7 @@ LINEAGE = "chaos"
 ALARMS = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)")
 ALLOWED = (
     re.compile(
-        r"ERROR proxy\.choice .* could not be recorded, \d+ tokens: the session store does not answer"
+        r"ERROR proxy\.choice .* could not be recorded, \d+ tokens: the session store (does not answer|could not make it durable)"
     ),  # and the agent was told
     re.compile(r"ERROR.*can't start|ERROR.*\[Errno 98\]"),  # a port that is still somebody's: it is started again
 )
@@ -243,7 +243,7 @@ class Story:
             self._wrong(f"{trial.trial_id} was deleted and left {sorted(left)}")
 
     def _keys_of(self, trial_id: str) -> set[str]:
-        with self._deployment.redis.client() as client:
+        with self._deployment.redis.primary.client() as client:
             return {key.decode().rsplit(":", 1)[1] for key in client.keys(f"steno:{{{trial_id}}}:*")}
 
     async def _settled(self) -> None:

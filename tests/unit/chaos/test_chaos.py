@@ -25,7 +25,7 @@ from tests.chaos.formats import FORMATS, Call, Misspoken
 from tests.chaos.invariants import check_heard, check_ledger, check_seen, check_session, check_turns
 from tests.chaos.journal import Journal, Sampled, check_sampled, read
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
-from tests.chaos.schedule import FAULTS, LATER, REPLICAS, Fault, draw
+from tests.chaos.schedule import FAILOVERS, FAULTS, LATER, PACKETS, REPLICAS, Fault, draw
 from tests.chaos.trainer import Taken
 
 VERSIONS = ["base/0", "chaos/1"]
@@ -36,9 +36,14 @@ def test_a_seed_draws_the_same_schedule_again() -> None:
     assert str(draw(7)) == str(draw(7)) != str(draw(8))
 
 
-def test_a_hundred_seeds_have_every_fault_and_every_end() -> None:
-    schedules = [draw(seed) for seed in range(1, 101)]
-    assert {fault.kind for schedule in schedules for fault in schedule.faults} == {*FAULTS, *LATER}
+def test_two_hundred_seeds_have_every_fault_and_every_end() -> None:
+    schedules = [draw(seed) for seed in range(1, 201)]
+    assert {fault.kind for schedule in schedules for fault in schedule.faults} == {
+        *FAULTS,
+        *LATER,
+        *PACKETS,
+        *FAILOVERS,
+    }
     ends = {agent.end for schedule in schedules for agent in schedule.agents}
     assert ends == {"completed", "gone", "cut-short", "deleted", "deleted-early"}
     spoken = {(agent.format, agent.client, any(agent.streams)) for one in schedules for agent in one.agents}
