@@ -84,7 +84,7 @@ class ChatEngine:
         return await self._engine.score(token_ids)
 
     async def count(self, job: Job) -> int:
-        """Raises: BadRequest: the template refuses."""
+        """Raises: BadRequest: the template refuses. ContextOverflow: the format knows without counting."""
         whole = Generate(stream=0, turn_id="", attempt=0, trial_id="", job=job)
         prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, whole)
         return len(prompt.ids)

@@ -46,7 +46,7 @@ class Renderer(Protocol):
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
         """Whole conversation -> prompt ids with the generation prompt at the end. `options`: template_kwargs.
 
-        Raises: BadRequest naming the field, when the template refuses.
+        Raises: BadRequest naming the field, when the template refuses. ContextOverflow: from a format that knows the context.
         """
         ...
 

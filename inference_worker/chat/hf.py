@@ -19,12 +19,16 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 
 from inference_worker.chat.base import Decoder, Parser
 from inference_worker.chat.decode import ByteDecoder, TokenBytes
+from inference_worker.chat.fewest import FewestTokens
 from inference_worker.chat.hermes import THINK, THINK_END, HermesParser
 from proxy.contracts.canonical import Job, Message, Tool
-from proxy.contracts.errors import BadRequest, ConfigError
+from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
 """Words that mean something to the renderer itself: an agent's template options may not set them (`chat_template`, say: I8)."""
+
+_QUICK_CHARACTERS = 65536
+"""So many are tokenised in a tenth of a second, whatever they are."""
 
 _TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises on messages that it was not written for."""
@@ -37,10 +41,14 @@ class HfChatFormat:
         tokenizer: a fast one, with a chat template.
         stop_ids: those of the model's generation config. The tokenizer's end of sequence is added, and, if none of them
             closes a reply in the template, the special token that does.
+        context_tokens: of the model. What can't be fewer tokens is refused before it is tokenised, which takes seconds for
+            megabytes and holds up all other prompts; None: nothing is.
     Raises: ConfigError: no fast tokenizer, no template, or a vocabulary that can't be streamed.
     """
 
-    def __init__(self, tokenizer: Any, *, name: str = "", stop_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, *, name: str = "", stop_ids: Iterable[int] = (), context_tokens: int | None = None
+    ) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ConfigError(f"tokenizer: {type(tokenizer).__name__} is not a fast tokenizer (no tokenizer.json)")
         if not tokenizer.chat_template:
@@ -49,6 +57,8 @@ class HfChatFormat:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._bytes = TokenBytes(self._backend)
+        self._fewest = FewestTokens(self._backend, self._bytes)
+        self._context_tokens = context_tokens
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
         self._arguments_as_text = not self._prints_json_arguments()
         self._empty_is_none = not self._prints_calls("") and self._prints_calls(None)
@@ -58,7 +68,7 @@ class HfChatFormat:
         self.stop_ids: frozenset[int] = frozenset(stops | self._closer(stops))
 
     @classmethod
-    def load(cls, model_dir: str | Path) -> HfChatFormat:
+    def load(cls, model_dir: str | Path, *, context_tokens: int | None = None) -> HfChatFormat:
         """From a model's directory (or a hub name); reads tokenizer, template and generation config, no weights."""
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         try:
@@ -66,7 +76,7 @@ class HfChatFormat:
         except OSError:  # the file is optional
             eos = None
         stops = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        return cls(tokenizer, name=Path(model_dir).name, stop_ids=stops)
+        return cls(tokenizer, name=Path(model_dir).name, stop_ids=stops, context_tokens=context_tokens)
 
     @property
     def digest(self) -> str:
@@ -86,10 +96,10 @@ class HfChatFormat:
             raise BadRequest(
                 f"the model's chat template refuses these messages: {refusal}", field="messages"
             ) from refusal
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._ids(text, "messages")
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=True).ids
+        return self._ids(text, "prompt", add_special_tokens=True)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         raw = self._bytes[token_id]
@@ -102,6 +112,19 @@ class HfChatFormat:
         prompt = b"".join(self._bytes[token_id] for token_id in generation_prompt_ids)
         thinking = prompt.rfind(THINK.encode()) > prompt.rfind(THINK_END.encode())
         return HermesParser(tools=bool(job.tools) and job.tool_choice != "none", thinking=thinking)
+
+    def _ids(self, text: str, field: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Raises: ContextOverflow: `text` can't be as few tokens as fit."""
+        context = self._context_tokens
+        if context is not None and len(text) > _QUICK_CHARACTERS and (fewest := self._fewest(text)) >= context:
+            raise ContextOverflow(
+                f"the prompt has at least {fewest} tokens; the model's context is {context}, one of them for the answer",
+                prompt_tokens=fewest,
+                context_tokens=context,
+                field=field,
+            )
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
     def _template(self, messages: list[Message], tools: list[Any] | None, **options: Any) -> str:
         text = self._tokenizer.apply_chat_template(

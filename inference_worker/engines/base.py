@@ -120,7 +120,7 @@ class Engine(Protocol):
     async def count(self, job: Job) -> int:
         """Tokens of the prompt, rendered whole: what `generate` would give to the engine with nothing to continue.
 
-        Raises: BadRequest: the template refuses.
+        Raises: BadRequest: the template refuses. ContextOverflow: the format knows without counting.
         """
         ...
 

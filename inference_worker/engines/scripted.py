@@ -61,8 +61,9 @@ def build(settings: Settings) -> ScriptedEngine:
     if not settings.script:
         raise ConfigError("script: the scripted engine needs --script FILE.py:function", field="script")
     script = Script(settings.script)
-    chat = HfChatFormat.load(model_directory(settings.model, weights=False))
-    tokens = ScriptedTokens(script, chat, context_tokens=settings.context_tokens, policy=settings.policy, **options)
+    context = settings.context_tokens or CONTEXT_TOKENS
+    chat = HfChatFormat.load(model_directory(settings.model, weights=False), context_tokens=context)
+    tokens = ScriptedTokens(script, chat, context_tokens=context, policy=settings.policy, **options)
     return ScriptedEngine(tokens, chat)
 
 

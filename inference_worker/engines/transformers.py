@@ -56,12 +56,13 @@ def build(settings: Settings) -> Engine:
 
     options = engine_options(settings.engine_args, {name: default for name, (default, _) in OPTIONS.items()})
     directory = model_directory(settings.model, weights=True)
-    chat = HfChatFormat.load(directory)
+    context = _context_tokens(_checked_config(directory), settings.context_tokens)
+    chat = HfChatFormat.load(directory, context_tokens=context)
     tokens = TransformersEngine(
         directory,
         stop_ids=chat.stop_ids,
         max_streams=settings.max_streams,
-        context_tokens=settings.context_tokens,
+        context_tokens=context,
         policy=settings.policy,
         tokenizer_digest=chat.digest,
         **options,
@@ -88,10 +89,7 @@ class TransformersEngine:
     ) -> None:
         self._model_dir = model_dir
         self._config = _checked_config(model_dir)
-        longest = int(self._config.max_position_embeddings)
-        if context_tokens is not None and context_tokens > longest:
-            raise ConfigError(f"context_tokens: {context_tokens} is more than the model's {longest} positions")
-        self._context_tokens = context_tokens or longest
+        self._context_tokens = _context_tokens(self._config, context_tokens)
         self._name = name or model_dir.name
         self._policy = policy
         self._version = version
@@ -285,6 +283,13 @@ def _checked_config(model_dir: Path) -> Any:
             f"model: the embedded engine runs causal models with full attention only; {model_dir} has {sorted(kinds)}"
         )
     return config
+
+
+def _context_tokens(config: Any, asked: int | None) -> int:
+    longest = int(config.max_position_embeddings)
+    if asked is not None and asked > longest:
+        raise ConfigError(f"context_tokens: {asked} is more than the model's {longest} positions")
+    return asked or longest
 
 
 def _load_model(model_dir: Path, config: Any) -> PreTrainedModel:
