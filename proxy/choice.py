@@ -10,6 +10,8 @@ import asyncio
 import dataclasses
 import logging
 import os
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -98,7 +100,7 @@ class OpenChoice:
         if self.commit is not None:
             await asyncio.shield(self.commit)
             return
-        self.saving = asyncio.ensure_future(self._save(self.saving))
+        self.saving = _to_its_end(self._save(self.saving))
         await asyncio.shield(self.saving)
 
     async def _save(self, before: asyncio.Task[None] | None) -> None:
@@ -122,15 +124,13 @@ class OpenChoice:
             return
         if error is not None and error.retryable and self.saving is None and self.transcript.is_empty():
             return  # nothing was sampled, and who asks again is no sibling of nothing
-        self.commit = asyncio.ensure_future(self._commit(error, in_one_piece))
+        self.commit = _to_its_end(self._commit(error, in_one_piece))
         await asyncio.shield(self.commit)
 
     async def _commit(self, error: StenoError | None, in_one_piece: bool) -> None:
         recorder, transcript = self._recorder, self.transcript
         if self.saving is not None and not self.saving.done():
             await asyncio.wait({self.saving})
-        if self.saving is not None and error is not None:
-            self.saving.exception()  # `error` is what the client is told
         turn, row = self._record(error, transcript.tokens if in_one_piece else transcript.delivered)
         try:
             try:
@@ -190,3 +190,10 @@ class OpenChoice:
             metrics.ECHOES.labels(dialect, str(self.plan.echoed_as)).inc()
         if self.facts.first_token is not None:
             metrics.TTFT.labels(dialect).observe(self.facts.first_token - self.facts.queued)
+
+
+def _to_its_end(write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Also when nobody waits for it any more. What it fails with is for who waits, and it has been logged."""
+    task = asyncio.ensure_future(write)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task

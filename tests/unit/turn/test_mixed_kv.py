@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.choice import OpenChoice
-from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
-from proxy.contracts.errors import EngineFailed, StenoError
-from proxy.contracts.frames import Delta, Finish, ModelCard, Started
-from proxy.contracts.records import Turn, floats_to_bytes, ids_to_bytes
-from proxy.placing import Order
-from proxy.plan import plan
-from proxy.record import Facts
-from proxy.recorder import Recorder
+from proxy.contracts.errors import EngineFailed
+from proxy.contracts.frames import Delta, Finish
+from proxy.contracts.records import floats_to_bytes, ids_to_bytes
 from proxy.sessions.samples import samples
-from proxy.store.memory import MemoryStore
-from proxy.streams import Stream
-from proxy.transcript import Transcript
-
-CARD = ModelCard("m", 1000)
-TURN = "0123456789ab"
+from tests.support.choices import Said, stream
 
 
 def delta(version: str, mixed_kv: bool) -> Delta:
@@ -28,38 +17,6 @@ def delta(version: str, mixed_kv: bool) -> Delta:
 
 KEPT = [delta("run/1", False), delta("run/2", True), Finish(1, "stop", 2)]
 PLAIN = [delta("run/2", False), Finish(1, "stop", 1)]
-
-
-class Said:
-    """A choice, and the store that it goes to. Each attempt has a stream of its own."""
-
-    def __init__(self, choice: OpenChoice, store: MemoryStore) -> None:
-        self.choice, self.store = choice, store
-
-    @classmethod
-    async def begin(cls) -> Said:
-        store = MemoryStore()
-        recorder = Recorder(store, cache_bytes=2**20, implicit=True)
-        recording = await recorder.enter("trial")
-        asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
-        found = await plan(recorder, recording, asked.job)
-        transcript, facts = Transcript(TURN, "call", CARD), Facts("chat", asked, {}, 1.0)
-        order = Order("trial", TURN, asked.job)
-        return cls(OpenChoice(recorder, recording, 0, order, stream(), transcript, facts, found), store)
-
-    def hear(self, *events: Delta | Finish) -> None:
-        started = Started(1, 0, ids_to_bytes([1]), 1, b"", Sampling())
-        for event in (started, *events):
-            self.choice.stream.deliver(event)
-            self.choice.transcript.take(event)
-
-    async def turns(self, error: StenoError | None = None) -> list[Turn]:
-        await self.choice.committed(error)
-        return list(await self.store.turns("trial"))
-
-
-def stream() -> Stream:
-    return Stream(1, "w", CARD, 100, 0, lambda frame: None, lambda number: None)
 
 
 @pytest.mark.parametrize("ended", [True, False])
