@@ -117,7 +117,11 @@ async def _one(deployment: Deployment, schedule: Schedule, versions: list[str]) 
         )
     else:
         strikes = ", ".join(sorted(fault.kind for fault in schedule.faults))
-        print(f"seed {schedule.seed}: {verdict.took_s:.1f} s, {_counted(verdict.counts)} ({strikes})", flush=True)
+        print(
+            f"seed {schedule.seed}: {verdict.took_s:.1f} s, {_counted(verdict.counts)}, "
+            f"+{verdict.kept[0]} fds +{verdict.kept[1] >> 20} MiB ({strikes})",
+            flush=True,
+        )
     return verdict
 
 
@@ -133,12 +137,14 @@ def _report(verdicts: list[Verdict], wanted: int, folder: Path, args: argparse.N
         total.update(verdict.counts)
     print(f"{len(verdicts)} of {wanted} seeds played, {len(failed)} failed{': ' + str(failed) if failed else ''}")
     print(", ".join(f"{name} {count}" for name, count in sorted(total.items())))
+    kept = [max((verdict.kept[which] for verdict in verdicts), default=0) for which in (0, 1)]
+    print(f"at most {kept[0]} descriptors and {kept[1] >> 20} MiB kept by a process")
     if args.json is not None:
         result: dict[str, Any] = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "wanted": wanted,
             "packets": packets.inside(),
             "played": len(verdicts), "seconds": round(sum(verdict.took_s for verdict in verdicts)), "failed": failed,
-            "counts": dict(sorted(total.items())),
+            "counts": dict(sorted(total.items())), "most_descriptors_kept": kept[0], "most_bytes_kept": kept[1],
         }  # fmt: skip
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     if not failed and args.logs is None:

@@ -45,11 +45,13 @@ ALLOWED = (
 
 @dataclass
 class Verdict:
-    """What became of a seed. wrong: broken invariants, in words. counts: what happened, to be read."""
+    """What became of a seed. wrong: broken invariants, in words. counts: what happened, to be read. kept: (descriptors,
+    bytes) that a process had more at its end than before it, at most."""
 
     seed: int
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    kept: tuple[int, int] = (0, 0)
     took_s: float = 0.0
 
 
@@ -250,10 +252,11 @@ class Story:
         """Descriptors and memory are back where they were, and nobody is busy with anything."""
         until = time.monotonic() + SETTLE_S
         while True:
-            off = []
+            off, kept = [], []
             for program in self._deployment.programs:
                 fds, memory = program.usage()
                 most_fds, most_memory = program.baseline or (fds, memory)
+                kept.append((fds - most_fds, memory - most_memory))
                 if fds > most_fds + SLACK_FDS:
                     off.append(f"{program.name} has {fds} descriptors open, and had {most_fds}")
                 if memory > most_memory + SLACK_BYTES:
@@ -262,6 +265,7 @@ class Story:
                 for one in await self._clients_of(number):
                     if one["in_flight"]:
                         off.append(f"at r{number}, {one['id']} still has {one['in_flight']} streams")
+            self._verdict.kept = max(fds for fds, _ in kept), max(memory for _, memory in kept)
             if not off:
                 return
             if time.monotonic() > until:
