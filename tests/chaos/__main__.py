@@ -5,6 +5,7 @@
     python -m tests.chaos --seeds 1..50 --jobs 2    on two deployments side by side
     python -m tests.chaos --seed 7 --only 0,2   the same with some of its faults left out
     python -m tests.chaos --seed 7 --shrink     which of its faults it takes
+    python -m tests.chaos --mutant NAME --seeds 100     does it find a proxy that was made wrong? (`mutants.py`)
 
 A seed that fails prints its schedule, what is wrong and the command that replays it, and keeps the logs. The schedule
 is the same each time; how processes run against each other is not.
@@ -30,6 +31,7 @@ from typing import Any
 
 from tests.chaos import packets
 from tests.chaos.deployment import Deployment
+from tests.chaos.mutants import MUTANTS
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
 
@@ -49,6 +51,7 @@ def main() -> int:
     )
     parser.add_argument("--print", action="store_true", help="print the schedules and do nothing")
     parser.add_argument("--within-s", type=float, help="begin no other seed after so many seconds")
+    parser.add_argument("--mutant", choices=MUTANTS, help="play until a seed fails, as it must; exit code 1: none did")
     parser.add_argument(
         "--logs", type=Path, help="folder for the logs; default: a temporary one, kept when a seed fails"
     )
@@ -63,6 +66,8 @@ def main() -> int:
     if args.shrink:
         return asyncio.run(_shrink(args.seed, folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
+    if args.mutant is not None:
+        return asyncio.run(_hunt(schedules, folder, args.mutant))
     verdicts = asyncio.run(_play_beside(schedules, folder, args.jobs, within_s=args.within_s))
     failed = [verdict.seed for verdict in verdicts if verdict.wrong]
     if args.again and failed:
@@ -78,6 +83,21 @@ async def _play_beside(
     dealt = [schedules[number::jobs] for number in range(jobs)]
     played = await asyncio.gather(*(_play(hand, folder, within_s=within_s) for hand in dealt if hand))
     return [verdict for verdicts in played for verdict in verdicts]
+
+
+async def _hunt(schedules: list[Schedule], folder: Path, mutant: str) -> int:
+    began = time.monotonic()
+    for played, schedule in enumerate(schedules):
+        where = folder / f"{mutant}-{schedule.seed}"
+        async with Deployment(where, watched=schedule.watched, mutant=mutant) as deployment:
+            verdict = await _one(deployment, schedule, first_versions())
+        if verdict.wrong:
+            print(
+                f"{mutant}: found by seed {schedule.seed}, the {played + 1}th, after {time.monotonic() - began:.0f} s"
+            )
+            return 0
+    print(f"{mutant}: {len(schedules)} seeds did not find it")
+    return 1
 
 
 async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | None = None) -> list[Verdict]:

@@ -98,6 +98,7 @@ class Deployment:
     """`async with Deployment(folder) as deployment:`. Raises RuntimeError naming what does not come up.
 
     Args: watched: Redis is a primary and its replica, with Sentinels, and every write waits for the replica.
+        mutant: what is wrong with the replicas, by `mutants.py`.
         patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
         long, so that faults have room; on a busy machine replicas then take slow workers for lost ones.
 
@@ -107,8 +108,11 @@ class Deployment:
         journals: what each worker has sampled (`journal.py`).
     """
 
-    def __init__(self, folder: Path, *, watched: bool = False, patience_s: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, watched: bool = False, mutant: str = "-", patience_s: float | None = None
+    ) -> None:
         self.folder = folder
+        self._mutant = mutant
         self._patience_s = patience_s
         folder.mkdir(parents=True, exist_ok=True)
         self.redis = Store(folder, watched=watched)
@@ -154,7 +158,16 @@ class Deployment:
         self.agents = [await enter(TcpRelay("127.0.0.1", port)) for port in self.ports]
         self.links = [await enter(TcpRelay("127.0.0.1", port)) for _ in range(WORKERS) for port in self.ports]
         for number, port in enumerate(self.ports):
-            args = ["-m", "tests.chaos.clock", str(CLOCK_JUMP_S), "proxy", "--port", str(port), *self._redis(number)]
+            args = [
+                "-m",
+                "tests.chaos.replica",
+                str(CLOCK_JUMP_S),
+                self._mutant,
+                "proxy",
+                "--port",
+                str(port),
+                *self._redis(number),
+            ]
             args += [*PROXY, *self._patience("--shutdown-s", "--silence-s", "--resume-grace-s")]
             self.replicas.append(Program(f"r{number}", args, self.folder / f"r{number}.log"))
         for number in range(WORKERS):

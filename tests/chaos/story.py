@@ -31,8 +31,8 @@ from tests.support.shards import tensor, write
 CONTROL_S = 180.0
 """Within this a call of the control plane succeeds: every fault is over long before."""
 SETTLE_S = 60.0
-SLACK_FDS = 16
-SLACK_BYTES = 96 * 2**20
+SLACK_FDS = 12
+SLACK_BYTES = 32 * 2**20
 LINEAGE = "chaos"
 ALARMS = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)")
 ALLOWED = (

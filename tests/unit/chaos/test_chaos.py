@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tests.chaos.agents import Seen, Trial
 from tests.chaos.formats import FORMATS, Call, Misspoken
 from tests.chaos.invariants import check_heard, check_ledger, check_seen, check_session, check_turns
 from tests.chaos.journal import Journal, Sampled, check_sampled, read
+from tests.chaos.mutants import MUTANTS
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
 from tests.chaos.schedule import FAILOVERS, FAULTS, LATER, PACKETS, REPLICAS, Fault, draw
 from tests.chaos.trainer import Taken
@@ -268,3 +271,9 @@ def test_a_stream_out_of_order_is_found(name: str) -> None:
     with pytest.raises(Misspoken):
         for data in MISSPOKEN[name]:
             reader.event(data)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_made_wrong_is_there_to_be_made_wrong(name: str) -> None:
+    code = f"from tests.chaos.mutants import MUTANTS; MUTANTS[{name!r}]()"
+    subprocess.run([sys.executable, "-c", code], check=True)
