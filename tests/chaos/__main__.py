@@ -42,7 +42,7 @@ def main() -> int:
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int)
-    which.add_argument("--seeds", type=_seeds, help="A..B, or N for 1..N")
+    which.add_argument("--seeds", type=_seeds, help="A..B, or N for 1..N, or some between commas")
     parser.add_argument("--only", type=_numbers, help="faults by number, between commas")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults as long as it fails")
     parser.add_argument("--jobs", type=int, default=1, help="deployments side by side; a seed mostly waits")
@@ -187,6 +187,8 @@ async def _shrink(seed: int, folder: Path) -> int:
 
 
 def _seeds(text: str) -> list[int]:
+    if "," in text:
+        return list(_numbers(text))
     first, dots, last = text.partition("..")
     return list(range(int(first), int(last) + 1)) if dots else list(range(1, int(first) + 1))
 
