@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ class Server(RedisServer):
 
     def __init__(self, disk: Path) -> None:
         self.disk: Path | None = disk
+        self._one_at_a_time = threading.RLock()  # faults overlap
         disk.mkdir(parents=True, exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
         if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
@@ -33,8 +35,16 @@ class Server(RedisServer):
         options = ("--dir", str(self.disk)) if self.disk else ()
         super().__init__(options=(*options, "--enable-debug-command", "yes", "--save", "", "--loglevel", "warning"))
 
+    def kill(self) -> None:
+        with self._one_at_a_time:
+            super().kill()
+
     def ensure(self) -> None:
         """It runs, answers, and takes writes again. What was about to give up when this was called is started again too."""
+        with self._one_at_a_time:
+            self._ensure()
+
+    def _ensure(self) -> None:
         self.free_disk()
         self.resume()
         until = time.monotonic() + START_S
