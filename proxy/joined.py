@@ -17,7 +17,8 @@ from proxy.contracts.frames import Started
 from proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, Writer
 
 MAX_WAITING_BYTES = 8 * 2**20
-"""A client that is so far behind does not read any more. An answer of 64,000 tokens is about this in events."""
+"""A client that is so far behind does not read any more. What had come before it did does not count. An answer of 64,000 tokens
+is about this in events."""
 
 
 class TooSlow(StenoError):
@@ -54,6 +55,7 @@ class Joined:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._woken = asyncio.Event()
+        self._reads = False  # it has begun to
         self._accepted = False
         self._ended = False
         self._failure: StenoError | None = None
@@ -77,7 +79,7 @@ class Joined:
         return self._writer is not None and self._writer.closes(index, piece)
 
     def piece(self, index: int, piece: Piece, started: Started) -> None:
-        if self._writer is not None:
+        if self._writer is not None and self._failure is None:
             opening = self._begin(index, started.prompt_tokens, started.cached_tokens)
             if data := self._writer.piece(index, piece):
                 self._put(opening + data)
@@ -85,18 +87,20 @@ class Joined:
 
     def finish(self, choice: Choice) -> None:
         """A choice is on record, whole."""
-        if self._writer is not None:
+        if self._writer is not None and self._failure is None:
             opening = self._begin(choice.index, choice.prompt_tokens, choice.cached_tokens)
             self._put(opening + self._writer.finish(choice))
             self._openings[choice.index] = b""
 
     def end(self, choices: Sequence[Choice]) -> None:
         """All of them are."""
-        if self._writer is not None:
-            self._put(self._writer.end(choices))
-        else:
-            self._put(self._dialect.answer(self._asked, self._header, choices))
-        self._ended = True
+        if self._failure is None:
+            if self._writer is not None:
+                self._waiting.append(self._writer.end(choices))
+            else:
+                self._waiting.append(self._dialect.answer(self._asked, self._header, choices))
+            self._ended = True
+            self._woken.set()
 
     def fail(self, error: StenoError) -> None:
         """No more comes. Too late once everything has."""
@@ -112,10 +116,10 @@ class Joined:
         return self._openings[index]
 
     def _put(self, data: bytes) -> None:
-        if self._failure is None:
-            self._waiting.append(data)
+        self._waiting.append(data)
+        self._woken.set()
+        if self._reads:
             self._waiting_bytes += len(data)
-            self._woken.set()
             if self._waiting_bytes > MAX_WAITING_BYTES:
                 self.fail(TooSlow("the client does not read its answer"))
 
@@ -130,6 +134,7 @@ class Joined:
         return self._dialect.broken(error)
 
     async def run(self) -> None:
+        self._reads = True
         try:
             for index in self._unsaved:
                 await self._host.saved(index)

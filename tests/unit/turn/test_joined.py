@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 
 from proxy import joined as module
-from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
+from proxy.contracts.canonical import Sampling
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Started
-from proxy.dialects.base import Choice, Header, Piece
+from proxy.dialects.base import Choice, Dialect, Header, Piece
 from proxy.dialects.chat import Chat
+from proxy.dialects.responses import Responses
 from proxy.joined import Joined, TooSlow
 
 STARTED = Started(1, 0, b"", 3, b"", Sampling())
@@ -46,18 +49,34 @@ class Host:
     def __init__(self) -> None:
         self.left: list[Joined] = []
         self.saves: list[int] = []
+        self.may_save = asyncio.Event()
+        self.may_save.set()
 
     async def saved(self, index: int) -> None:
+        await self.may_save.wait()
         self.saves.append(index)
 
     def leave(self, joined: Joined) -> None:
         self.left.append(joined)
 
 
-def join(*, stream: bool = True) -> tuple[Joined, Reader, Host]:
+def join(*, stream: bool = True, dialect: Dialect | None = None) -> tuple[Joined, Reader, Host]:
     client, host = Reader(), Host()
-    asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "x"}]), stream=stream)
-    return Joined(host, Chat(), asked, client, Header("0" * 12, 1, "m")), client, host
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "input": "x", "stream": stream}
+    dialect = dialect or Chat()
+    asked = dialect.parse(msgspec.json.encode(body))
+    return Joined(host, dialect, asked, client, Header("0" * 12, 1, "m")), client, host
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line[5:]) for line in data.splitlines() if line.startswith(b"data:")]
+
+
+def check_numbers(found: list[dict[str, Any]]) -> None:
+    """A response's events begin with what begins it, once, and are numbered as they come."""
+    kinds = [event["type"] for event in found]
+    assert kinds[0] == "response.created" and kinds.count("response.created") == 1
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
 
 
 async def test_what_came_before_comes_first_and_nothing_waits_for_the_reader() -> None:
@@ -100,10 +119,73 @@ async def test_a_failure_comes_after_what_came_before_it_and_ends_it() -> None:
     assert not client.ended and host.left == [joined]
 
 
+async def test_what_begins_an_answer_is_numbered_before_its_first_piece() -> None:
+    joined, client, _ = join(dialect=Responses())
+    client.reads.set()
+    joined.catch_up(0, STARTED, [Piece()])  # says nothing yet
+    joined.piece(0, Piece("ab"), STARTED)
+    joined.piece(0, Piece("c"), STARTED)
+    joined.finish(CHOICE)
+    joined.end([CHOICE])
+    await joined.run()
+    found = events(b"".join(client.seen))
+    check_numbers(found)
+    assert found[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("pieces", [[], [Piece()], [Piece("a")], [Piece(reasoning="a"), Piece("b")]])
+async def test_an_answer_that_breaks_has_a_beginning_and_numbers_without_gaps(pieces: list[Piece]) -> None:
+    joined, client, _ = join(dialect=Responses())
+    client.reads.set()
+    joined.catch_up(0, STARTED, pieces)
+    error = EngineFailed("the engine has died")
+    joined.fail(error)
+    joined.piece(0, Piece("too late"), STARTED)
+    with pytest.raises(EngineFailed):
+        await joined.run()
+    seen = b"".join(client.seen)
+    found = events(seen + joined.broken(error))
+    assert b"too late" not in seen and found[-1]["type"] == "response.failed"
+    if pieces:
+        check_numbers(found)
+
+
+async def test_however_much_there_was_before_it_came_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
+    joined, client, _ = join()
+    client.reads.set()
+    joined.catch_up(0, STARTED, [Piece(reasoning="r" * 3000), Piece("a" * 3000)])
+    joined.finish(CHOICE)
+    joined.end([CHOICE])
+    await joined.run()
+    assert client.ended and b"".join(client.seen).endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_is_cut_off_for_slowness_never_looks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
+    joined, client, host = join(dialect=Responses())
+    client.reads.set()
+    host.may_save.clear()
+    joined.catch_up(0, STARTED, [Piece(reasoning="r"), Piece("a")])
+    run = asyncio.create_task(joined.run())
+    await asyncio.sleep(0)
+    for _ in range(100):
+        joined.piece(0, Piece("a word"), STARTED)
+    joined.finish(CHOICE)
+    joined.end([CHOICE])
+    host.may_save.set()
+    with pytest.raises(TooSlow) as slow:
+        await run
+    found = events(b"".join(client.seen) + joined.broken(slow.value))
+    check_numbers(found)
+    assert not client.ended and found[-1]["type"] == "response.failed"
+
+
 async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
     joined, client, _ = join()
     run = asyncio.create_task(joined.run())
+    await asyncio.sleep(0)
     for _ in range(100):
         joined.piece(0, Piece("a word"), STARTED)
     client.reads.set()
