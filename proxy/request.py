@@ -88,7 +88,7 @@ class Request:
         self._joined: list[Joined] = []
         self._shared = False  # somebody has joined
         self._telling = False  # a write to the client waits for it to read
-        self._over = False  # all is on record, and no one can join
+        self._over = False  # all is on record, or it has failed: no one can join
         self._max_tokens = recording.session.limits.max_tokens if recording.session is not None else None
 
     def abort(self, error: StenoError) -> None:
@@ -100,7 +100,7 @@ class Request:
         for choice in self.choices:
             choice.stream.cancel(error.code)
         if self._task is not None:
-            asyncio.get_running_loop().call_later(ABORT_S, self._unstick, self._task)
+            asyncio.get_running_loop().call_later(ABORT_S, self._unstick)
 
     def start_clock(self, now: float) -> None:
         """The trial's wall time ends this request as well, if it comes to that."""
@@ -126,9 +126,9 @@ class Request:
         ]
         return len(tokens), sum(tokens)
 
-    def _unstick(self, task: asyncio.Task[object]) -> None:
-        if not self.done.is_set():
-            task.cancel()
+    def _unstick(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def broken(self, error: StenoError) -> bytes:
         """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
@@ -151,6 +151,9 @@ class Request:
             self._task.uncancel()
             raise self._aborted from None
         finally:
+            # From here on nothing is stuck in a write. It must not be cancelled: sessions count on `done`. The task holds this
+            # coroutine, which holds us: nothing but the collector would end that.
+            self._task, self._over = None, True
             failure = sys.exception()
             for joined in self._joined:
                 joined.fail(
@@ -169,7 +172,6 @@ class Request:
             metrics.STREAMS.dec(len(self.choices))
             self.recording.in_flight.discard(self)
             self._turns.forget(self)
-            self._task = None  # which holds this coroutine, which holds us: nothing but the collector would end that
             self.done.set()
 
     def _header(self) -> Header:

@@ -117,6 +117,7 @@ class Turns:
             if isinstance(error, StenoError):
                 await self._refused(recording, key, queued, again=request.again)
             raise
+        metrics.STREAMS.inc(asked.n)
         recording.in_flight.add(request)
         self._running.add(request)
         request.start_clock(queued)
@@ -245,7 +246,6 @@ class Turns:
             beside=bool(index),
         )
         stream = await self._place(request, order)
-        metrics.STREAMS.inc()
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id
         facts = msgspec.structs.replace(facts, answer_id=first if request.sought.asked.n > 1 else None)

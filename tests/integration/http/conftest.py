@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -23,6 +23,7 @@ from proxy.store.base import SessionStore
 from proxy.store.memory import MemoryStore
 from tests.support.parrot import ParrotEngine
 from tests.support.server import serve
+from tests.support.waiting import until
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Any]:
@@ -58,12 +59,6 @@ class Proxy:
             while len(turns := await self.store.turns(trial_id)) < at_least:
                 await asyncio.sleep(0.005)
         return turns
-
-
-async def until(true: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
