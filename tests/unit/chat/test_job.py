@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_worker.chat.reader import ONE_CALL
@@ -150,7 +150,6 @@ async def test_one_delta_a_step_with_reasoning_content_and_calls() -> None:
     assert (out.finish.reason, out.finish.cached_tokens, out.finish.timings) == ("tool_calls", 3, {"prefill": 0.1})
 
 
-@settings(deadline=None)  # each example starts an engine and checks a format
 @given(st.lists(st.integers(1, 60)), st.sampled_from(["three", " two", "e, f", "\n\n", "zzz"]))
 async def test_stop_strings_end_text_and_ids_whatever_the_steps(cuts: list[int], stop: str) -> None:
     text = "one, two, three, four\n\nfive"

@@ -92,7 +92,7 @@ async def whole(job: Job) -> Outcome:
     return await run(Told(*steps(WHOLE)), job)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, len(WHOLE) - 1), st.integers(0, 6), st.integers(0, 6))
 async def test_what_was_shown_earlier_or_later_than_by_this_parser_is_shown_once(
     count: int, more: int, less: int

@@ -89,7 +89,7 @@ STEPS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(STEPS, max_size=120))
 @example(["connect", "write", "deliver proxy", "send proxy", "write", "cut", "connect", "write", "deliver proxy"])
 def test_every_frame_arrives_once_and_in_order_whatever_the_network_does(steps: list[str]) -> None:
@@ -127,7 +127,7 @@ def _feed(peer: WorkerPeer | ProxyPeer, data: bytes) -> None:
         assert peer.state is State.ENDED
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_protocol_error(data: bytes) -> None:
     for peer in _open_pair():
@@ -156,7 +156,7 @@ TAGS = st.sampled_from(
 FRAMES = st.tuples(TAGS, st.lists(VALUES, max_size=8)).map(lambda pair: [pair[0], *pair[1]])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(-2, 3), st.integers(-2, 3), st.lists(FRAMES, max_size=4))
 def test_packets_of_well_tagged_nonsense_raise_nothing_but_protocol_error(
     seq: int, ack: int, nonsense: list[object]
@@ -166,7 +166,7 @@ def test_packets_of_well_tagged_nonsense_raise_nothing_but_protocol_error(
         _feed(peer, data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_damaged_packet_harms_its_own_channel_only(data: st.DataObject) -> None:
     worker, proxy = _open_pair()

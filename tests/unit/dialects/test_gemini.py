@@ -12,7 +12,7 @@ import httpx
 import pytest
 from google import genai
 from google.genai import errors, types
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.contracts.canonical import CanonicalRequest, Job, TokenLogprob, ToolCallPiece
@@ -174,7 +174,7 @@ SAID = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(SAID, st.booleans(), st.lists(st.integers(0, 3000), max_size=8))
 def test_any_answer_in_any_chunks_reads_back_as_its_projection(said: Said, thoughts: bool, cuts: list[int]) -> None:
     asked = request(thoughts=thoughts)

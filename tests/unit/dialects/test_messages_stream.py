@@ -150,7 +150,7 @@ def chunked(draw: st.DrawFn) -> tuple[dict[str, Any], list[Piece]]:
     return answer, merged
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chunked())
 def test_the_sdk_reads_back_any_answer_in_any_chunking(given: tuple[dict[str, Any], list[Piece]]) -> None:
     answer, pieces = given
@@ -171,7 +171,7 @@ def test_the_sdk_reads_back_any_answer_in_any_chunking(given: tuple[dict[str, An
         assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (40, 60, 7)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from("rtsc"), max_size=12))
 def test_blocks_come_one_after_the_other_in_whatever_order_a_model_speaks(order: list[str]) -> None:
     """r reasoning, t text, s white space, c a new call. Indices ascend, nothing is filled before it opens or after it closes."""

@@ -108,7 +108,7 @@ def check_usage(usage: Any, count: int) -> None:
     assert usage.completion_tokens_details.reasoning_tokens == 2 * count
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SPOKEN)
 def test_a_chat_reads_back_as_its_projection(said: list[tuple[dict[str, Any], list[Piece]]]) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
@@ -126,7 +126,7 @@ def test_a_chat_reads_back_as_its_projection(said: list[tuple[dict[str, Any], li
         check_usage(found.usage, len(said))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SPOKEN)
 def test_a_completion_reads_back_as_its_text(said: list[tuple[dict[str, Any], list[Piece]]]) -> None:
     events = [Completion.construct(**chunk) for chunk in chunks(Completions(), {"prompt": "hi"}, said)]

@@ -144,7 +144,7 @@ def answers(draw: Any) -> tuple[dict[str, Any], list[Piece]]:
     return message, joined
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(answers(), st.booleans(), st.sampled_from([None, "auto"]), st.sampled_from(["stop", "length"]))
 def test_any_answer_in_any_pieces_read_by_the_sdk_is_the_answer_again(
     answer: tuple[dict[str, Any], list[Piece]], sealed: bool, summary: str | None, reason: str
@@ -167,7 +167,7 @@ def test_any_answer_in_any_pieces_read_by_the_sdk_is_the_answer_again(
     assert found[-1]["type"] == f"response.{streamed.status}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(answers())
 def test_no_item_is_closed_without_saying_so_first(answer: tuple[dict[str, Any], list[Piece]]) -> None:
     """I3: what closes an item is announced by `closes`, and nothing else is."""

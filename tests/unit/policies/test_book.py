@@ -164,7 +164,7 @@ def test_old_updates_are_forgotten() -> None:
     assert fleet.versions == {"a": "run-a/39"}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(1, 5))
 def test_whatever_fails_in_between_all_that_live_serve_the_newest_in_the_end(seed: int, workers: int) -> None:
     """I10. Until then nobody generates with an older version than the one in force, unless it is just loading."""

@@ -228,7 +228,7 @@ FACTS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(FACTS, st.floats(0.0, 30.0)), max_size=60), st.booleans())
 def test_whatever_happens_it_ends_by_its_deadlines_and_orders_make_sense(
     facts: list[tuple[tuple[Any, ...], float]], streamed: bool

@@ -102,7 +102,7 @@ def asked_as(messages, tools=TOOLS, options=None):
     return digests, tools_digest(tools), options_digest(options), [echoed_ids(m) for m in messages]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_the_tree_finds_what_an_exhaustive_search_finds(seed):
     rng, recorded, oracle, histories, flying = Random(seed), Recorded(), Oracle(), [], []
@@ -136,7 +136,7 @@ def every_token_is_in_the_samples_and_trained_once(turns):
         assert sample.token_ids == b"".join(turn.new_prompt_ids + turn.completion_ids for turn in path)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS)
 def test_two_replicas_that_read_the_rows_at_different_times_have_the_same_tree(seed):
     rng, recorded, histories = Random(seed), Recorded(), []
@@ -155,7 +155,7 @@ def test_two_replicas_that_read_the_rows_at_different_times_have_the_same_tree(s
         assert replicas[0].recognise(*asked) == replicas[1].recognise(*asked) == recorded.tree.recognise(*asked)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS)
 def test_sampled_ids_survive_twenty_turns_of_any_client(seed):
     """Ids that no tokenizer would give for their text stand in the twentieth prompt as they were sampled (I1, I2)."""

@@ -9,7 +9,7 @@ from proxy.store.memory import MemoryStore
 from tests.support.lease_history import STEPS, Play, Step, history
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS)
 async def test_the_ledger_balances(steps: list[Step]) -> None:
     await Play(MemoryStore()).run(steps)

@@ -134,7 +134,7 @@ def in_pieces(rows, advantages, weights, ranks, budget, chunk, ledger):
     return total, [parameter.grad for parameter in model.parameters()], metrics
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 10_000), mode=st.sampled_from(Aggregation), ranks=st.integers(1, 5), budget=st.integers(60, 200),
     chunk=st.integers(1, 40), order=st.randoms(use_true_random=False),
