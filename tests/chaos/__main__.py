@@ -24,16 +24,19 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.chaos import packets
 from tests.chaos.deployment import Deployment
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
+
+T = TypeVar("T")
 
 
 def main() -> int:
@@ -65,16 +68,22 @@ def main() -> int:
     folder = args.logs or Path(tempfile.mkdtemp(prefix="steno-chaos-"))
     if args.shrink:
         return asyncio.run(_shrink(args.seed, folder))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
     if args.mutant is not None:
-        return asyncio.run(_hunt(schedules, folder, args.mutant))
-    verdicts = asyncio.run(_play_beside(schedules, folder, args.jobs, within_s=args.within_s))
+        return asyncio.run(_in_order(_hunt(schedules, folder, args.mutant)))
+    verdicts = asyncio.run(_in_order(_play_beside(schedules, folder, args.jobs, within_s=args.within_s)))
     failed = [verdict.seed for verdict in verdicts if verdict.wrong]
     if args.again and failed:
         print(f"RERUN of {failed}")
         replayed = asyncio.run(_play([one for one in schedules if one.seed in failed], folder / "again"))
         verdicts = [one for one in verdicts if not one.wrong] + replayed
     return _report(verdicts, len(schedules), folder, args)
+
+
+async def _in_order(playing: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM ends it as Ctrl-C does: what was started is ended."""
+    task = asyncio.ensure_future(playing)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 async def _play_beside(
