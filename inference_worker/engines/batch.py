@@ -88,9 +88,9 @@ class Batch:
         end, for one from whose law nothing can be drawn."""
         ready, logits = self._prefill()
         decoding = list(self._running)
-        if decoding:
-            last_B1 = torch.tensor([sequence.ids[-1:] for sequence in decoding])
-            logits.append(self._forward(self._cache, last_B1))
+        for slots in self._cache.spans():
+            last_B1 = torch.tensor([decoding[slot].ids[-1:] for slot in slots])
+            logits.append(self._forward(self._cache, last_B1, slots))
         for sequence in ready:
             assert sequence.own is not None
             self._cache.adopt(sequence.own)
@@ -166,9 +166,9 @@ class Batch:
                 logits.append(last_1V)
         return ready, logits
 
-    def _forward(self, cache: SlotCache, ids_BQ: torch.Tensor) -> torch.Tensor:
+    def _forward(self, cache: SlotCache, ids_BQ: torch.Tensor, slots: range | None = None) -> torch.Tensor:
         """Logits after the last of each row's new ids, (B, V)."""
-        positions_BQ, mask_B1QT = cache.begin(ids_BQ.shape[1])
+        positions_BQ, mask_B1QT = cache.begin(ids_BQ.shape[1], slots)
         out = self.model(
             input_ids=ids_BQ,
             position_ids=positions_BQ,

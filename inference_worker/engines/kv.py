@@ -1,18 +1,24 @@
 """Key and value tensors of running sequences, one slot each, for any transformers model with plain full attention.
 
-Owns where a sequence's keys and values lie; knows nothing of requests. Slots 0..n-1 are in use, so that a step reads a view and
-copies nothing; a sequence that leaves is replaced by the last one. Padding is on the right: what lies behind a slot's length
-is masked, so a row's numbers do not depend on who else is in the batch beyond float32 rounding (I1).
+Owns where a sequence's keys and values lie; knows nothing of requests. Slots 0..n-1 are in use, so that a step reads views and
+copies nothing; a sequence that leaves is replaced by the last one. Every slot has room for the longest sequence, and takes
+memory for its own only. Padding is on the right: what lies behind a slot's length is masked, so a row's numbers do not depend
+on who else is in the batch beyond float32 rounding (I1).
 
 Shapes: S slots, H key-value heads, T tokens, D head size, B rows of this step, Q new tokens of each row.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 
 GROW_TOKENS = 256
 """Capacity grows by at least this, and by half, so that copies stay linear in what was generated."""
+PADDING_TOKENS = 4096
+"""About what one more forward pass costs, in tokens of padding that attention looks at in vain."""
 
 
 class SlotCache:
@@ -26,6 +32,7 @@ class SlotCache:
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         self._capacity = 0
+        self._slots = range(0)
         self._starts_B = torch.zeros(0, dtype=torch.long)
         self._steps_Q = torch.zeros(0, dtype=torch.long)
         self._longest = 0
@@ -33,18 +40,34 @@ class SlotCache:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def begin(self, new_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepare a forward pass of `new_tokens` in every slot in use.
+    def spans(self) -> list[range]:
+        """The slots in use, in neighbours that are computed together: in a span, less than half is padding, or little.
+
+        So one long sequence does not make all the others as long.
+        """
+        spans: list[range] = []
+        start = tokens = longest = 0
+        for slot, length in enumerate(self.lengths):
+            longest, tokens = max(longest, length), tokens + length
+            if slot > start and (slot + 1 - start) * longest > 2 * tokens + PADDING_TOKENS:
+                spans.append(range(start, slot))
+                start, longest, tokens = slot, length, length
+        return [*spans, range(start, len(self.lengths))] if self.lengths else []
+
+    def begin(self, new_tokens: int, slots: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prepare a forward pass of `new_tokens` in every slot in use, or in neighbours of them.
 
         Returns: positions int64 (B, Q), and the attention mask bool (B, 1, Q, T): True where a query may look.
         """
-        self._starts_B = torch.tensor(self.lengths)
+        self._slots = slots or range(len(self.lengths))
+        here = slice(self._slots.start, self._slots.stop)
+        self._starts_B = torch.tensor(self.lengths[here])
         self._steps_Q = torch.arange(new_tokens)
-        self._longest = max(self.lengths) + new_tokens
+        self._longest = max(self.lengths[here]) + new_tokens
         self._reserve(self._longest)
         positions_BQ = self._starts_B[:, None] + self._steps_Q
         mask_B1QT = torch.arange(self._longest) <= positions_BQ[:, None, :, None]
-        self.lengths = [length + new_tokens for length in self.lengths]
+        self.lengths[here] = [length + new_tokens for length in self.lengths[here]]
         return positions_BQ, mask_B1QT
 
     def update(
@@ -55,17 +78,18 @@ class SlotCache:
         if layer_idx not in self._keys:
             self._keys[layer_idx] = self._blank(keys_BHQD)
             self._values[layer_idx] = self._blank(values_BHQD)
-        keys_SHTD, values_SHTD = self._keys[layer_idx], self._values[layer_idx]
+        here = slice(self._slots.start, self._slots.stop)
+        keys_BHTD, values_BHTD = self._keys[layer_idx][here], self._values[layer_idx][here]
         if rows == 1:
-            start = self.lengths[0] - new_tokens
-            keys_SHTD[:1, :, start : start + new_tokens] = keys_BHQD
-            values_SHTD[:1, :, start : start + new_tokens] = values_BHQD
+            start = self.lengths[self._slots.start] - new_tokens
+            keys_BHTD[:, :, start : start + new_tokens] = keys_BHQD
+            values_BHTD[:, :, start : start + new_tokens] = values_BHQD
         else:
             row_B1 = torch.arange(rows)[:, None]
             at_BQ = self._starts_B[:, None] + self._steps_Q
-            keys_SHTD[row_B1, :, at_BQ] = keys_BHQD.transpose(1, 2)
-            values_SHTD[row_B1, :, at_BQ] = values_BHQD.transpose(1, 2)
-        return keys_SHTD[:rows, :, : self._longest], values_SHTD[:rows, :, : self._longest]
+            keys_BHTD[row_B1, :, at_BQ] = keys_BHQD.transpose(1, 2)
+            values_BHTD[row_B1, :, at_BQ] = values_BHQD.transpose(1, 2)
+        return keys_BHTD[:, :, : self._longest], values_BHTD[:, :, : self._longest]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """What models ask when they are not told positions; ours always are."""
@@ -101,15 +125,24 @@ class SlotCache:
                 cached[slot, :, :length] = cached[last, :, :length]
             self.lengths[slot] = length
         self.lengths.pop()
+        if not self.lengths:
+            self.clear()
         return last
 
     def clear(self) -> None:
-        """Forget every sequence; memory is kept."""
+        """Forget every sequence, and give memory back."""
         self.lengths.clear()
+        self._keys.clear()
+        self._values.clear()
+        self._capacity = 0
 
     def _blank(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros, not empty: masked positions still go through a multiplication, and NaN times zero is NaN.
-        return torch.zeros(self.slots, like.shape[1], self._capacity, like.shape[3], dtype=like.dtype)
+        """Room in every slot for the longest sequence, of which the system gives what is written to and no more."""
+        # Zeros, as fresh pages are: masked positions still go through a multiplication, and NaN times zero is NaN.
+        shape = (self.slots, like.shape[1], self._capacity, like.shape[3])
+        pages = mmap.mmap(-1, math.prod(shape) * like.dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
     def _reserve(self, tokens: int) -> None:
         if tokens <= self._capacity:
@@ -117,6 +150,6 @@ class SlotCache:
         self._capacity = max(tokens, self._capacity + max(GROW_TOKENS, self._capacity // 2))
         for store in (self._keys, self._values):
             for layer, old_SHTD in store.items():
-                grown = self._blank(old_SHTD)
-                grown[:, :, : old_SHTD.shape[2]] = old_SHTD
-                store[layer] = grown
+                grown = store[layer] = self._blank(old_SHTD)
+                for slot, length in enumerate(self.lengths):
+                    grown[slot, :, :length] = old_SHTD[slot, :, :length]

@@ -86,6 +86,16 @@ def test_a_long_prompt_delays_the_others_by_a_chunk_at_a_time(model: torch.nn.Mo
     assert {one.request_id for one, _ in batch.step()} == {"1", "2"}
 
 
+def test_a_long_sequence_and_short_ones_say_what_they_would_alone(model: torch.nn.Module) -> None:
+    batch, record = batch_of(model, prefill=512), {}
+    ones = [sequence(1, 20, 12), sequence(2, 6000, 4), sequence(3, 30, 14), sequence(4, 5, 16)]
+    for one in ones:
+        batch.add(one)
+    run(batch, record)
+    for one in ones:
+        assert record[one.request_id][0] == pytest.approx(recomputed(model, one), abs=1e-3)
+
+
 def test_more_than_fit_wait_for_a_slot(model: torch.nn.Module) -> None:
     batch, record = batch_of(model, running=2), {}
     for seed in range(5):

@@ -1,5 +1,8 @@
 """Slots: what a row sees is its own past, whoever joins or leaves."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -53,6 +56,58 @@ def test_growth_keeps_what_was_there() -> None:
     cache.adopt(single(*range(300)))
     cache.adopt(single(*range(1000)))
     assert seen(*put(cache, -1, -2)) == [[*range(300), -1], [*range(1000), -2]]
+
+
+def long(tokens: int, *, width: int = 1) -> SlotCache:
+    """0, 1, 2 …, in chunks, as prompts are computed."""
+    cache = SlotCache(1)
+    cache.open_slot()
+    for chunk in torch.arange(tokens).split(500):
+        cache.begin(len(chunk))
+        new = chunk.float().view(1, 1, -1, 1).expand(1, 1, -1, width)
+        cache.update(new, -new, 0)
+    return cache
+
+
+LENGTHS = (20, 30, 10_000, 10, 50, 60)
+
+
+def test_one_long_sequence_is_computed_apart_from_the_short_ones() -> None:
+    cache, found = SlotCache(64), []
+    for length in LENGTHS:
+        cache.adopt(long(length))
+    assert cache.spans() == [range(0, 2), range(2, 4), range(4, 6)]
+    for span in cache.spans():
+        _, mask_B1QT = cache.begin(1, span)
+        new = torch.full((len(span), 1, 1, 1), -1.0)
+        keys, _ = cache.update(new, -new, 0)
+        found += seen(keys[:, 0, :, 0], mask_B1QT[:, 0, 0])
+    assert found == [[*range(length), -1] for length in LENGTHS]
+    assert cache.lengths == [length + 1 for length in LENGTHS]
+
+
+def test_sequences_of_about_one_length_are_computed_together() -> None:
+    cache = SlotCache(8)
+    for length in (9000, 5000, 8000, 7000):
+        cache.adopt(long(length))
+    assert cache.spans() == [range(4)]
+    assert SlotCache(8).spans() == []
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_long_sequence_takes_memory_in_its_own_slot_only() -> None:
+    """Its keys and values are 41 MB; 64 slots as long as this one would be 2.6 GB."""
+    before, cache = resident_bytes(), SlotCache(64)
+    for length in (1, 20_000, 1):
+        cache.adopt(long(length, width=256))
+    held = resident_bytes()
+    assert held - before < 300e6
+    for _ in range(3):
+        cache.release(0)
+    assert held - resident_bytes() > 30e6, "an empty cache holds nothing"
 
 
 def test_more_sequences_than_slots_is_refused() -> None:
