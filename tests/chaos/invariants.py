@@ -219,3 +219,15 @@ def check_ledger(
             f"I4: sampled {view.sampled}, recorded {recorded}, missed {missed}, not trained {view.not_trained}"
         )
     return wrong
+
+
+def check_received(counted: Mapping[str, int]) -> list[str]:
+    """I4: what a replica has received since its start is on record, or it says why not.
+
+    Args: counted: its counters.
+    """
+    kinds = ("received", "completion", "unrecorded", "late")
+    received, recorded, unrecorded, late = (counted.get(f"steno_proxy_{kind}_tokens_total", 0) for kind in kinds)
+    if received == recorded + unrecorded + late:
+        return []
+    return [f"of {received} tokens received, {recorded} are on record, {unrecorded} unrecorded, {late} late"]

@@ -21,12 +21,21 @@ from tests.chaos import faults, journal
 from tests.chaos.agents import OVER, Speaker, Trial
 from tests.chaos.deployment import Deployment
 from tests.chaos.formats import FORMATS, Line
-from tests.chaos.invariants import check_heard, check_ledger, check_seen, check_session, check_turns, tokens_by_version
+from tests.chaos.invariants import (
+    check_heard,
+    check_ledger,
+    check_received,
+    check_seen,
+    check_session,
+    check_turns,
+    tokens_by_version,
+)
 from tests.chaos.journal import check_sampled
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.schedule import REPLICAS, Fault, Schedule
 from tests.chaos.trainer import Trainer
 from tests.support.shards import tensor, write
+from tests.support.tokens import counters
 
 CONTROL_S = 180.0
 """Within this a call of the control plane succeeds: every fault is over long before."""
@@ -249,7 +258,8 @@ class Story:
             return {key.decode().rsplit(":", 1)[1] for key in client.keys(f"steno:{{{trial_id}}}:*")}
 
     async def _settled(self) -> None:
-        """Descriptors and memory are back where they were, and nobody is busy with anything."""
+        """Descriptors and memory are back where they were, nobody is busy with anything, and each replica says of every token that
+        it received since its start where it went (I4)."""
         until = time.monotonic() + SETTLE_S
         while True:
             off, kept = [], []
@@ -265,6 +275,8 @@ class Story:
                 for one in await self._clients_of(number):
                     if one["in_flight"]:
                         off.append(f"at r{number}, {one['id']} still has {one['in_flight']} streams")
+                counted = await asyncio.to_thread(counters, self._deployment.direct(number) + "/metrics")
+                off += [f"I4: r{number}: {wrong}" for wrong in check_received(counted)]
             self._verdict.kept = max(fds for fds, _ in kept), max(memory for _, memory in kept)
             if not off:
                 return

@@ -24,7 +24,7 @@ from proxy.contracts.records import (
 )
 from tests.chaos.agents import Seen, Trial
 from tests.chaos.formats import FORMATS, Call, Misspoken
-from tests.chaos.invariants import check_heard, check_ledger, check_seen, check_session, check_turns
+from tests.chaos.invariants import check_heard, check_ledger, check_received, check_seen, check_session, check_turns
 from tests.chaos.journal import Journal, Sampled, check_sampled, read
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
@@ -189,6 +189,13 @@ def test_a_ledger_that_does_not_balance_is_found() -> None:
     assert check_ledger(view, Taken(), {"g.0": Counter({"base/0": 4})}, groups)
     assert check_ledger(view, Taken(), right, groups | {"other": False})
     assert check_ledger(view.model_copy(update={"not_trained": {}}), Taken(), right, groups)
+
+
+def test_a_replica_that_does_not_say_where_its_tokens_went_is_found() -> None:
+    right = {"received": 10, "completion": 7, "unrecorded": 2, "late": 1}
+    counted = {f"steno_proxy_{kind}_tokens_total": count for kind, count in right.items()}
+    assert check_received(counted) == [] == check_received({})
+    assert check_received({**counted, "steno_proxy_completion_tokens_total": 6})
 
 
 def test_what_missed_its_groups_deadline_is_late_and_nothing_else_is() -> None:
