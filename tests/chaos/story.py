@@ -258,8 +258,8 @@ class Story:
             return {key.decode().rsplit(":", 1)[1] for key in client.keys(f"steno:{{{trial_id}}}:*")}
 
     async def _settled(self) -> None:
-        """Descriptors and memory are back where they were, nobody is busy with anything, and each replica says of every token that
-        it received since its start where it went (I4)."""
+        """Descriptors and memory are back where they were, nobody is busy with anything, and each replica says of every token
+        that it received since its start where it went (I4)."""
         until = time.monotonic() + SETTLE_S
         while True:
             off, kept = [], []
