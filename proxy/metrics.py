@@ -47,7 +47,8 @@ RECOGNISED = Counter(
 ECHOES = Counter(
     "steno_proxy_echoes_total",
     "Replies that came back written otherwise and were recognised all the same, by what: `beginning` of a turn that was cut off, "
-    "`call_ids`: its calls rewritten under our ids, `calls`: its calls without the text beside them",
+    "`call_ids`: its calls rewritten under our ids, `calls`: its calls without the text beside them, `reasoning`: its reasoning "
+    "put into its text, between tags",
     ["dialect", "how"],
 )  # fmt: skip
 RETRIES = Counter(

@@ -19,7 +19,7 @@ from proxy.recorder import Recorder
 from proxy.recording import Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
-from proxy.sessions.echoes import Echo, EchoedAs, echo_of, named_turn
+from proxy.sessions.echoes import Echo, EchoedAs, begins_with_tag, echo_of, named_turn
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
 from proxy.sessions.tree import Recognition
 
@@ -148,8 +148,9 @@ async def _mend(recorder: Recorder, recording: Recording, found: Plan) -> bool:
     place, node = tree.shared(found.digests)
     said = found.messages[place]
     named, running = tree.number(named_turn(said)), recording.running.values()
+    may_be_any = named < 0 and begins_with_tag(said)
     for number in tree.asked(found.digests[:place], found.tools, found.options):
-        if number in running or not (number == named or tree.partial(number)):
+        if number in running or not (number == named or may_be_any or tree.partial(number)):
             continue
         reply = recording.echoed_replies.get(number)
         if reply is None:

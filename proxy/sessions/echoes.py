@@ -6,6 +6,8 @@
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
                 arguments are no JSON object, which clients can't hold and so repair, wrap or empty.
     CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
+    REASONING   a reply with its reasoning in its text, between tags, before what was said (gptme: `<think>`); space around either
+                counts for nothing. Any of the others may come in this way, too
 
 Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
 rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
@@ -13,6 +15,7 @@ rewritten history: an agent that empties long arguments wants a shorter prompt, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -31,6 +34,10 @@ class EchoedAs(StrEnum):
     BEGINNING = "beginning"
     CALL_IDS = "call_ids"
     CALLS = "calls"
+    REASONING = "reasoning"
+
+
+_TAG = re.compile(r"\s*<([\w-]+)>")
 
 
 class Echo(NamedTuple):
@@ -43,11 +50,14 @@ class Echo(NamedTuple):
 
 def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Echo | None:
     """What `said` stands for, if that is the reply of this turn. partial: the turn was cut off."""
-    if partial and is_beginning(said, reply):
+    bare = _without_reasoning(said, reply)
+    if partial and is_beginning(bare, reply):
         how = EchoedAs.BEGINNING
-    elif _has_its_calls(said, reply, turn_id):
+    elif bare is not said and message_digest(bare) == message_digest(reply):
+        how = EchoedAs.REASONING
+    elif _has_its_calls(bare, reply, turn_id):
         how = EchoedAs.CALL_IDS
-    elif _is_its_calls(said, reply, turn_id):
+    elif _is_its_calls(bare, reply, turn_id):
         how = EchoedAs.CALLS
     else:
         return None
@@ -60,6 +70,26 @@ def named_turn(message: Message) -> str:
         named = parse_call_id(call.get("id") or "")
         return named[0] if named else ""
     return ""
+
+
+def begins_with_tag(message: Message) -> bool:
+    """Whether a message's text may have reasoning before it: no turn is named by that."""
+    return _TAG.match(text_of(message.get("content"))) is not None
+
+
+def _without_reasoning(said: Message, reply: Message) -> Message:
+    """The same message, or without the recorded reasoning, where that stands between tags before its text."""
+    text, reasoning = text_of(said.get("content")), (reply.get("reasoning_content") or "").strip()
+    opened = _TAG.match(text)
+    if opened is None or not reasoning:
+        return said
+    inside, closed, rest = text[opened.end() :].partition(f"</{opened[1]}>")
+    if not closed or inside.strip() != reasoning:
+        return said
+    whole = text_of(reply.get("content"))
+    if rest.strip() != whole.strip():
+        whole = whole[: len(whole) - len(whole.lstrip())] + rest.lstrip()
+    return {**said, "content": whole}
 
 
 def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:

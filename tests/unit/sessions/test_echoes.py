@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.sessions.echoes import EchoedAs, echo_of, named_turn
+from proxy.sessions.echoes import EchoedAs, begins_with_tag, echo_of, named_turn
 from proxy.sessions.normalise import message_digest
 from tests.unit.sessions.agent import assistant
 
@@ -60,6 +60,52 @@ def test_a_beginning_is_one_of_a_turn_that_was_cut_off_only():
     reply = assistant("Both.")
     assert echo_of(said, reply, TURN, partial=True) == (message_digest(reply), reply, EchoedAs.BEGINNING)
     assert echo_of(said, reply, TURN, partial=False) is None
+
+
+THOUGHT = {**REPLY, "reasoning_content": "Let me see.\n"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>\nLet me see.\n</think>\n\nBoth.\n",
+        "<thinking>Let me see.</thinking>Both.",
+        "\n<chain-of-thought> Let me see.\n\n</chain-of-thought> Both.",
+    ],
+)
+def test_a_reply_with_its_reasoning_between_tags_before_its_text_is_the_reply(text):
+    """gptme keeps it so."""
+    said = assistant(text, (ONE, "ls", '{"a": 1}'), (TWO, "cat", '{"b": '))
+    assert echo_of(said, THOUGHT, TURN, partial=False) == (message_digest(REPLY), THOUGHT, EchoedAs.REASONING)
+    reply = {**assistant("\n\nBoth."), "reasoning_content": "Let me see."}
+    assert echo_of(assistant(text), reply, TURN, partial=False) == (message_digest(reply), reply, EchoedAs.REASONING)
+    assert begins_with_tag(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>Let me not see.</think>Both.",
+        "<think>Let me see.</thinking>Both.",
+        "<think>Let me see.</think>Neither.",
+        "<think>Let me see.",
+        "Let me see. Both.",
+        "Well. <think>Let me see.</think>Both.",
+    ],
+)
+def test_other_reasoning_or_other_text_behind_it_is_not_the_reply(text):
+    said = assistant(text, (ONE, "ls", '{"a": 1}'), (TWO, "cat", '{"b": '))
+    assert echo_of(said, THOUGHT, TURN, partial=False) is None
+    assert echo_of(said, REPLY, TURN, partial=False) is None, "no reasoning is on record"
+
+
+def test_what_else_an_echo_may_be_it_may_be_with_its_reasoning_before_it():
+    reply = {**assistant("\n\nI see both."), "reasoning_content": "Let me see."}
+    how = echo_of(assistant("<think>\nLet me see.\n</think>\n\nI see"), reply, TURN, partial=True)
+    assert how is not None and how.how is EchoedAs.BEGINNING
+    said = assistant("<think>Let me see.</think>Both.", (ONE, "invalid", "{}"), (TWO, "cat", "{}"))
+    how = echo_of(said, THOUGHT, TURN, partial=False)
+    assert how is not None and how.how is EchoedAs.CALL_IDS
 
 
 @pytest.mark.parametrize(
