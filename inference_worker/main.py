@@ -6,10 +6,12 @@ Exit codes: 0 it was told to stop; 1 the engine died, so that a supervisor start
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import signal
 import uuid
+from collections.abc import Iterator
 from typing import Any, cast
 
 import prometheus_client
@@ -19,7 +21,7 @@ from inference_worker.config import WorkerSettings
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
 from inference_worker.weights.updates import Updates
-from proxy.contracts.errors import ConfigError, EngineFailed, WorkerLost
+from proxy.contracts.errors import CannotListen, ConfigError, EngineFailed, WorkerLost
 
 logger = logging.getLogger(__name__)
 STOPPED, ENGINE_DIED, REFUSED = 0, 1, 2
@@ -140,30 +142,31 @@ class Worker:
 async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: WorkerMetrics | None = None) -> int:
     """Build and start the engine, serve until SIGTERM or SIGINT, stop the engine. Returns the exit code.
 
-    Raises: ConfigError: settings, or an engine that does not start.
+    Raises: ConfigError: settings, or an engine that does not start; CannotListen.
     """
     metrics = metrics or WorkerMetrics()
-    engine = engine or build_engine(settings)
-    await engine.start()
-    try:
-        worker = Worker(settings, engine, metrics)
-        server = _serve_metrics(settings, metrics)
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for name in signals:
-            loop.add_signal_handler(name, worker.stop)
-        cards = ", ".join(card.name for card in engine.cards())
-        logger.info("worker %s serves %s for %s", settings.worker_id, cards, ", ".join(settings.proxy))
+    with _metrics_served(settings, metrics):
+        engine = engine or build_engine(settings)
+        await engine.start()
         try:
-            return await worker.run()
+            return await _serve(settings, engine, metrics)
         finally:
-            for name in signals:
-                loop.remove_signal_handler(name)
-            if server is not None:
-                server.shutdown()
-                server.server_close()
+            await engine.stop()
+
+
+async def _serve(settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics) -> int:
+    worker = Worker(settings, engine, metrics)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for name in signals:
+        loop.add_signal_handler(name, worker.stop)
+    cards = ", ".join(card.name for card in engine.cards())
+    logger.info("worker %s serves %s for %s", settings.worker_id, cards, ", ".join(settings.proxy))
+    try:
+        return await worker.run()
     finally:
-        await engine.stop()
+        for name in signals:
+            loop.remove_signal_handler(name)
 
 
 def main(settings: WorkerSettings) -> int:
@@ -176,9 +179,20 @@ def main(settings: WorkerSettings) -> int:
     return uvloop.run(run(settings))
 
 
-def _serve_metrics(settings: WorkerSettings, metrics: WorkerMetrics) -> Any:
+@contextlib.contextmanager
+def _metrics_served(settings: WorkerSettings, metrics: WorkerMetrics) -> Iterator[None]:
+    """Raises: CannotListen, before a model is loaded."""
     if settings.metrics_port is None:
-        return None
-    server, _ = prometheus_client.start_http_server(settings.metrics_port, settings.metrics_host, metrics.registry)
-    logger.info("metrics at http://%s:%d/metrics", settings.metrics_host, server.server_port)
-    return server
+        yield
+        return
+    host, port = settings.metrics_host, settings.metrics_port
+    try:
+        server, _ = prometheus_client.start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise CannotListen("metrics_port", host, port, error) from error
+    logger.info("metrics at http://%s:%d/metrics", host, server.server_port)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -30,10 +30,11 @@ from proxy.api.common import Ports, Services, admin
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.beside import Beside, Companion
 from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError, StenoError
+from proxy.contracts.errors import StenoError
 from proxy.http import BoundedHttp
 from proxy.hub import Hub, RelaySettings
 from proxy.keys import Keyring
+from proxy.listeners import BACKLOG, listeners
 from proxy.opening import begin
 from proxy.policies.keeper import Policies
 from proxy.rates import Rates
@@ -45,8 +46,6 @@ from proxy.turn import Turns
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""Connections waiting to be accepted: a fleet of agents starts all at once. The kernel caps it at net.core.somaxconn."""
 GC_THRESHOLDS = (25_000, 20, 20)
 """A packet of 512 streams is some 1,500 objects, none of them in a cycle: at Python's own 700 the collector runs several times
 for each and takes a fifth of all time. At 25,000 a young collection takes about a millisecond."""
@@ -244,32 +243,11 @@ class _Server(uvicorn.Server):
         self._looking = asyncio.create_task(self._rotation.look(at_once=True))
 
 
-def _two_listeners(settings: ProxySettings) -> list[socket.socket] | None:
-    """The agents' and the control plane's, in this order; None: one listener, which uvicorn makes.
-
-    Raises: ConfigError: an address that can't be listened on.
-    """
-    if settings.control_port is None:
-        return None
-    wanted = {"port": (settings.host, settings.port)}
-    wanted["control_port"] = (settings.control_host or settings.host, settings.control_port)
-    found: list[socket.socket] = []
-    for field, (host, port) in wanted.items():
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-            found.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
-        except OSError as error:
-            for listener in found:
-                listener.close()
-            raise ConfigError(f"{field}: can't listen on {host}:{port}: {error.strerror}", field=field) from None
-    return found
-
-
 def run(settings: ProxySettings, beside: Beside | None = None) -> int:
     """Serve until SIGTERM or SIGINT; open streams then get `shutdown_s` to finish. Returns the exit code.
 
     Args: beside: runs in the same event loop meanwhile.
-    Raises: ConfigError: settings that can't be served. What `beside` ended with.
+    Raises: ConfigError: settings that can't be served; CannotListen. What `beside` ended with.
     """
     logs.setup(settings.log_level, settings.log_format)
     settings, made = keystore.fill(settings)
@@ -283,8 +261,6 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
     server = _Server(
         uvicorn.Config(
             app,
-            host=settings.host,
-            port=settings.port,
             loop="uvloop" if sys.platform != "win32" else "asyncio",
             http=BoundedHttp,
             ws="websockets-sansio",
@@ -304,7 +280,7 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
         settings.shutdown_s,
         beside,
     )
-    server.run(sockets=_two_listeners(settings))
+    server.run(sockets=listeners(settings))
     if server.companion is not None and server.companion.failure is not None:
         raise server.companion.failure
     return 0 if server.started else 1

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from proxy.contracts.errors import ConfigError
+from proxy.contracts.errors import CannotListen, ConfigError
 from trainer_bridge.ledger import Account
 from trainer_bridge.measures import MEASURES, Values
 
@@ -33,7 +33,7 @@ class Prometheus:
     """Gauges on `http://<host>:<port>/metrics`."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> None:
-        """Raises: ConfigError: the port is taken."""
+        """Raises: CannotListen: the port is taken."""
         self.registry = registry or CollectorRegistry()
         self._gauges = {m.name: Gauge(m.prometheus, m.help, registry=self.registry) for m in MEASURES}
         self._step = Gauge("steno_train_step", "Step of the current weights", registry=self.registry)
@@ -44,7 +44,7 @@ class Prometheus:
         try:
             self._server, self._thread = start_http_server(port, host, registry=self.registry)
         except OSError as error:
-            raise ConfigError(f"metrics_port: {host}:{port}: {error.strerror}", field="metrics_port") from error
+            raise CannotListen("metrics_port", host, port, error) from error
         self.port: int = self._server.server_port
 
     def log(self, step: int, values: Values, ledger: Account) -> None:

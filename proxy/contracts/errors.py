@@ -19,12 +19,14 @@
     ├── ProtocolError                502     later   a peer broke the wire protocol; its socket is closed
     ├── Unreachable                  –       later   raised by clients: no answer from the proxy
     └── ConfigError                  –       –       at start-up; names the offending key
+        └── CannotListen             –       later   an address that is taken, or not this machine's
 
 A surprise (any other exception) answers 500 with fixed text and a request id, never the exception's own words.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -157,6 +159,16 @@ class Unreachable(StenoError):
 
 class ConfigError(StenoError):
     code = "config_error"
+
+
+class CannotListen(ConfigError):
+    """Of `field`, the setting that names the port. Nothing need be wrong with it: who has the address may leave it."""
+
+    code = "cannot_listen"
+
+    def __init__(self, field: str, host: str, port: int, error: OSError) -> None:
+        why = "something listens there already" if error.errno == errno.EADDRINUSE else error.strerror
+        super().__init__(f"{field}: can't listen on {host}:{port}: {why}", field=field)
 
 
 def _subclasses(cls: type[StenoError]) -> list[type[StenoError]]:

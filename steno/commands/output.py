@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from proxy.contracts.errors import ConfigError, StenoError
+from proxy.contracts.errors import CannotListen, ConfigError, StenoError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -49,6 +49,8 @@ def one_line_errors() -> Iterator[None]:
     """
     try:
         yield
+    except CannotListen as error:
+        _fail(error.message, EXIT_FAILURE)
     except ConfigError as error:
         _fail(error.message, EXIT_USAGE)
     except StenoError as error:

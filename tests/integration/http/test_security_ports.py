@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from proxy.api.front import BOTH
 from proxy.config import ProxySettings
 from proxy.contracts.errors import ConfigError
 from proxy.contracts.records import RESERVED_TRIAL_IDS
+from proxy.listeners import listeners
 from proxy.main import create_app
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Stack, running
@@ -128,13 +130,38 @@ def test_ports_that_make_no_sense_are_refused_by_name(given: dict[str, object], 
     assert refused.value.field == field
 
 
-def test_a_port_that_is_taken_is_named(two: Two) -> None:
+@pytest.mark.parametrize("field", ["port", "control_port"])
+def test_a_port_that_is_taken_is_said_in_one_line(two: Two, field: str) -> None:
+    host, _, taken = two.control.removeprefix("http://").rpartition(":")
+    ended = steno("proxy", "--port", "0", f"--{field.replace('_', '-')}", taken)
+    assert ended.returncode == 1, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if taken in line]
+    assert said == [f"error: {field}: can't listen on {host}:{taken}: something listens there already"], ended.stderr
+    assert "Traceback" not in ended.stderr and "uvicorn" not in ended.stderr
+
+
+def test_a_worker_finds_its_metrics_port_taken_before_it_loads_a_model(two: Two) -> None:
     taken = two.control.rpartition(":")[2]
-    ended = subprocess.run(
-        [sys.executable, "-m", "steno", "proxy", "--port", "0", "--control-port", taken],
-        capture_output=True, text=True, cwd=ROOT, timeout=120,
-    )  # fmt: skip
-    assert ended.returncode == 2 and "control_port" in ended.stderr, (ended.returncode, ended.stderr)
+    ended = steno("worker", "--proxy", "ws://127.0.0.1:9", "--metrics-port", taken)
+    assert ended.returncode == 1 and "Loading" not in ended.stderr, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith(f"error: metrics_port: can't listen on 127.0.0.1:{taken}: ")
+
+
+def steno(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "steno", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+
+
+def test_a_name_with_two_addresses_is_listened_on_at_both() -> None:
+    addresses = {found[4][:1] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    bound = listeners(ProxySettings(host="localhost", port=0))
+    try:
+        assert {listener.getsockname()[:1] for listener in bound} == addresses
+        assert len({listener.getsockname()[1] for listener in bound}) == 1
+    finally:
+        for listener in bound:
+            listener.close()
 
 
 def test_logs_say_which_port_is_whose(two: Two) -> None:
