@@ -15,33 +15,39 @@ router = APIRouter(tags=["operations"], responses=ERRORS)
 
 
 class Health(BaseModel):
-    """status: "ok", or what is missing. models: that can be served now. time: the proxy's clock, Unix seconds.
-    waited_replicas: how many replicas of the store have each write before anybody is told (`redis_wait_replicas`)."""
+    """time: the proxy's clock, Unix seconds."""
 
-    status: str
-    store: str = "ok"
-    waited_replicas: int = 0
-    models: list[str] = []
+    status: str = "ok"
     time: float = Field(default_factory=time.time)
 
 
+class Readiness(Health):
+    """status: "ok", or what is missing. models: that can be served now. store: "ok", or why it does not answer.
+    waited_replicas: how many replicas of the store have each write before anybody is told (`redis_wait_replicas`)."""
+
+    store: str = "ok"
+    waited_replicas: int = 0
+    models: list[str] = []
+
+
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", response_model=Health, summary="The process answers")
+@router.get("/healthz", response_model=Health, summary="The process answers; it looks at nothing else")
 async def healthz(request: Request) -> Response:
-    return encoded(request, Health(status="ok"))
+    return encoded(request, Health())
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get(
     "/readyz",
-    response_model=Health,
-    responses={503: {"model": Health}},
+    response_model=Readiness,
+    responses={503: {"model": Readiness}},
     summary="The store answers (200) and what can be served; no worker yet is not an error of the proxy",
 )
 async def readyz(request: Request) -> Response:
     found = services(request)
     models = [card.name for card in found.hub.cards()]
-    health = Health(status="ok" if models else "no worker", models=models, waited_replicas=found.store.waited_replicas)
+    status, waited = "ok" if models else "no worker", found.store.waited_replicas
+    health = Readiness(status=status, models=models, waited_replicas=waited)
     try:
         await found.store.ping()
         found.keys.check_settled()
