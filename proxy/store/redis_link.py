@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, RedisClusterException, RedisError
@@ -23,6 +24,7 @@ from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, Redi
 from proxy.contracts.errors import StoreUnavailable
 from proxy.store.redis_batch import Batches, Command
 from proxy.store.redis_cluster import write_and_wait
+from proxy.store.redis_greeting import refusal
 from proxy.store.redis_url import RedisUrl, read_redis_url
 from proxy.store.redis_wait import NotReplicated, Wait
 
@@ -31,7 +33,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 SCRIPTS = Path(__file__).parent / "lua"
 MAX_CONNECTIONS = 64  # commits under way at once; more wait for their turn rather than open sockets
-CONNECT_TIMEOUT_S = 1.0
+SENTINEL_TIMEOUT_S = 1.0  # for each of them; they are asked one after the other
+# Also to connect, which waits for this process's own event loop when it opens many connections at once.
 REPLY_TIMEOUT_S = 2.0  # a server that is alive answers in well under a millisecond; an AOF fsync may stall for a second
 CALL_TIMEOUT_S = 5.0  # one whole call: waiting for a connection, connecting, one retry, the reply
 LEAVE_EVERY_S = 1.0  # at most: all who were told the same of one server say so at once
@@ -61,7 +64,7 @@ class RedisLink:
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         self._url = read_redis_url(url)
-        self.cluster = self._url.cluster
+        self.cluster = bool(self._url.nodes)
         self._wait = wait
         self._slots = asyncio.Semaphore(max_connections)
         self._max_connections = max_connections
@@ -79,7 +82,7 @@ class RedisLink:
         if self._client is None:
             options: dict[str, Any] = {
                 "socket_timeout": self._reply_timeout_s,
-                "socket_connect_timeout": CONNECT_TIMEOUT_S,
+                "socket_connect_timeout": self._reply_timeout_s,
                 "protocol": 2,
                 "max_connections": self._max_connections + 8,
                 # Once more over a fresh connection, for one that died while idle; every write here may be repeated. A reply
@@ -88,13 +91,16 @@ class RedisLink:
             }
             if self._url.sentinels:
                 self._client = self._primary(self._url, options)
+            elif self._url.nodes:
+                nodes = [ClusterNode(host, port) for host, port in self._url.nodes]
+                self._client = RedisCluster(startup_nodes=nodes, **(options | self._url.options))
             else:
-                self._client = (RedisCluster if self.cluster else Redis).from_url(self._url.url, **options)
+                self._client = Redis.from_url(self._url.url, **options)
         return self._client
 
     def _primary(self, url: RedisUrl, options: dict[str, Any]) -> Any:
         """A client of whatever the Sentinels name at the time of each connection."""
-        asking = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S, "protocol": 2}
+        asking = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S, "protocol": 2}
         once = {"retry": Retry(NoBackoff(), 0)}  # the next Sentinel is asked instead
         sentinels: Any = Sentinel  # untyped
         self._sentinel = sentinels(list(url.sentinels), sentinel_kwargs=asking | once | url.sentinel_options)
@@ -110,6 +116,16 @@ class RedisLink:
         if self._sentinel is not None:
             sentinel, self._sentinel = self._sentinel, None
             await sentinel.aclose()
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable, with what Redis says to those whom it does not serve."""
+        try:
+            await self.call(self.client.ping())
+        except StoreUnavailable as error:
+            lost = isinstance(error.__cause__, (ConnectionError, RedisClusterException))
+            if lost and (said := await refusal(self._url)):
+                raise StoreUnavailable(f"the session store serves nobody from here: {said}") from error
+            raise
 
     async def call(self, command: Awaitable[T]) -> T:
         """Await a command of `client`. Raises StoreUnavailable within the bound."""

@@ -3,6 +3,8 @@ One suite, run against each."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from proxy.contracts.errors import Conflict, Gone, NotFound
@@ -202,7 +204,12 @@ class AccountContract:
         assert unaccounted(await store.runs.view(RUN, now=1_080.0), one) == {}
 
     async def test_what_is_kept_holds_up_nothing_behind_it(self, store: SessionStore) -> None:
-        await finished(store, "kept", 120)
+        async def finish(trial_id: str) -> None:
+            await speak(store, trial_id, 5)
+            await end(store, trial_id)
+
+        kept = await group(store, "kept", 120)  # more than are looked at together
+        await asyncio.gather(*map(finish, kept.trial_ids))
         await store.register(session("behind"))
         await end(store, "behind", now=11.0)
         assert await store.expire(now=1_000.0, retention_s=100.0) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -27,7 +28,16 @@ def server(own_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
-    store = RedisStore(server.url)
+    """How long a busy machine takes to write to its disk is no matter of what these tests are about."""
+    async with opened(server, reply_timeout_s=60.0, call_timeout_s=120.0) as store:
+        yield store
+
+
+@asynccontextmanager
+async def opened(server: RedisServer, **bounds: float) -> AsyncIterator[RedisStore]:
+    store = RedisStore(server.url, **bounds)
     await store.open()
-    yield store
-    await store.close()
+    try:
+        yield store
+    finally:
+        await store.close()

@@ -13,8 +13,9 @@ from proxy.store.codec import Meta
 from proxy.store.head import Head
 from proxy.store.redis import RedisStore
 from tests.support.groups import finished, lease
+from tests.support.recording_contract import END, record
 from tests.support.redis_server import RedisServer
-from tests.support.store_contract import END, make_group, record
+from tests.support.store_contract import make_group
 
 PAGE = Path(__file__).parents[3] / "docs" / "recording-format.md"
 

@@ -13,9 +13,10 @@ from proxy.store.head import head_of
 from proxy.store.keys import PENDING
 from proxy.store.redis import RedisStore
 from proxy.store.redis_index import GRACE_S
+from tests.support.recording_contract import END, record
 from tests.support.recordings import session
 from tests.support.redis_server import RedisServer
-from tests.support.store_contract import END, listed, make_group, record
+from tests.support.store_contract import listed, make_group
 
 
 class Crash(Exception):

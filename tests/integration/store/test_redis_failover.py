@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import TypeVar
 
 import pytest
 
@@ -20,8 +19,7 @@ from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisSentinel, RedisServer
 from tests.support.store_contract import StoreContract
 from tests.support.tcprelay import TcpRelay
-
-T = TypeVar("T")
+from tests.support.waiting import insist
 
 PATIENCE_S = 60.0  # for elections and new connections on a busy machine
 GOSSIP = ("--cluster-node-timeout", "2000")  # nodes hear of each other sooner
@@ -61,18 +59,6 @@ async def opened(url: str, wait: Wait | None) -> AsyncIterator[RedisStore]:
     store = RedisStore(url, wait=wait)
     yield store
     await store.close()
-
-
-async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """What a call returns once it is answered."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.1)
 
 
 class Load:

@@ -4,71 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
 import pytest
 
 from proxy.contracts.errors import ConfigError, StoreUnavailable
 from proxy.store.redis import RedisStore
+from tests.integration.store.conftest import opened
+from tests.support.recording_contract import record
 from tests.support.recordings import conversation, row, session, turn
 from tests.support.redis_server import RedisServer
-from tests.support.store_contract import record
-
-T = TypeVar("T")
+from tests.support.waiting import insist
 
 BOUND_S = 10.0  # call_timeout_s of the store under test, and room for two busy cores
 
 
-@pytest.fixture(scope="module", params=["server", "cluster"])
-def mortal(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = RedisServer(cluster=request.param == "cluster")
-    yield server
-    server.close()
-
-
 @pytest.fixture
-async def hasty(mortal: RedisServer) -> AsyncIterator[RedisStore]:
+async def hasty(server: RedisServer) -> AsyncIterator[RedisStore]:
     """Bounds that a test can wait for."""
-    async with opened(mortal, reply_timeout_s=1.0, call_timeout_s=3.0) as store:
+    async with opened(server, reply_timeout_s=1.0, call_timeout_s=3.0) as store:
         yield store
-
-
-@pytest.fixture
-async def store(mortal: RedisServer) -> AsyncIterator[RedisStore]:
-    async with opened(mortal) as store:
-        yield store
-
-
-@asynccontextmanager
-async def opened(server: RedisServer, **bounds: float) -> AsyncIterator[RedisStore]:
-    with server.client() as client:
-        client.flushall()
-    store = RedisStore(server.url, **bounds)
-    await store.open()
-    yield store
-    await store.close()
-
-
-async def once_back(call: Callable[[], Awaitable[T]], within_s: float = 30.0) -> T:
-    """What a call returns when it is answered, as whoever keeps a turn says it again: a server that wakes takes its time."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.1)
 
 
 async def test_a_frozen_server_is_unavailable_within_a_bound_and_then_back(
-    mortal: RedisServer, hasty: RedisStore
+    server: RedisServer, hasty: RedisStore
 ) -> None:
     made = await record(hasty, "frozen", 2)
     late = turn(5)
-    mortal.pause()
+    server.pause()
     try:
         began = time.monotonic()
         results = await asyncio.gather(
@@ -77,28 +40,30 @@ async def test_a_frozen_server_is_unavailable_within_a_bound_and_then_back(
         )  # fmt: skip
         took_s = time.monotonic() - began
     finally:
-        mortal.resume()
+        server.resume()
     assert [type(result) for result in results] == [StoreUnavailable] * 6
     assert took_s < BOUND_S
     # The frozen server may have taken the commit from its socket: said again, it is there once.
-    number = await once_back(lambda: hasty.commit("frozen", late, row(late), now=2.0))
+    number = await insist(lambda: hasty.commit("frozen", late, row(late), now=2.0))
     assert [one.turn_id for one in await hasty.turns("frozen")] == [one.turn_id for one in [*made, late]]
     assert number == 2
 
 
-async def test_a_killed_server_keeps_what_was_acknowledged(mortal: RedisServer, hasty: RedisStore) -> None:
+async def test_a_killed_server_keeps_what_was_acknowledged(server: RedisServer, hasty: RedisStore) -> None:
     made = await record(hasty, "killed", 3)
-    mortal.kill()
+    server.kill()
     late = turn(5)
     began = time.monotonic()
-    for call in (hasty.commit("killed", late, row(late), now=1.0), hasty.tail("killed", 0), hasty.ping()):
-        with pytest.raises(StoreUnavailable):
-            await call
-    assert time.monotonic() - began < 3 * BOUND_S
-    mortal.start()
-    assert await once_back(lambda: hasty.turns("killed")) == made  # appendfsync always: what returned is on disk
+    try:
+        for call in (hasty.commit("killed", late, row(late), now=1.0), hasty.tail("killed", 0), hasty.ping()):
+            with pytest.raises(StoreUnavailable):
+                await call
+        assert time.monotonic() - began < 3 * BOUND_S
+    finally:
+        server.start()
+    assert await insist(lambda: hasty.turns("killed")) == made  # appendfsync always: what returned is on disk
     # Its scripts went with it: they are sent again.
-    assert await once_back(lambda: hasty.commit("killed", late, row(late), now=2.0)) == 3
+    assert await insist(lambda: hasty.commit("killed", late, row(late), now=2.0)) == 3
 
 
 async def test_nothing_there_is_unavailable_and_another_scheme_a_config_error() -> None:
@@ -108,6 +73,19 @@ async def test_nothing_there_is_unavailable_and_another_scheme_a_config_error() 
     await store.close()
     with pytest.raises(ConfigError):
         RedisStore("http://127.0.0.1:1/0")
+
+
+async def test_a_process_that_was_busy_while_it_connected_is_not_told_that_the_server_is_gone(
+    server: RedisServer,
+) -> None:
+    for steps in (1, 2, 3):
+        store = RedisStore(server.url, reply_timeout_s=60.0, call_timeout_s=120.0)
+        asked = asyncio.create_task(store.ping())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        time.sleep(1.2)  # noqa: ASYNC251  the event loop's own stall
+        await asked
+        await store.close()
 
 
 async def test_a_cancelled_call_harms_no_other(store: RedisStore) -> None:
@@ -124,9 +102,9 @@ async def test_a_cancelled_call_harms_no_other(store: RedisStore) -> None:
 
 
 async def test_two_replicas_number_their_turns_without_gaps_and_see_one_tail(
-    mortal: RedisServer, store: RedisStore
+    server: RedisServer, store: RedisStore
 ) -> None:
-    other = RedisStore(mortal.url)
+    other = RedisStore(server.url)
     await store.register(session("shared"))
     made = [turn(number, seed=3) for number in range(40)]
     numbers = await asyncio.gather(
@@ -139,19 +117,19 @@ async def test_two_replicas_number_their_turns_without_gaps_and_see_one_tail(
     await other.close()
 
 
-async def test_a_text_wrongly_believed_to_be_there_is_sent_after_all(mortal: RedisServer, store: RedisStore) -> None:
+async def test_a_text_wrongly_believed_to_be_there_is_sent_after_all(server: RedisServer, store: RedisStore) -> None:
     """The trial was flushed and made anew by another replica: this one still believes that its tools are stored."""
     await record(store, "renewed", 2)
-    with mortal.client() as client:
+    with server.client() as client:
         client.flushall()
     made = await record(store, "renewed", 2)
     assert await store.turns("renewed") == made
 
 
-async def test_a_commit_is_one_round_trip(mortal: RedisServer, store: RedisStore) -> None:
+async def test_a_commit_is_one_round_trip(server: RedisServer, store: RedisStore) -> None:
     await record(store, "counted", 2)
     one = turn(7)
-    with mortal.client() as client:
+    with server.client() as client:
         before = client.info("commandstats")
         await store.commit("counted", one, row(one), now=1.0)
         after = client.info("commandstats")
@@ -163,8 +141,8 @@ async def test_a_commit_is_one_round_trip(mortal: RedisServer, store: RedisStore
     assert sum(sent.values()) == sent["cmdstat_evalsha"] == 1
 
 
-async def test_reading_while_others_commit_gives_whole_turns(mortal: RedisServer, store: RedisStore) -> None:
-    other = RedisStore(mortal.url)
+async def test_reading_while_others_commit_gives_whole_turns(server: RedisServer, store: RedisStore) -> None:
+    other = RedisStore(server.url)
     await store.register(session("busy"))
     made = [turn(number, seed=4, text_bytes=50) for number in range(100)]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
 
 from proxy.contracts.errors import StoreUnavailable
 from proxy.store.keys import trial_keys
 from proxy.store.redis import RedisStore
+from tests.support.recording_contract import record
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisServer
-from tests.support.store_contract import record
 
 REFUSALS = {
     "full": ({"maxmemory": "1", "maxmemory-policy": "noeviction"}, {"maxmemory": "0"}),
@@ -19,29 +17,14 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(scope="module", params=["server", "cluster"])
-def refusing(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = RedisServer(cluster=request.param == "cluster")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-async def store(refusing: RedisServer) -> AsyncIterator[RedisStore]:
-    store = RedisStore(refusing.url)
-    await store.open()
-    yield store
-    await store.close()
-
-
 @pytest.mark.parametrize("how", REFUSALS)
 async def test_what_is_refused_is_unavailable_and_leaves_nothing(
-    refusing: RedisServer, store: RedisStore, how: str
+    server: RedisServer, store: RedisStore, how: str
 ) -> None:
     refuse, allow = REFUSALS[how]
     made = await record(store, how, 2)
     late, keys = turn(5), trial_keys(how)
-    with refusing.client() as client:
+    with server.client() as client:
         before = {key: client.dump(key) for key in keys}
         for name, value in refuse.items():
             client.config_set(name, value)
