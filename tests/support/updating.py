@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from proxy.client import Steno
 from proxy.contracts.errors import StenoError
 from proxy.contracts.policy import Update, UpdateSpec
+from tests.support.processes import until
 from tests.support.stack import Stack
 from tests.support.trained import logprobs_of
 
@@ -36,13 +37,6 @@ def publish(client: Steno, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 
         upload(client, update, folder, piece)
         update = client.update(update.update_id, wait_s=2)
     return update
-
-
-def until(true: Any, within_s: float = 300) -> None:
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def version_in_force(client: Steno) -> str | None:

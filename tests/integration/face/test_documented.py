@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from proxy.client import Steno
 from proxy.contracts.rest import Completion
 from tests.integration.face.conftest import ADMIN
 from tests.support.ports import free_port
+from tests.support.processes import process, until_it_answers
 from tests.support.stack import ROOT, Stack
 
 
@@ -48,27 +48,9 @@ def said(line: str, port: int, folder: Path, **environment: str) -> str:
 @contextlib.contextmanager
 def serving(line: str, port: int, log: Path, answers: Callable[[], Any]) -> Iterator[None]:
     """A line that serves, from when it answers."""
-    with log.open("wb") as out:
-        child = subprocess.Popen(
-            ["bash", "-c", "exec " + here(line, port)],
-            cwd=ROOT, env={**os.environ, "STENO_PORT": str(port)}, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    try:
-        until = time.monotonic() + 180
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if answers():
-                    break
-            assert child.poll() is None and time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+    with process(["bash", "-c", "exec " + here(line, port)], log, {"STENO_PORT": str(port)}) as child:
+        until_it_answers(child, log, answers)
         yield
-    finally:
-        child.terminate()
-        try:
-            child.wait(60)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> None:

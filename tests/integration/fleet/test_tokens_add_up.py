@@ -16,6 +16,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack, running
 from tests.support.tcprelay import TcpRelay
 from tests.support.tokens import tokens_add_up
+from tests.support.waiting import until
 
 AGENTS = 12
 MAX_TOKENS = 250
@@ -80,9 +81,3 @@ async def answer(client: httpx.AsyncClient, stack: Stack, number: int, begun: as
     except httpx.RemoteProtocolError:
         return "broken"
     return "done"
-
-
-async def until(true: object, within_s: float = 60) -> None:
-    async with asyncio.timeout(within_s):
-        while not true():  # type: ignore[operator]
-            await asyncio.sleep(0.05)

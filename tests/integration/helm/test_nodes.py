@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from tests.integration.helm.support import environment, only, pods, render
-from tests.integration.loop.product import RUN, Product, Trainer, product, rolling, thread, until
+from tests.integration.loop.product import RUN, Product, Trainer, product, rolling, thread
 from tests.support.ports import free_port
+from tests.support.processes import until
 from tests.support.stack import ROOT
 
 pytestmark = pytest.mark.loop

@@ -14,8 +14,9 @@ from inference_worker.main import Worker
 from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Generate, Started, StreamEvent
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 TRIALS = [f"trial-{number}" for number in range(8)]  # by their hashes, some begin at either worker
 

@@ -21,8 +21,9 @@ from proxy.contracts.frames import Generate
 from proxy.contracts.records import IndexRow, Turn
 from proxy.store.base import Asked
 from proxy.store.memory import MemoryStore
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 ADMIN = "an-admin-key-that-is-long-enough"
 DECLARED = types.Tool(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 
 def gated(text: str = "hello") -> tuple[asyncio.Event, ParrotEngine]:

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from proxy.store.redis import RedisStore
-from tests.integration.http.conftest import running, until
+from tests.integration.http.conftest import running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 ADMIN, NEXT = "the first admin key", "the next admin key"
 
@@ -28,7 +29,7 @@ async def test_without_redis_it_starts_is_not_ready_and_serves_once_redis_is_the
             assert agent.status_code == 503 and "retry-after" in agent.headers
             assert (await proxy.http.post("/sessions/t")).status_code == 503
             redis.start()
-            await until(lambda: proxy.app.state.services.keys.pending is None, timeout_s=30)
+            await until(lambda: proxy.app.state.services.keys.pending is None)
             assert (await proxy.http.get("/readyz")).status_code == 200
             assert (await proxy.http.post("/sessions/t")).status_code in (200, 201)
             agent = await proxy.http.post("/t/v1/chat/completions", json=asked, headers=key)

@@ -12,8 +12,9 @@ import pytest
 
 from proxy.contracts.errors import Conflict, Gone, NotFound
 from proxy.contracts.rest import Completion, GroupSpec, SessionSpec
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 ADMIN = "the-admins-key"
 

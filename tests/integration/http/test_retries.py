@@ -16,9 +16,10 @@ import pytest
 from proxy.contracts.errors import EngineFailed
 from proxy.store.memory import MemoryStore
 from proxy.store.redis import RedisStore
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 AGAIN = {"x-stainless-retry-count": "1"}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0.5}
@@ -351,7 +352,7 @@ async def test_a_client_that_reads_no_more_and_asks_again_gets_a_new_attempt() -
             deaf.connect(("127.0.0.1", proxy.port))
             deaf.sendall(head.encode() + payload)
             turns = proxy.app.state.turns
-            await until(lambda: any(request._telling for request in turns._running), 30)
+            await until(lambda: any(request._telling for request in turns._running))
             assert text(await read(proxy, AGAIN)) == "yes"
             one, two = await proxy.turns("t")
             assert (one.partial, one.superseded_by, two.partial) == (True, two.turn_id, False)

@@ -13,10 +13,11 @@ import pytest
 
 from proxy.contracts.errors import EngineFailed
 from proxy.store.redis import RedisStore
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.test_retries import AGAIN, ask, leave_after, read, samples, text
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 
 @contextlib.asynccontextmanager

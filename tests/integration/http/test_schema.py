@@ -32,7 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 # An event stream ends with its session, and a response that never ends is nothing that a schema can check.
 @schema.exclude(path="/sessions/{trial_id}/events").parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_no_request_is_a_server_error(case: schemathesis.Case, url: str) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("wait_s"), int | float):
         case.body["wait_s"] = (

@@ -12,8 +12,9 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 MESSAGES: list[Any] = [{"role": "user", "content": "x"}]
 RETRIES = 5
@@ -109,9 +110,9 @@ async def test_a_place_among_the_streams_is_waited_for(ask: Callable[[Proxy], Aw
     async with running(engine, trial_streams=1) as proxy:
         statuses = counted(proxy)
         first = asyncio.create_task(proxy.chat("t", "first"))
-        await until(lambda: engine.requests, 30)
+        await until(lambda: engine.requests)
         second = asyncio.create_task(ask(proxy))
-        await until(lambda: 429 in statuses, 30)
+        await until(lambda: 429 in statuses)
         gate.set()
         assert (await first).status_code == 200 and await second
         assert len(await proxy.turns("t", at_least=2)) == 2

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.http.conftest import running, until
+from tests.integration.http.conftest import running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 USER = {"role": "user", "content": "x"}
 GEMINI = {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.processes import until
 from tests.support.stack import ROOT, Stack, running
 
 WORDS = " ".join(f"word{number}" for number in range(60))
@@ -60,7 +60,7 @@ class Keys:
         self.write(name, *keys)
         said = self.log().count("new keys:")
         self.stack.proxy.send_signal(signal.SIGHUP)
-        wait_for(lambda: self.log().count("new keys:") > said)
+        until(lambda: self.log().count("new keys:") > said)
 
     def log(self) -> str:
         return (self.stack.folder / "proxy.log").read_text()
@@ -74,13 +74,6 @@ class Keys:
 
     def models(self, trial_id: str, key: str) -> int:
         return self.ask("GET", f"/{trial_id}/v1/models", key).status_code
-
-
-def wait_for(true: Callable[[], Any], timeout_s: float = 120) -> None:
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -104,7 +97,7 @@ def keys(tmp_path: Path) -> Iterator[Keys]:
                 name=f"worker-{name}",
             )
         found = Keys(folder, stack)
-        wait_for(lambda: len(found.ask("GET", "/workers").json()["items"]) == 2)
+        until(lambda: len(found.ask("GET", "/workers").json()["items"]) == 2)
         yield found
 
 
@@ -169,10 +162,10 @@ def test_every_key_is_rotated_under_streams_that_run(keys: Keys) -> None:
 
 def test_a_changed_file_needs_no_signal_and_a_worker_with_a_new_key_comes_in(keys: Keys) -> None:
     keys.write("worker_key", "worker-b")
-    wait_for(lambda: [worker["id"] for worker in keys.ask("GET", "/workers").json()["items"]] == ["b"])
+    until(lambda: [worker["id"] for worker in keys.ask("GET", "/workers").json()["items"]] == ["b"])
     assert keys.stack.workers[0].wait(120) == 2
     (keys.folder / "worker_key").unlink()
-    wait_for(lambda: "keys stay what they were" in keys.log())
+    until(lambda: "keys stay what they were" in keys.log())
     assert len(keys.ask("GET", "/workers").json()["items"]) == 1
     assert keys.stack.proxy.poll() is None
 

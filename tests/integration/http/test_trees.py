@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 Message = dict[str, Any]
 BASH = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]

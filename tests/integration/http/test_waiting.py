@@ -15,8 +15,9 @@ from inference_worker.main import Worker
 from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.frames import Generate
 from proxy.contracts.rest import Completion
-from tests.integration.http.conftest import Proxy, running, until
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 AT_ONCE = 2  # of a worker that runs one: the next is at hand
 

@@ -7,13 +7,11 @@ has them. What is changed: `service:port` becomes `127.0.0.1:port`, and paths in
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import yaml
 
 from tests.integration.image.test_image import started
 from tests.support.ports import free_port
+from tests.support.processes import process, until
 from tests.support.stack import ROOT
 
 FOLDER = ROOT / "deploy/compose"
@@ -60,9 +59,9 @@ def playing(container: str, folder: Path) -> Iterator[Played]:
     played = Played(folder)
     with contextlib.ExitStack() as stack:
         redis = [*COMPOSE["services"]["redis"]["command"], "--bind", "127.0.0.1", "--dir", str(folder)]
-        stack.enter_context(_process(folder, "redis", [*redis, "--port", str(played.ports["redis"])]))
+        stack.enter_context(_service(folder, "redis", [*redis, "--port", str(played.ports["redis"])]))
         ping = ["redis-cli", "-p", str(played.ports["redis"]), "ping"]
-        _until("Redis", lambda: subprocess.run(ping, capture_output=True).returncode == 0)
+        until(lambda: subprocess.run(ping, capture_output=True).returncode == 0, "Redis does not answer")
         environment = played.environment("proxy")
         stack.enter_context(started(container, folder / "proxy.log", played.ports["proxy"], environment))
         worker = {
@@ -71,10 +70,16 @@ def playing(container: str, folder: Path) -> Iterator[Played]:
             "STENO_WORKER_METRICS_HOST": "127.0.0.1",
             "STENO_WORKER_METRICS_PORT": str(played.ports["worker"]),
         }
-        stack.enter_context(_process(folder, "worker", [sys.executable, "-m", "steno", "worker"], worker))
-        _until("the worker", lambda: httpx.get(played.url("proxy") + "/readyz", timeout=10).json()["models"])
-        stack.enter_context(_process(folder, "prometheus", _prometheus(played)))
-        _until("Prometheus", lambda: httpx.get(played.url("prometheus") + "/-/ready", timeout=10).status_code == 200)
+        stack.enter_context(_service(folder, "worker", [sys.executable, "-m", "steno", "worker"], worker))
+        until(
+            lambda: httpx.get(played.url("proxy") + "/readyz", timeout=10).json()["models"],
+            "the worker does not answer",
+        )
+        stack.enter_context(_service(folder, "prometheus", _prometheus(played)))
+        until(
+            lambda: httpx.get(played.url("prometheus") + "/-/ready", timeout=10).status_code == 200,
+            "Prometheus does not answer",
+        )
         yield played
 
 
@@ -96,38 +101,13 @@ def _prometheus(played: Played) -> list[str]:
 
 
 @contextlib.contextmanager
-def _process(
-    folder: Path, name: str, command: Sequence[str], environment: dict[str, str] | None = None
+def _service(
+    folder: Path, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    with (folder / f"{name}.log").open("wb") as out:
-        child = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-        )
-    try:
+    log = folder / f"{name}.log"
+    with process(command, log, environment) as child:
         yield
-        assert child.poll() is None, f"{name} ended\n{(folder / f'{name}.log').read_text()[-4000:]}"
-    finally:
-        child.terminate()
-        try:
-            child.wait(60)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-def _until(name: str, answers: Callable[[], Any], timeout_s: float = 180) -> None:
-    until = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if answers():
-                return
-        assert time.monotonic() < until, f"{name} does not answer"
-        time.sleep(0.2)
+        assert child.poll() is None, f"{name} ended\n{log.read_text()[-4000:]}"
 
 
 def asked(url: str, path: str, **query: str) -> Any:

@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.support.ports import free_port
+from tests.support.processes import process, until_it_answers
 from tests.support.stack import ROOT
 
 pytestmark = pytest.mark.image
@@ -39,23 +40,12 @@ def started(
     """`docker run`: the image's own command."""
     config = json.loads(buildah("inspect", container))["OCIv1"]["config"]
     given = [f"--env={name}={value}" for name, value in {**(environment or {}), "STENO_PORT": port}.items()]
-    with log.open("ab") as out:
-        child = subprocess.Popen(
-            ["buildah", "run", *given, container, "--", *config["Entrypoint"], *config["Cmd"]],
-            env=ENV, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    try:
-        until = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2).status_code == 200:
-                    break
-            assert child.poll() is None and time.monotonic() < until, log.read_text()
-            time.sleep(0.2)
+    command = ["buildah", "run", *given, container, "--", *config["Entrypoint"], *config["Cmd"]]
+    with process(command, log, ENV) as child:
+        until_it_answers(
+            child, log, lambda: httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).status_code == 200
+        )
         yield child
-    finally:
-        child.terminate()
-        child.wait(30)
 
 
 def check_health(container: str, **environment: object) -> None:

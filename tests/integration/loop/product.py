@@ -27,6 +27,7 @@ from proxy.client import AsyncSteno, Steno
 from proxy.contracts.leases import LeaseRequest, RunView
 from proxy.contracts.records import SamplingPolicy
 from steno.models import TINY
+from tests.support.processes import until
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT, Stack, _spawn, running
 from trainer_bridge.ledger import Ledger
@@ -43,15 +44,6 @@ RUN = "r"
 GROUP_SIZE, GROUPS_PER_STEP = 2, 2
 LAW = SamplingPolicy(force={"temperature": 1.0, "top_p": 1.0})
 WORKER = ("--engine", "transformers", "--model", str(TINY), "--worker-id", "w0")
-
-
-def until(condition: Callable[[], Any], what: str, within_s: float = SLOW_S) -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-    return found
 
 
 @dataclass

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from proxy.contracts.leases import RunView
-from tests.integration.loop.product import Product, Trainer, rolling, thread, until
+from tests.integration.loop.product import Product, Trainer, rolling, thread
+from tests.support.processes import until
 from trainer_bridge.ledger import Reason
 
 pytestmark = pytest.mark.loop

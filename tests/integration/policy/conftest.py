@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -19,6 +19,7 @@ from proxy.store.base import SessionStore
 from proxy.store.memory import MemoryStore
 from tests.support.server import serve
 from tests.support.update_peer import UpdatePeer
+from tests.support.waiting import until
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Any]:
@@ -88,12 +89,6 @@ async def publish(fleet: Fleet, spec: UpdateSpec, *, piece: int = 64 * 1024) -> 
                     break
             update = await fleet.steno.update(update.update_id, wait_s=5)
     return update
-
-
-async def until(true: Callable[[], Any], within_s: float = 20.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -12,10 +12,11 @@ from proxy.client import Steno
 from proxy.contracts.errors import Conflict
 from proxy.contracts.frames import Prepare
 from proxy.store.redis import RedisStore
-from tests.integration.policy.conftest import publish, running, shards_of, until
-from tests.support import shards, stack, updating
+from tests.integration.policy.conftest import publish, running, shards_of
+from tests.support import processes, shards, stack, updating
 from tests.support.policy_contract import spec
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_a_replica_killed_in_a_stream_is_gone_on_from_at_another(redis: RedisSer
         b.wait_for_model()
         with Steno(a.url) as first, Steno(b.url) as second:
             update = first.post_update(asked)
-            updating.until(lambda: first.update(update.update_id).wants)
+            processes.until(lambda: first.update(update.update_id).wants)
             updating.upload(first, first.update(update.update_id), tmp_path / "copy", 1_000_000)
             a.proxy.kill()
             a.proxy.wait()

@@ -11,9 +11,10 @@ import pytest
 from proxy.contracts.errors import BadRequest, Conflict, NotFound
 from proxy.contracts.policy import Want
 from proxy.policies import upload
-from tests.integration.policy.conftest import Fleet, publish, running, shards_of, until
+from tests.integration.policy.conftest import Fleet, publish, running, shards_of
 from tests.support.policy_contract import spec
 from tests.support.update_peer import UpdatePeer
+from tests.support.waiting import until
 
 MIB = 1 << 20
 STREAM = {"transport": "stream", "location": ""}

@@ -9,8 +9,9 @@ import pytest
 from proxy.contracts.errors import BadRequest, Conflict, NotFound
 from proxy.contracts.frames import Abandon, Apply, Prepare, Progress
 from proxy.contracts.policy import Probe
-from tests.integration.policy.conftest import Fleet, until
+from tests.integration.policy.conftest import Fleet
 from tests.support.policy_contract import spec
+from tests.support.waiting import until
 
 
 async def test_every_worker_is_told_to_load_once_all_are_ready(fleet: Fleet) -> None:

@@ -22,6 +22,7 @@ from proxy.hub import Hub, RelaySettings, Stream
 from proxy.placing import Order
 from tests.support.counting import CountingEngine, job
 from tests.support.server import serve
+from tests.support.waiting import until
 
 KEY = "the workers' key"
 _turns = itertools.count(1)
@@ -104,10 +105,3 @@ async def drain(stream: Stream, events: list[StreamEvent] | None = None) -> list
         taken += await stream.next()
         if stream.ended and type(taken[-1]).__name__ == "Finish":
             return taken
-
-
-async def until(condition: Any, within_s: float = 10.0) -> None:
-    """Wait for a condition of the real world: polled, since nothing announces it."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)

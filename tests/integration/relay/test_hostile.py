@@ -18,8 +18,9 @@ from proxy.contracts.channel import encode_alone, encode_packet
 from proxy.contracts.errors import WorkerLost
 from proxy.contracts.frames import Delta, Failed, Finish, Goodbye, Hello, ModelCard, Started
 from proxy.contracts.packets import PacketToWorker
-from tests.integration.relay.conftest import KEY, Relay, drain, relay, until
+from tests.integration.relay.conftest import KEY, Relay, drain, relay
 from tests.support.counting import CountingEngine, ids_of
+from tests.support.waiting import until
 
 
 def hello(name: str = "rogue", **fields: Any) -> Hello:
@@ -136,7 +137,7 @@ async def test_any_bytes_at_the_endpoint_leave_an_honest_workers_stream_whole() 
 
 
 def _throw_bytes(running: Relay, loop: asyncio.AbstractEventLoop) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(st.booleans(), st.lists(st.binary(max_size=300), min_size=1, max_size=4))
     def throw(greet_first: bool, messages: list[bytes]) -> None:
         async def once() -> None:

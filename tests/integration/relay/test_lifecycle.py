@@ -14,9 +14,10 @@ from inference_worker.config import WorkerSettings
 from inference_worker.main import run
 from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.errors import EngineFailed, NoWorker, WorkerLost
-from tests.integration.relay.conftest import KEY, drain, relay, until
+from tests.integration.relay.conftest import KEY, drain, relay
 from tests.support.counting import CountingEngine, ids_of
 from tests.support.tcprelay import TcpRelay
+from tests.support.waiting import until
 
 
 async def test_a_worker_told_to_stop_takes_no_new_turns_and_finishes_what_it_has() -> None:

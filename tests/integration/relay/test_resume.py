@@ -11,9 +11,10 @@ from websockets.exceptions import ConnectionClosedError
 
 from inference_worker import client
 from proxy.contracts.errors import NoWorker, WorkerLost
-from tests.integration.relay.conftest import drain, relay, until
+from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of
 from tests.support.tcprelay import TcpRelay
+from tests.support.waiting import until
 
 
 async def test_a_cut_socket_loses_no_token_and_doubles_none() -> None:

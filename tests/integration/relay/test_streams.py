@@ -20,8 +20,9 @@ from proxy.contracts.errors import (
 from proxy.contracts.frames import Finish, Generate, Started
 from proxy.links import MAX_COUNTS
 from proxy.placing import Order
-from tests.integration.relay.conftest import drain, relay, until
+from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of, job
+from tests.support.waiting import until
 
 
 async def test_a_stream_arrives_whole_and_in_order() -> None:

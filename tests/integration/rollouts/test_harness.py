@@ -17,6 +17,7 @@ from proxy.contracts.records import Session
 from proxy.contracts.rest import Completion, GroupSpec
 from tests.integration.rollouts.conftest import ADMIN
 from tests.support.stack import Stack
+from tests.support.waiting import until
 from trainer_bridge.rollouts import runner
 from trainer_bridge.rollouts.build import Prepared
 from trainer_bridge.rollouts.config import RolloutSettings
@@ -84,12 +85,6 @@ async def rolled(found: Prepared, stand: Stand, count: int = 1, **more: Any) -> 
 
 def _name(found: Prepared) -> str:
     return group_id(found.run_id, found.tasks[0].task_id, "epoch-0")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_so_many_trials_run_at_a_time_and_no_more(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.integration.trainer.materials import SLOW_S, end, random_model, run_ranks, start_ranks
+from tests.support.processes import until
 from trainer_bridge.weights.copies import Copy
 
 BATCHES = [{"seed": seed} for seed in (1, 2, 3, 4)]
@@ -29,20 +28,13 @@ def job(folder: Path, model: Path, **more: Any) -> dict[str, Any]:
     return {"settings": settings | more.pop("settings", {}), "batches": BATCHES, **more}
 
 
-def wait_for(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SLOW_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def kill_after_a_checkpoint(folder: Path, job: dict[str, Any]) -> None:
     """Let two ranks take steps until there is a checkpoint, and one step or more after it; then SIGKILL them."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(job | {"forever": True}))
     process = start_ranks(2, "tests.integration.trainer.rank", str(folder))
     try:
-        wait_for(lambda: (folder / "saved").exists() or process.poll() is not None)
+        until(lambda: (folder / "saved").exists() or process.poll() is not None)
         assert process.poll() is None, process.stdout and process.stdout.read()
     finally:
         end(process)
@@ -101,7 +93,7 @@ def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, model, save_after=[1], forever=True)))
     process = start_ranks(2, "tests.integration.trainer.rank", str(tmp_path))
     try:
-        wait_for(lambda: (tmp_path / "saved").exists() or process.poll() is not None)
+        until(lambda: (tmp_path / "saved").exists() or process.poll() is not None)
         ranks = psutil.Process(process.pid).children()
         assert len(ranks) == 2
         process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
@@ -21,12 +20,12 @@ from inference_worker.engines.litellm_vllm_format import ServerFormat
 from inference_worker.engines.litellm_vllm_http import VllmServer
 from steno.models import TINY
 from tests.support.ports import free_port
+from tests.support.processes import process, until_it_answers
 from tests.support.stack import ROOT, Stack, running
 
 pytestmark = pytest.mark.vllm
 
 KEY = "sk-of-the-vllm-server"
-START_S = 240.0
 TOOL = {
     "type": "function",
     "function": {"name": "read_note", "parameters": {"type": "object", "properties": {"path": {}}}},
@@ -44,24 +43,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--reasoning-parser", "qwen3", "--enable-prompt-tokens-details",
     ]  # fmt: skip
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=log.parent, env={**os.environ, **settings})
-    try:
-        deadline = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
-                    break
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(0.5)
+    with process(command, log, settings, cwd=log.parent) as child:
+        health = f"http://127.0.0.1:{port}/health"
+        until_it_answers(child, log, lambda: httpx.get(health, timeout=5).status_code == 200)
         yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,11 @@ from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed
 from tests.integration.vllm.drawing import TOOLS, ask, draw
 from tests.integration.vllm.model import CONTEXT_TOKENS
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 LONG = Sampling(max_tokens=1500, ignore_eos=True)
-
-
-async def until(true, timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
 
 
 async def test_the_card_says_what_is_served(tokens):
@@ -134,7 +128,7 @@ async def test_an_engine_that_dies_fails_its_requests_and_says_so(engine_args):
     try:
         mine = [process for process in psutil.Process().children(recursive=True) if process not in before]
         running = [asyncio.create_task(draw(tokens, ask(tokens, "nice"), LONG)) for _ in range(3)]
-        await until(lambda: tokens.load()[0] == 3, timeout_s=60)
+        await until(lambda: tokens.load()[0] == 3)
         assert tokens.healthy and not reasons
         for process in mine:
             process.kill()

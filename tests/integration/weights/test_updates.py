@@ -9,7 +9,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from proxy.client import AsyncSteno
 from steno.models import TINY
+from tests.support.processes import until
 from tests.support.stack import Stack, _spawn, running
 from tests.unit.trainer.weights.models import qwen
 from trainer_bridge.errors import PushFailed
@@ -63,15 +63,6 @@ def publisher(stack: Stack, how: Transport, **options: Any) -> Publisher:
 
 def sources(model: PreTrainedModel) -> tuple[ModelWeights, Any]:
     return ModelWeights(model, bucket_bytes=300_000), make_probe(model, probe_ids(model.config.vocab_size))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it never came to this")
 
 
 def versions(stack: Stack) -> dict[str, list[str]]:

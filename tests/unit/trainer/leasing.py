@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxy.contracts.errors import StenoError
 from proxy.contracts.leases import Lease, LeaseRequest
@@ -88,9 +87,3 @@ def sample(trial_id: str, sampled: int = 4) -> Sample:
         sampling_logprobs=bytes(4 * sampled), spans=[TokenSpan(version="a/1", start=0, end=sampled)],
         completions=[SampledRange(start=0, end=sampled)],
     )  # fmt: skip
-
-
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -9,7 +9,8 @@ import pytest
 
 from proxy.contracts.errors import Conflict, Forbidden, Gone, Unreachable
 from proxy.contracts.records import Timings, TokenSpan, Turn
-from tests.unit.trainer.leasing import FakeProxy, lease, until
+from tests.support.waiting import until
+from tests.unit.trainer.leasing import FakeProxy, lease
 from trainer_bridge import feed as feed_module
 from trainer_bridge.feed import Feed
 from trainer_bridge.ledger import Reason

@@ -15,7 +15,8 @@ import pytest
 
 from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Group
-from tests.unit.trainer.leasing import FakeProxy, until
+from tests.support.waiting import until
+from tests.unit.trainer.leasing import FakeProxy
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 from trainer_bridge.assemble import says_something
 from trainer_bridge.errors import PushFailed

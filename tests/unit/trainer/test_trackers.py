@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from proxy.contracts.errors import ConfigError
-from tests.unit.trainer.leasing import until
+from tests.support.waiting import until
 from trainer_bridge.ledger import Account, Ledger, Reason
 from trainer_bridge.loss import MAXIMA, MEANS
 from trainer_bridge.measures import BY_NAME, MEASURES

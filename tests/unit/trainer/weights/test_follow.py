@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from proxy.contracts.errors import Conflict, Unreachable
 from proxy.contracts.policy import UpdateSpec, Want, WorkerUpdate
+from tests.support.waiting import until
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
 from trainer_bridge.errors import PushFailed
@@ -58,13 +59,6 @@ async def following(what: Publication, proxies: Sequence[FakeProxy]) -> AsyncIte
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Reading a file takes a thread, so this waits in real time, and fails after a minute."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def whole(what: Publication) -> dict[str, bytes]:
@@ -196,14 +190,20 @@ async def test_all_bytes_are_uploaded_as_workers_want_them(streamed: Publication
 
 async def test_an_upload_goes_on_where_it_was_cut(streamed: Publication) -> None:
     proxy = FakeProxy()
-    proxy.take = lambda name, offset: 1000
+
+    def cut(name: str, offset: int) -> int:
+        proxy.faults = [Unreachable("the connection was cut")] * 3
+        proxy.take = lambda name, offset: 7000
+        return 1000
+
+    proxy.take = cut
     async with following(streamed, [proxy]):
         await until(lambda: len(proxy.calls) == 2)
         proxy.ask_for_everything("u-run/7")
-        await until(lambda: len(proxy.received) == 1)
-        proxy.faults = [Unreachable("the connection was cut")] * 3
-        proxy.take = lambda name, offset: 7000
         await until(lambda: proxy.received == whole(streamed))
+    assert not proxy.faults and any(call.endswith(" 1000") for call in proxy.calls), (
+        "it was cut, and gone on from there"
+    )
 
 
 async def test_a_late_worker_gets_all_after_the_update_has_settled(streamed: Publication) -> None:
