@@ -1,18 +1,22 @@
-"""How a request ends while others wait for it, and what must be left of it: nothing."""
+"""A turn that others end or wait for: its client leaves, its session is completed, the proxy stops, a retry comes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy import metrics, request
 from proxy.contracts.errors import EngineFailed, NoWorker
 from proxy.contracts.frames import Generate, StreamEvent
+from proxy.contracts.records import IndexRow, Turn, bytes_to_ids
+from proxy.store.base import Asked
 from proxy.store.memory import MemoryStore
-from tests.integration.http.conftest import running
+from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
 
@@ -20,7 +24,138 @@ CHAT = "/t/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
+async def test_a_client_that_leaves_cancels_the_generation_and_its_partial_turn_is_kept() -> None:
+    gate = asyncio.Event()
+    async with running(ParrotEngine(lambda request: Say("abc", gates={2: gate}))) as proxy:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with proxy.http.stream("POST", "/t/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if '"b"' in line:
+                    break
+        await until(lambda: proxy.engine.cancelled)
+        [turn] = await proxy.turns("t", 1)
+        assert (turn.partial, turn.finish_reason, turn.delivered) == (True, "cancelled", 2)
+        assert bytes_to_ids(turn.completion_ids).tolist() == [97, 98]
+        assert turn.error is not None and turn.error.startswith("client_left")
+
+
+async def test_a_client_that_leaves_an_unstreamed_request_cancels_it_too() -> None:
+    gate = asyncio.Event()
+    async with running(ParrotEngine(lambda request: Say("abc", gates={2: gate}))) as proxy:
+        with pytest.raises(httpx.ReadTimeout):
+            await proxy.http.post(
+                "/t/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3
+            )
+        await until(lambda: proxy.engine.cancelled)
+
+
+async def test_completing_a_session_cancels_its_turns_keeps_them_and_refuses_later_calls() -> None:
+    gate = asyncio.Event()
+    async with running(ParrotEngine(lambda request: Say("abc", gates={2: gate}))) as proxy:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with proxy.http.stream("POST", "/t/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            async for line in lines:
+                if '"b"' in line:
+                    break
+            done = await proxy.http.post("/sessions/t/complete", json={"reward": 0.5})
+            assert done.status_code == 200 and done.json()["counts"]["turns"] == 1
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in lines:
+                    pass
+        [turn] = await proxy.turns("t")
+        assert (turn.partial, turn.finish_reason, turn.completion_tokens) == (True, "cancelled", 2)
+        refused = await proxy.chat("t", "more")
+        assert refused.status_code == 410 and refused.json()["error"]["code"] == "session_closed"
+        assert (await proxy.http.post("/sessions/t/complete", json={"reward": 0.5})).status_code == 200
+        assert (await proxy.http.post("/sessions/t/complete", json={"reward": 0.6})).status_code == 409
+
+
 class SlowStore(MemoryStore):
+    """A store whose commits wait for the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committing = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+        self.committing.set()
+        await self.go.wait()
+        return await super().commit(trial_id, turn, row, now=now, asked=asked)
+
+
+async def test_the_finish_reason_waits_for_the_commit() -> None:
+    """I3: all text may have left, nothing that ends the answer has."""
+    store = SlowStore()
+    async with running(store=store) as proxy:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with proxy.http.stream("POST", "/t/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            seen = []
+            async for line in lines:
+                seen.append(line)
+                if '"o"' in line:
+                    break
+            await store.committing.wait()
+            assert await proxy.turns("t") == [] and 'finish_reason":"stop' not in "".join(seen)
+            store.go.set()
+            rest = [line async for line in lines if line]
+        assert json.loads(rest[0][6:])["choices"][0]["finish_reason"] == "stop" and rest[-1] == "data: [DONE]"
+
+
+async def test_a_client_that_leaves_during_the_commit_does_not_undo_it() -> None:
+    store = SlowStore()
+    async with running(store=store) as proxy:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with proxy.http.stream("POST", "/t/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if '"o"' in line:
+                    break
+            await store.committing.wait()
+        await asyncio.sleep(0.05)
+        store.go.set()
+        [turn] = await proxy.turns("t", 1)
+        assert (turn.partial, turn.finish_reason) == (False, "stop")
+
+
+async def test_a_proxy_told_to_stop_lets_streams_finish_and_takes_no_more(proxy: Proxy) -> None:
+    gate = asyncio.Event()
+    proxy.engine.script = lambda request: Say("ab", gates={1: gate})
+    running_chat = asyncio.create_task(proxy.chat("t", "x"))
+    await until(lambda: proxy.engine.requests)
+    draining = asyncio.create_task(proxy.app.state.turns.drain(5))
+    await asyncio.sleep(0.02)
+    assert (await proxy.chat("t", "y")).status_code == 503
+    gate.set()
+    assert (await running_chat).status_code == 200
+    await draining
+
+
+async def test_a_proxy_told_to_stop_keeps_what_does_not_finish_in_time(proxy: Proxy) -> None:
+    proxy.engine.script = lambda request: Say("ab", gates={1: asyncio.Event()})
+    running_chat = asyncio.create_task(proxy.chat("t", "x"))
+    await until(lambda: proxy.engine.requests)
+    await proxy.app.state.turns.drain(0.05)
+    assert (await running_chat).status_code == 503
+    [turn] = await proxy.turns("t")
+    assert turn.partial and turn.completion_tokens == 1
+
+
+async def test_an_answer_in_one_piece_whose_client_left_was_not_delivered() -> None:
+    store = SlowStore()
+    async with running(store=store) as proxy:
+        with pytest.raises(httpx.ReadTimeout):
+            await proxy.http.post(
+                "/t/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3
+            )
+        store.go.set()
+        async with asyncio.timeout(10):
+            while [turn.delivered for turn in await proxy.turns("t", 1)] != [0]:
+                await asyncio.sleep(0.005)
+
+
+class SlowToRefuse(MemoryStore):
     """Notes a refusal when it is told to."""
 
     def __init__(self) -> None:
@@ -46,7 +181,7 @@ class Silent(ParrotEngine):
 
 
 async def test_a_retry_does_not_join_what_has_failed_and_is_about_to_end() -> None:
-    says, store = [Say(refuse=EngineFailed("the engine has died")), Say("hello")], SlowStore()
+    says, store = [Say(refuse=EngineFailed("the engine has died")), Say("hello")], SlowToRefuse()
     async with running(ParrotEngine(lambda _: says.pop(0)), store=store) as proxy:
         first = asyncio.create_task(proxy.http.post(CHAT, json=BODY))
         await until(lambda: store.refusing)
@@ -60,7 +195,7 @@ async def test_a_retry_does_not_join_what_has_failed_and_is_about_to_end() -> No
 
 async def test_whose_client_left_is_forgotten_however_long_the_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "ABORT_S", 0.05)
-    store = SlowStore()
+    store = SlowToRefuse()
     async with running(Silent(), store=store) as proxy:
         turns = proxy.app.state.turns
         recording = await turns.recorder.enter("t")
