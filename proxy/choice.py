@@ -17,6 +17,7 @@ import msgspec
 
 from proxy import metrics
 from proxy.contracts.errors import Gone, StenoError
+from proxy.contracts.frames import Delta
 from proxy.contracts.records import IndexRow, Turn, tokenizer_key
 from proxy.dialects.base import Choice
 from proxy.placing import Order
@@ -111,6 +112,18 @@ class OpenChoice:
         if not self.plan.settled:
             self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, settled=True)
         await self._recorder.commit(self._recording, turn, row, self.facts.request)
+
+    def cut_off(self, reason: str) -> None:
+        """Nothing more is wanted of its worker. What had arrived is of the turn all the same (I4), though nobody is told; what
+        arrived before anybody had looked came too late."""
+        self.stream.cancel(reason)
+        for event in self.stream.leftover():
+            if type(event) is not Delta:
+                continue
+            if self.transcript.started is not None:
+                self.transcript.take(event)
+            else:
+                metrics.LATE_TOKENS.inc(len(event.ids) >> 2)
 
     async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
         """Commit, to the end even if this task is cancelled meanwhile: half a commit is none. Nothing is recorded of what failed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from proxy import metrics
@@ -294,7 +294,13 @@ class Request:
         """Stream one completion and commit it."""
         try:
             while choice.transcript.finish is None:
-                await self._take(choice, await self._events(choice))
+                events = await self._events(choice)
+                untaken = iter(events)
+                try:
+                    await self._take(choice, untaken)
+                except BaseException:
+                    choice.stream.put_back(list(untaken))
+                    raise
             reason = choice.transcript.finish.reason
             if reason in ("cancelled", "error"):
                 raise self._aborted or EngineFailed(f"the worker ended the turn: {reason}")
@@ -302,11 +308,11 @@ class Request:
                 raise self._aborted
         except asyncio.CancelledError:
             error = self._aborted or Stopping("the proxy stopped")
-            choice.stream.cancel(error.code)
+            choice.cut_off(error.code)
             await choice.committed(error)
             raise
         except StenoError as error:
-            choice.stream.cancel(error.code)
+            choice.cut_off(error.code)
             await choice.committed(error)
             raise
         await choice.committed(None, in_one_piece=self._has_whole())
@@ -328,7 +334,7 @@ class Request:
                 if self._aborted is not None:
                     choice.stream.cancel(self._aborted.code)
 
-    async def _take(self, choice: OpenChoice, events: list) -> None:  # type: ignore[type-arg]
+    async def _take(self, choice: OpenChoice, events: Iterator[StreamEvent]) -> None:
         """What has arrived together leaves together."""
         transcript, facts = choice.transcript, choice.facts
         out: list[bytes] = []

@@ -89,6 +89,15 @@ class Stream:
                 self._owed = 0
         return events
 
+    def put_back(self, events: list[StreamEvent]) -> None:
+        """The last of what `next` gave, which nobody has looked at: they come first again."""
+        self._events[:0] = events
+
+    def leftover(self) -> list[StreamEvent]:
+        """After `cancel`, what had arrived and was not taken. The consumer is done."""
+        events, self._events = self._events, []
+        return events
+
     def cancel(self, reason: str) -> None:
         """Stop the generation; later frames are dropped. Idempotent. `next` then ends with `Finish(cancelled)`."""
         if self.ended:

@@ -113,7 +113,7 @@ class Turns:
                     request.choices.append(await self._open(request, index, facts))
         except BaseException as error:
             for choice in request.choices:
-                choice.stream.cancel("a sibling could not be started")
+                choice.cut_off("a sibling could not be started")
             if isinstance(error, StenoError):
                 await self._refused(recording, key, queued, again=request.again)
             raise

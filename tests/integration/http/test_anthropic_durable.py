@@ -23,6 +23,7 @@ from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.stack import ROOT
 from tests.support.stack import running as stack_running
+from tests.support.waiting import until
 
 ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
 TEXT = {"role": "assistant", "content": [{"type": "text", "text": "ab"}]}
@@ -109,6 +110,28 @@ async def test_a_store_that_fails_keeps_the_block_open() -> None:
         [turn] = await proxy.turns("t")
         assert (turn.partial, turn.finish_reason, turn.error) == (True, "error", "store_unavailable: the store is away")
         assert proxy.engine.cancelled == [turn.turn_id]
+
+
+async def test_what_had_arrived_when_the_store_failed_is_on_record_as_well() -> None:
+    """I4: the proxy has tokens in hand that nobody has been told of when the turn breaks."""
+    arrived: list[int] = []
+
+    class Failing(MemoryStore):
+        async def commit(
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+        ) -> int:
+            if turn.finish_reason == OPEN:
+                await until(lambda: proxy.app.state.hub.counts.tokens == LAST + 1)
+                arrived.append(turn.completion_tokens)
+                raise StoreUnavailable("the store is away")
+            return await super().commit(trial_id, turn, row, now=now, asked=asked)
+
+    async with running(ParrotEngine(says), store=Failing()) as proxy:
+        assert [event async for event in stream(proxy, "t", ASKED)][-1]["type"] == "error"
+        [turn] = await proxy.turns("t")
+        assert arrived == [FIRST_CALL + 1], "there was more in hand than the block that could not be saved"
+        assert (turn.partial, turn.completion_tokens) == (True, LAST + 1)
+        assert bytes_to_ids(turn.completion_ids).tolist() == [97, 98, 2, 2, 2]
 
 
 @pytest.mark.parametrize("fail_after", [SECOND_CALL, LAST])

@@ -1,4 +1,4 @@
-"""What becomes of the writes of a choice when nobody waits for them any more."""
+"""What becomes of the writes of a choice when nobody waits for them any more, and of tokens that nobody has looked at."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Gone
-from proxy.contracts.frames import Delta, Finish
+from proxy import metrics
+from proxy.contracts.canonical import Sampling
+from proxy.contracts.errors import EngineFailed, Gone
+from proxy.contracts.frames import Delta, Finish, Started
 from proxy.contracts.records import floats_to_bytes, ids_to_bytes
 from proxy.store.memory import MemoryStore
 from tests.support.choices import Said
@@ -62,6 +64,25 @@ async def test_a_write_goes_on_to_its_end_when_its_waiter_has_left() -> None:
     said = await spoken(store)
     assert await left(said, store, asyncio.create_task(said.choice.committed(None))) == []
     assert [turn.completion_tokens for turn in await store.turns("trial")] == [1]
+
+
+async def test_what_arrived_and_nobody_looked_at_is_of_a_turn_that_has_begun_else_late() -> None:
+    """I4."""
+    before = metrics.LATE_TOKENS._value.get()
+    for begun in (True, False):
+        said = await Said.begin()
+        started = Started(1, 0, ids_to_bytes([1]), 1, b"", Sampling())
+        said.choice.stream.deliver(started)
+        for token in (7, 8):
+            said.choice.stream.deliver(Delta(1, ids_to_bytes([token]), floats_to_bytes([-0.5]), "run/1", "x"))
+        if begun:
+            first, *untaken = await said.choice.stream.next()
+            said.choice.transcript.take(first)
+            said.choice.stream.put_back(untaken)
+        said.choice.cut_off("left")
+        turns = await said.turns(EngineFailed("gone"))
+        assert [(turn.partial, turn.completion_tokens) for turn in turns] == ([(True, 2)] if begun else [])
+    assert metrics.LATE_TOKENS._value.get() - before == 2
 
 
 async def spoken(store: Slow) -> Said:
