@@ -23,6 +23,9 @@ MOST_REFUSALS = 4096
 here is bounded."""
 MOST_RETRIES = 16
 """Per place; the oldest go first. SDKs try three times or so."""
+MOST_PLACES = 16384
+"""Of a trial of which retries are noted, about. Those of further ones are not: each is a sibling then, for all that other replicas
+know. A hostile agent marks everything as a retry; an honest one does not come near."""
 
 
 def place(asked: Asked, choice: int) -> bytes:
@@ -82,6 +85,8 @@ class AskedAgain:
                 del self._refused[key]
             if now - refused_at < REFUSED_S:
                 return True
+        if key + b"\0" not in self._retries and len(self._retries) + n > MOST_PLACES:
+            return False
         for choice in range(n):
             retries = self._retries.setdefault(key + bytes((choice,)), [])
             retries.append(_Retry(began, count))

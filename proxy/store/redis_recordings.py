@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import IndexRow, Turn
-from proxy.store.again import MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
+from proxy.store.again import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
 from proxy.store.base import Asked, Path, Tail
 from proxy.store.codec import (
     FIRST_MESSAGE,
@@ -136,6 +136,7 @@ class RedisRecordings:
 
     async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
         args = [key, repr(began), count, n, repr(now), REFUSED_S, MOST_RETRIES, int(RETRY_MEMORY_S * 1000)]
+        args.append(MOST_PLACES)
         keys = trial_keys(trial_id)
         outcome = await self._run("again", [keys.again, keys.session], args)
         if outcome < 0:

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import OPEN
-from proxy.store.again import MOST_REFUSALS, REFUSED_S
+from proxy.store.again import MOST_PLACES, MOST_REFUSALS, REFUSED_S
 from proxy.store.base import Asked, SessionStore
 from tests.support.recordings import row, session, turn
 
@@ -186,6 +186,22 @@ class RetryContract:
             await one.refused(1.0, key=i.to_bytes(16, "little"))
         keys = ((0).to_bytes(16, "little"), MOST_REFUSALS.to_bytes(16, "little"))
         assert [await one.again(2.0, key=key) for key in keys] == [True, False]
+
+    async def test_retries_of_further_requests_are_not_noted_when_there_are_very_many(
+        self, store: SessionStore
+    ) -> None:
+        one, most = await trial(store, "all-retries"), MOST_PLACES // 128
+        keys = [i.to_bytes(16, "little") for i in range(most + 1)]
+        for key in keys:
+            await one.again(2.0, key=key, n=128)
+        for number, key in enumerate((keys[0], keys[-1])):
+            for began in (1.0, 2.0):
+                await one.commit(began + number / 10, Asked(key))
+        assert await one.record() == {1.0: 2.0, 2.0: None, 1.1: None, 2.1: None}
+        assert not await one.again(3.0, 2, key=keys[0])
+        await one.commit(2.5, Asked(keys[0]))
+        await one.commit(3.0, Asked(keys[0]))
+        assert (await one.record())[2.5] == 3.0
 
     async def test_nothing_is_noted_of_a_trial_that_is_gone_or_never_was(self, store: SessionStore) -> None:
         one = await trial(store, "gone")

@@ -2,8 +2,8 @@
 --
 -- KEYS  1 again  2 session
 -- ARGV  1 key of the request  2 began at  3 how often its client had asked before  4 n, its choices  5 now
---       6 how long a refusal counts, s  7 the most retries of one choice  8 ttl in ms
--- Returns  1: it was refused before, which counts for this one retry, and nothing is noted. 0: it is noted. -1 no such session,
+--       6 how long a refusal counts, s  7 the most retries of one choice  8 ttl in ms  9 the most choices of all requests
+-- Returns  1: it was refused before, which counts for this one retry, and nothing is noted. 0: it is noted, if there is room. -1 no such session,
 --          -2 deleted.
 local status = redis.call('HGET', KEYS[2], 'status')
 if not status then return -1 end
@@ -19,6 +19,8 @@ if raw then
   end
   if ARGV[5] - refused < tonumber(ARGV[6]) then return 1 end
 end
+local full = redis.call('HLEN', KEYS[1]) + ARGV[4] > tonumber(ARGV[9])
+if full and redis.call('HEXISTS', KEYS[1], ARGV[1] .. '\0') == 0 then return 0 end
 for choice = 0, ARGV[4] - 1 do
   local place = ARGV[1] .. string.char(choice)
   raw = redis.call('HGET', KEYS[1], place)
