@@ -56,7 +56,7 @@ class ProxySettings(Settings):
     # -- where it remembers
     redis_url: str | None = Field(
         None,
-        description="redis://, rediss://, redis+cluster:// or redis+sentinel://HOST,HOST/SERVICE; unset: in memory",
+        description="redis://, rediss://, redis+cluster://HOST,HOST or redis+sentinel://HOST,HOST/SERVICE; unset: in memory",
     )
     redis_wait_replicas: int = Field(
         0,

@@ -68,7 +68,7 @@ class RedisStore(RedisRecordings):
         await self._watch_link.close()
 
     async def ping(self) -> None:
-        await self._link.call(self._link.client.ping())
+        await self._link.ping()
 
     async def keep(self, name: str, value: bytes) -> bytes:
         before: bytes | None = await self._run("once", [kept_key(name)], [value])

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from redis.connection import parse_url
 
 from proxy.contracts.errors import ConfigError
 
-SENTINEL_PORT = 26379
+PORT, SENTINEL_PORT = 6379, 26379
 
 
 class RedisUrl(NamedTuple):
     """What a URL names.
 
-    url: of a server, or of any node of a cluster, as redis-py takes it; "" where there are Sentinels.
-    sentinels: hosts and ports. service: the name under which they watch a primary. options: keyword arguments of a connection to
-    the primary; sentinel_options: of one to a Sentinel.
+    url: of a server, as redis-py takes it; "" where there are nodes or Sentinels.
+    nodes: of a cluster, those that are asked which there are. sentinels: these too: hosts and ports.
+    service: the name under which Sentinels watch a primary. options: keyword arguments of a connection to a node or
+    to the primary; sentinel_options: of one to a Sentinel.
     """
 
     url: str
-    cluster: bool = False
+    nodes: tuple[tuple[str, int], ...] = ()
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
     options: dict[str, Any] = {}  # noqa: RUF012 (never changed)
@@ -29,9 +30,9 @@ class RedisUrl(NamedTuple):
 
 
 def read_redis_url(url: str) -> RedisUrl:
-    """Forms: `redis://`, `rediss://` and `unix://` as in redis-py; `redis+cluster://` and `rediss+cluster://` with any node;
-    `redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB` and `rediss+sentinel://`, where user, password, ports and DB
-    may be left out, and `?sentinel_username=…&sentinel_password=…` are for the Sentinels themselves.
+    """Forms: `redis://`, `rediss://` and `unix://` as in redis-py; `redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT` with some
+    nodes of a cluster; `redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB`, where `?sentinel_username=…` and
+    `&sentinel_password=…` are for the Sentinels; `rediss+cluster://`, `rediss+sentinel://`. User, password, ports, DB: optional.
 
     Raises: ConfigError.
     """
@@ -44,16 +45,24 @@ def read_redis_url(url: str) -> RedisUrl:
         raise _wrong(
             f"the scheme is {urlsplit(url).scheme!r}; redis, rediss, unix, redis+cluster, redis+sentinel were expected"
         )
-    if kind == "sentinel":
-        return _with_sentinels(scheme, url)
-    return RedisUrl(url.replace("+cluster", "", 1), cluster=kind == "cluster")
+    try:
+        if kind == "sentinel":
+            return _with_sentinels(scheme, urlsplit(url))
+        return _with_nodes(scheme, urlsplit(url)) if kind == "cluster" else RedisUrl(url)
+    except ValueError as error:
+        raise _wrong(str(error)) from None
 
 
-def _with_sentinels(scheme: str, url: str) -> RedisUrl:
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
+def _with_nodes(scheme: str, parts: SplitResult) -> RedisUrl:
+    if parts.path.strip("/") not in ("", "0"):
+        raise _wrong(f"the database is {parts.path.strip('/')!r}; a cluster has 0 only")
+    nodes = _addresses(parts, PORT)
+    return RedisUrl("", nodes=nodes, options=_options(scheme, parts, "", dict(parse_qsl(parts.query))))
+
+
+def _with_sentinels(scheme: str, parts: SplitResult) -> RedisUrl:
     service, _, db = parts.path.strip("/").partition("/")
-    if not service or not hosts:
+    if not service or not parts.netloc.rpartition("@")[2]:
         raise _wrong(
             "Sentinels and the service that they watch were expected: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
         )
@@ -63,24 +72,30 @@ def _with_sentinels(scheme: str, url: str) -> RedisUrl:
     theirs = {name.removeprefix("sentinel_"): query.pop(name) for name in list(query) if name.startswith("sentinel_")}
     if unknown := set(theirs) - {"username", "password"}:
         raise _wrong(f"sentinel_{min(unknown)} is none of sentinel_username, sentinel_password")
-    try:
-        sentinels = tuple(_address(host) for host in hosts.split(","))
-        options = parse_url(f"{scheme}://{user}{at}host/{db}?{urlencode(query)}")  # type: ignore[no-untyped-call]
-    except ValueError as error:
-        raise _wrong(str(error)) from None
+    options = _options(scheme, parts, db, query)
+    secured = {name: value for name, value in options.items() if name.startswith("ssl")}
+    return RedisUrl("", (), _addresses(parts, SENTINEL_PORT), unquote(service), options, theirs | secured)
+
+
+def _options(scheme: str, parts: SplitResult, db: str, query: dict[str, str]) -> dict[str, Any]:
+    """Keyword arguments of a connection. Raises: ValueError."""
+    user, at, _ = parts.netloc.rpartition("@")
+    options: dict[str, Any] = parse_url(f"{scheme}://{user}{at}host/{db}?{urlencode(query)}")  # type: ignore[no-untyped-call]
     for name in ("host", "port", "connection_class"):
         options.pop(name, None)
-    secured = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    if scheme == "rediss":
-        options["ssl"] = secured["ssl"] = True
-    return RedisUrl("", False, sentinels, unquote(service), options, theirs | secured)
+    return options | ({"ssl": True} if scheme == "rediss" else {})
 
 
-def _address(text: str) -> tuple[str, int]:
+def _addresses(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:
+    """Raises: ValueError."""
+    return tuple(_address(text, port) for text in parts.netloc.rpartition("@")[2].split(","))
+
+
+def _address(text: str, port: int) -> tuple[str, int]:
     found = urlsplit(f"//{text}")
     if not found.hostname:
         raise ValueError(f"{text!r} is no HOST:PORT")
-    return found.hostname, found.port or SENTINEL_PORT
+    return found.hostname, found.port or port
 
 
 def _wrong(what: str) -> ConfigError:

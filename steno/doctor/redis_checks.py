@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
@@ -22,12 +23,14 @@ Facts = Mapping[str, Any]
 
 
 def check_redis(url: str, waited: int | None = None) -> list[Finding]:
-    """Look at the Redis behind this URL; for a cluster, at the node that it names; behind Sentinels, at the primary and at them.
+    """Look at the Redis behind this URL; for a cluster, at one of the nodes that it names; behind Sentinels, at the primary and
+    at them.
 
     Args: waited: `redis_wait_replicas` of the proxy; None: it can't be seen.
     """
     import redis
 
+    from proxy.store.redis_greeting import refusal
     from proxy.store.redis_url import read_redis_url
 
     found: list[Finding] = []
@@ -35,6 +38,9 @@ def check_redis(url: str, waited: int | None = None) -> list[Finding]:
         named = read_redis_url(url)
         if named.sentinels:
             found += _sentinels(named)
+        if named.nodes:
+            named, nodes = _one_node(named)
+            found += nodes
         with contextlib.closing(_client(named)) as client:
             before = time.time()
             seconds, micros = client.time()
@@ -47,7 +53,11 @@ def check_redis(url: str, waited: int | None = None) -> list[Finding]:
             cluster = client.execute_command("CLUSTER INFO") if info.get("cluster_enabled") else None
     except redis.AuthenticationError as error:
         return [*found, bad("redis.reachable", f"refused us: {error}", "give the user and the password in --redis-url")]
-    except (redis.RedisError, OSError, ValueError, ConfigError) as error:
+    except ConfigError as error:
+        return [*found, bad("redis.reachable", error.message, "correct --redis-url")]
+    except (redis.RedisError, OSError, ValueError) as error:
+        if said := asyncio.run(refusal(named)):
+            return [*found, bad("redis.reachable", "it serves nobody from here", said)]
         return [*found, bad("redis.reachable", f"no answer: {error}", "start it, or correct --redis-url")]
     skew = clock("redis.clock", seconds + micros / 1e6 - (before + after) / 2, (after - before) / 2)
     return [
@@ -58,20 +68,40 @@ def check_redis(url: str, waited: int | None = None) -> list[Finding]:
     ]
 
 
+def _options() -> dict[str, Any]:
+    return {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S, "decode_responses": True, "protocol": 2}
+
+
 def _client(named: RedisUrl) -> Any:
     import redis
 
-    options = {
-        "socket_timeout": TIMEOUT_S,
-        "socket_connect_timeout": TIMEOUT_S,
-        "decode_responses": True,
-        "protocol": 2,
-    }
+    if named.nodes:
+        [(host, port)] = named.nodes
+        return redis.Redis(host=host, port=port, **(_options() | named.options))
     if not named.sentinels:
-        return redis.Redis.from_url(named.url, **options)
+        return redis.Redis.from_url(named.url, **_options())
     sentinel: Any = redis.Sentinel  # untyped, as are commands that redis-py has no method for
-    asked = sentinel(list(named.sentinels), sentinel_kwargs=options | named.sentinel_options)
-    return asked.master_for(named.service, **(options | named.options))
+    asked = sentinel(list(named.sentinels), sentinel_kwargs=_options() | named.sentinel_options)
+    return asked.master_for(named.service, **(_options() | named.options))
+
+
+def _one_node(named: RedisUrl) -> tuple[RedisUrl, list[Finding]]:
+    """The first node that answers, a primary if one does; the first of all if none does."""
+    import redis
+
+    roles, away = {}, []
+    for node in named.nodes:
+        with contextlib.closing(_client(named._replace(nodes=(node,)))) as client:
+            try:
+                roles[node] = client.execute_command("ROLE")[0]
+            except (redis.RedisError, OSError):
+                away.append("{}:{}".format(*node))
+    primaries = [node for node, role in roles.items() if role == "master"]
+    one = [*primaries, *roles, *named.nodes][0]
+    findings = []
+    if roles and away:
+        findings.append(warning("redis.nodes", f"{', '.join(away)} away or refusing us", "start them again"))
+    return named._replace(nodes=(one,)), findings
 
 
 def _sentinels(named: RedisUrl) -> Iterator[Finding]:

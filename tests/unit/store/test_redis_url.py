@@ -14,8 +14,15 @@ from proxy.store.redis_url import RedisUrl, read_redis_url
         ("redis://h:1/2", RedisUrl("redis://h:1/2")),
         ("rediss://u:p@h/0?ssl_cert_reqs=none", RedisUrl("rediss://u:p@h/0?ssl_cert_reqs=none")),
         ("unix:///run/redis.sock?db=1", RedisUrl("unix:///run/redis.sock?db=1")),
-        ("redis+cluster://h:1", RedisUrl("redis://h:1", cluster=True)),
-        ("rediss+cluster://h:1", RedisUrl("rediss://h:1", cluster=True)),
+        ("redis+cluster://h:1/0", RedisUrl("", nodes=(("h", 1),))),
+        (
+            "rediss+cluster://u:p%40@a:1,[::1]:2,c?ssl_cert_reqs=none",
+            RedisUrl(
+                "",
+                nodes=(("a", 1), ("::1", 2), ("c", 6379)),
+                options={"username": "u", "password": "p@", "ssl": True, "ssl_cert_reqs": "none"},
+            ),
+        ),
         ("redis+sentinel://a/main", RedisUrl("", sentinels=(("a", 26379),), service="main")),
         (
             "redis+sentinel://u:p%40@a:1,[::1]:2,c/my%20main/3?sentinel_password=s&sentinel_username=t",
@@ -49,6 +56,10 @@ def test_what_is_named(url: str, named: RedisUrl) -> None:
         ("http://h", "'http'"),
         ("redis+ring://h", "'redis\\+ring'"),
         ("unix+cluster:///run/x", "'unix\\+cluster'"),
+        ("redis+cluster://a:1,,b", "no HOST:PORT"),
+        ("redis+cluster://", "no HOST:PORT"),
+        ("redis+cluster://a:port", "[Pp]ort"),
+        ("redis+cluster://a:1/2", "'2'"),
         ("redis+sentinel://a:1", "SERVICE"),
         ("redis+sentinel:///main", "SERVICE"),
         ("redis+sentinel://a,,b/main", "no HOST:PORT"),

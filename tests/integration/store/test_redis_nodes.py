@@ -1,0 +1,46 @@
+"""A cluster named by several of its nodes: a proxy starts while one of them is away."""
+
+from __future__ import annotations
+
+from proxy.store.redis import RedisStore
+from steno.doctor.findings import Level
+from steno.doctor.redis_checks import check_redis
+from tests.integration.store.test_redis_failover import cluster as cluster
+from tests.support.recordings import session
+from tests.support.redis_server import RedisServer
+
+BOUNDS = {"reply_timeout_s": 60.0, "call_timeout_s": 120.0}
+
+
+async def test_a_proxy_starts_by_whichever_node_is_there(cluster: tuple[RedisServer, RedisServer]) -> None:
+    primary, replica = cluster
+    url = f"redis+cluster://127.0.0.1:{primary.port},127.0.0.1:{replica.port}"
+    store = RedisStore(url, **BOUNDS)
+    await store.open()
+    await store.register(session("before"))
+    await store.close()
+    assert not [one for one in check_redis(url) if one.check in ("redis.nodes", "redis.role")]
+    primary.kill()
+    with replica.client() as client:
+        client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+    later = RedisStore(url, **BOUNDS)
+    await later.open()
+    assert (await later.session("before")).trial_id == "before"
+    await later.register(session("after"))
+    assert (await later.session("after")).trial_id == "after"
+    await later.close()
+    found = {one.check: one for one in check_redis(url)}
+    assert found["redis.nodes"].level == Level.WARNING and str(primary.port) in found["redis.nodes"].message
+    assert found["redis.reachable"].level == Level.OK and "redis.role" not in found
+
+
+async def test_a_replica_that_is_named_first_is_not_taken_for_the_primary(
+    cluster: tuple[RedisServer, RedisServer],
+) -> None:
+    primary, replica = cluster
+    url = f"redis+cluster://127.0.0.1:{replica.port},127.0.0.1:{primary.port}"
+    store = RedisStore(url, **BOUNDS)
+    await store.open()
+    await store.register(session("one"))
+    await store.close()
+    assert "redis.role" not in {one.check for one in check_redis(url)}
