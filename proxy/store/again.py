@@ -24,8 +24,8 @@ here is bounded."""
 MOST_RETRIES = 16
 """Per place; the oldest go first. SDKs try three times or so."""
 MOST_PLACES = 16384
-"""Of a trial of which retries are noted, about. Those of further ones are not: each is a sibling then, for all that other replicas
-know. A hostile agent marks everything as a retry; an honest one does not come near."""
+"""Per trial, of which retries are noted, about. Those of further ones are not: for all that other replicas know, each
+is a sibling. A hostile agent marks everything as a retry; an honest one does not come near."""
 
 
 def place(asked: Asked, choice: int) -> bytes:
