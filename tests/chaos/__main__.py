@@ -102,7 +102,7 @@ async def _hunt(schedules: list[Schedule], folder: Path, mutant: str) -> int:
             verdict = await _one(deployment, schedule, first_versions())
         if verdict.wrong:
             print(
-                f"{mutant}: found by seed {schedule.seed}, the {played + 1}th, after {time.monotonic() - began:.0f} s"
+                f"{mutant}: found by seed {schedule.seed}, after {played} that did not, and {time.monotonic() - began:.0f} s"
             )
             return 0
     print(f"{mutant}: {len(schedules)} seeds did not find it")

@@ -62,6 +62,13 @@ class Server(RedisServer):
                     raise
                 time.sleep(0.05)
 
+    def announce(self, port: int) -> None:
+        """This is where everybody finds it, also after it was started again."""
+        self._options = (*self._options, "--replica-announce-ip", "127.0.0.1", "--replica-announce-port", str(port))
+        with self.client() as client:
+            client.config_set("replica-announce-ip", "127.0.0.1")
+            client.config_set("replica-announce-port", port)
+
     def fill_disk(self, *, gives_up: bool) -> None:
         """gives_up: as it does with appendfsync always; else it refuses writes."""
         assert self.disk is not None
@@ -107,9 +114,7 @@ class Store:
         """Args: ports: under which everybody, the servers as well, finds each of the servers."""
         self._ports = list(ports)
         for server, port in zip(self.servers, ports, strict=True):
-            with server.client() as client:
-                client.config_set("replica-announce-ip", "127.0.0.1")
-                client.config_set("replica-announce-port", port)
+            server.announce(port)
         self.servers[1].follow(ports[0])
         self._sentinels = [
             RedisSentinel(ports[0], service=SERVICE, down_after_s=DOWN_AFTER_S) for _ in range(SENTINELS)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +95,7 @@ class Story:
             start = time.monotonic()
             speakers = [asyncio.create_task(self._trial(trial, http, start)) for trial in self._trials]
             strikes = [asyncio.create_task(self._strike(fault, start)) for fault in self._schedule.faults]
+            stack.push_async_callback(_end, [training, *speakers, *strikes])
             for done in await asyncio.gather(*strikes, return_exceptions=True):
                 if isinstance(done, BaseException):
                     self._wrong(f"a fault could not be carried out: {done!r}")
@@ -304,3 +306,10 @@ class Story:
 
 def first_versions() -> list[str]:
     return [BASE_VERSION]
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Those that still run, where a story could not be played to its end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
