@@ -41,7 +41,7 @@ from tests.support.tokens import counters
 CONTROL_S = 180.0
 """Within this a call of the control plane succeeds: every fault is over long before."""
 SETTLE_S = 60.0
-SLACK_FDS = 12
+SLACK_FDS = 16
 SLACK_BYTES = 32 * 2**20
 LINEAGE = "chaos"
 ALARMS = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)")
