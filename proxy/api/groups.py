@@ -46,7 +46,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
         sampling=sampling,
         limits=spec.limits,
         trial_ids=trial_ids,
-        created_at=now,
+        created_at=await found.store.now(),
     )
     sessions = [
         Session(
@@ -62,7 +62,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
     ]
     recorded = await found.store.create_group(group, sessions)
     by_id = {session.trial_id: session for session in sessions}
-    if recorded.created_at != now:
+    if recorded.created_at != group.created_at:
         # Made before: the sessions may have come a long way since, and have been deleted one by one.
         by_id = await _recorded_sessions(request, group_id)
     trials = [trial(request, by_id[trial_id]) for trial_id in recorded.trial_ids if trial_id in by_id]

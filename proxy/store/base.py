@@ -67,6 +67,10 @@ class SessionStore(Protocol):
         """Raises StoreUnavailable."""
         ...
 
+    async def now(self) -> float:
+        """Unix seconds by the clock that deadlines and leases are timed by, whichever replica asks."""
+        ...
+
     async def keep(self, name: str, value: bytes) -> bytes:
         """What is kept under this name, for good: the value that came first. Replicas agree by it."""
         ...

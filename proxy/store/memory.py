@@ -7,6 +7,7 @@ process (I3 holds only as long as it does). Every method runs without awaiting: 
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
@@ -58,6 +59,9 @@ class MemoryStore:
 
     async def ping(self) -> None:
         """Always there."""
+
+    async def now(self) -> float:
+        return time.time()
 
     async def keep(self, name: str, value: bytes) -> bytes:
         return self._kept.setdefault(name, value)

@@ -70,6 +70,10 @@ class RedisStore(RedisRecordings):
     async def ping(self) -> None:
         await self._link.ping()
 
+    async def now(self) -> float:
+        seconds, micros = await self._link.call(self._link.client.time())
+        return float(seconds) + float(micros) / 1e6
+
     async def keep(self, name: str, value: bytes) -> bytes:
         before: bytes | None = await self._run("once", [kept_key(name)], [value])
         return value if before is None else before
