@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import BadRequest, StenoError
+from proxy.contracts.errors import BadRequest, ContextOverflow, StenoError
 from proxy.dialects.base import Choice, Header, check_range
 
 DONE = b"data: [DONE]\n\n"
@@ -150,4 +150,16 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 def error_body(error: StenoError) -> bytes:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return to_json({"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}})
+    return to_json({"error": {"message": error_words(error), "type": kind, "param": error.field, "code": error.code}})
+
+
+def error_words(error: StenoError) -> str:
+    """OpenAI's own for a prompt that is too long: LiteLLM and what is built on it look for these and not for the code."""
+    if isinstance(error, ContextOverflow) and error.prompt_tokens:
+        # Room for one token of the answer is asked for too, so a prompt may be as long as the context and still too long.
+        maximum = min(error.context_tokens, error.prompt_tokens - 1)
+        return (
+            f"This model's maximum context length is {maximum} tokens. However, your messages resulted in"
+            f" {error.prompt_tokens} tokens. Please reduce the length of the messages."
+        )
+    return error.message

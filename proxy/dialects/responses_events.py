@@ -13,7 +13,7 @@ from typing import Any
 from proxy.contracts.canonical import TokenLogprob
 from proxy.contracts.errors import ContextOverflow, EngineFailed, StenoError
 from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.openai import to_json
+from proxy.dialects.openai import error_words, to_json
 from proxy.dialects.responses_output import (
     Item,
     ResponsesRequest,
@@ -116,7 +116,7 @@ class ResponsesWriter:
         elif error.status == 429:
             code = "rate_limit_exceeded"
         begun = b"" if self._begun else self.begin(0, 0, 0)
-        failure = {"code": code, "message": error.message}
+        failure = {"code": code, "message": error_words(error)}
         return begun + self._response("response.failed", state_of("failed", self._items, None, failure))
 
     # -- items

@@ -282,14 +282,22 @@ def test_log_probabilities_come_with_their_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(WorkerLost("gone"), "server_error"), (ContextOverflow("too long"), "context_length_exceeded")],
-)
-def test_a_stream_that_fails_says_so_and_leaves_its_item_open(error: Any, code: str) -> None:
+    ("error", "code", "words"),
+    [
+        (WorkerLost("gone"), "server_error", "gone"),
+        (ContextOverflow("too long"), "context_length_exceeded", "too long"),
+        (
+            ContextOverflow("too long", prompt_tokens=9, context_tokens=8), "context_length_exceeded",
+            "This model's maximum context length is 8 tokens.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_stream_that_fails_says_so_and_leaves_its_item_open(error: Any, code: str, words: str) -> None:
     writer: Any = RESPONSES.writer(parse(), HEADER)
     data = writer.begin(0, 7, 0) + writer.piece(0, Piece(content="x")) + writer.broken(error)
     found = events(data)
     assert found[-1]["type"] == "response.failed" and found[-1]["response"]["error"]["code"] == code
+    assert found[-1]["response"]["error"]["message"].startswith(words)
     assert "response.output_item.done" not in {event["type"] for event in found}
     assert Response.construct(**found[-1]["response"]).status == "failed"
     unsaid: Any = RESPONSES.writer(parse(), HEADER)
