@@ -74,7 +74,7 @@ class Recorder:
         """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended."""
         session, now = recording.session, self._clock()
         assert session is not None
-        spent = limits.spent(session.limits, session, now, busy=bool(recording.in_flight))
+        spent = limits.spent(session.limits, session, now, busy=recording.in_use)
         if spent is not None:
             raise await self.end(recording.trial_id, spent)
 
@@ -122,7 +122,7 @@ class Recorder:
             )
             for session in page.items:
                 recording = self._recordings.get(session.trial_id)
-                busy = recording is not None and bool(recording.in_flight)
+                busy = recording is not None and recording.in_use
                 spent = limits.timed_out(session.limits, session, self._clock(), busy=busy)
                 if spent is None:
                     continue
@@ -206,7 +206,7 @@ class Recorder:
         for trial_id, recording in list(self._recordings.items())[:-1]:
             if excess <= 0:
                 return
-            if not recording.in_flight:
+            if not recording.in_use:
                 excess -= recording.cost_bytes
                 self.forget(trial_id)
 

@@ -39,6 +39,7 @@ class InFlight(Protocol):
 class Recording:
     """One session in this process. Everything here can be rebuilt from the store, except what runs here.
 
+    opening: requests that are about to be in flight: they wait for the store, or for a place on a worker.
     running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
     elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
         they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
@@ -52,6 +53,7 @@ class Recording:
         "echoes",
         "elsewhere",
         "in_flight",
+        "opening",
         "prompts",
         "running",
         "session",
@@ -65,11 +67,17 @@ class Recording:
         self.tree = Tree()
         self.prompts = PromptIndex()
         self.in_flight: set[InFlight] = set()
+        self.opening = 0
         self.running: dict[str, int] = {}
         self.elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
         self.echoed_replies: dict[int, dict[str, Any]] = {}
         self.echoes: dict[tuple[int, bytes], Echo] = {}
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request has hold of it: another recording of this session would know nothing of that."""
+        return bool(self.in_flight or self.opening)
 
     @property
     def turns(self) -> int:

@@ -85,6 +85,16 @@ class Turns:
         """
         queued = self.clock()
         recording = await self.recorder.enter(trial_id, again=bool(again), shown=shown)
+        recording.opening += 1
+        try:
+            return await self._opened(recording, dialect, asked, client, queued, again)
+        finally:
+            recording.opening -= 1
+
+    async def _opened(
+        self, recording: Recording, dialect: Dialect, asked: CanonicalRequest, client: Client, queued: float, again: int
+    ) -> Answering:
+        trial_id = recording.trial_id
         if asked.after or asked.refers:
             asked = await stored.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -59,6 +60,47 @@ def ask(proxy: Proxy, trial: str, **fields: Any) -> asyncio.Task[httpx.Response]
 
 def waiting(proxy: Proxy) -> int:
     return len(proxy.app.state.hub.waiting)
+
+
+async def test_who_waits_is_known_to_its_session_however_little_is_remembered_of_others() -> None:
+    async with busy() as (proxy, engine):
+        gates = {trial: asyncio.Event() for trial in ("first", "t", "other")}
+
+        def say(request: Generate) -> Say:
+            engine.begun.append(request.trial_id)
+            return Say("ab", gates={0: gates[request.trial_id]})
+
+        engine.script = say
+        proxy.app.state.turns.recorder._cache_bytes = 1
+        first = [ask(proxy, "first") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        late = ask(proxy, "t")
+        await until(lambda: waiting(proxy) == 1)
+        other = ask(proxy, "other")
+        await until(lambda: waiting(proxy) == 2)
+        gates["first"].set()
+        await until(lambda: "t" in engine.begun)
+        await proxy.http.post("/sessions/t/complete", json={"reward": 1.0})
+        assert (await late).status_code == 410, "it is told, and does not go on to its end"
+        gates["other"].set()
+        assert {answer.status_code for answer in await asyncio.gather(*first, other)} == {200}
+
+
+async def test_a_trial_that_waits_for_a_place_is_not_idle() -> None:
+    async with busy() as (proxy, engine):
+        await proxy.http.post("/sessions/t", json={"limits": {"max_idle_s": 1000.0}})
+        engine.script = lambda request: Say("ab")
+        await proxy.chat("t", "idle time counts from a first turn")
+        engine.script = engine._say
+        first = [ask(proxy, "first") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        late = ask(proxy, "t")
+        await until(lambda: waiting(proxy) == 1)
+        recorder = proxy.app.state.turns.recorder
+        recorder._clock = lambda: time.time() + 2000.0
+        assert await recorder.end_timed_out() == 0
+        engine.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*first, late)} == {200}
 
 
 async def test_they_wait_at_the_proxy_and_trials_take_turns() -> None:
