@@ -231,8 +231,11 @@ class Turns:
             if self._draining:
                 raise Stopping("the proxy is about to stop")
             await self.recorder.enter(request.recording.trial_id)
+            await self._check_room(
+                request.recording, request.sought.asked.n
+            )  # others of its trial may have been placed
         except BaseException:
-            stream.cancel("its session has ended")
+            stream.cancel("its session has ended, or it has no room")
             raise
         return stream
 

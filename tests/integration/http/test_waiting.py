@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -37,11 +38,11 @@ class Gated(ParrotEngine):
 
 
 @contextlib.asynccontextmanager
-async def busy(**settings: Any) -> AsyncIterator[tuple[Proxy, Gated]]:
-    """A proxy with a worker that runs one turn at a time."""
+async def busy(*, streams: int = 1, **settings: Any) -> AsyncIterator[tuple[Proxy, Gated]]:
+    """A proxy with a worker that runs so many turns at a time."""
     engine = Gated()
     async with running(engine, worker=False, **settings) as proxy:
-        given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], max_streams=1)
+        given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], max_streams=streams)
         worker = Worker(given, engine, WorkerMetrics(CollectorRegistry()))
         task = asyncio.create_task(worker.run())
         await until(lambda: proxy.app.state.hub.cards())
@@ -84,6 +85,26 @@ async def test_who_waits_is_known_to_its_session_however_little_is_remembered_of
         assert (await late).status_code == 410, "it is told, and does not go on to its end"
         gates["other"].set()
         assert {answer.status_code for answer in await asyncio.gather(*first, other)} == {200}
+
+
+async def test_those_that_waited_have_no_more_turns_than_their_trial_may() -> None:
+    async with busy(streams=6) as (proxy, engine):
+        await proxy.http.post("/sessions/t", json={"limits": {"max_turns": 2}})
+        gates = {trial: asyncio.Event() for trial in ("first", "t")}
+        engine.script = lambda request: Say("ab", gates={0: gates[request.trial_id]})
+        first = [ask(proxy, "first") for _ in range(20)]
+        await until(lambda: waiting(proxy) > 0)
+        late = [ask(proxy, "t") for _ in range(10)]
+        await until(lambda: waiting(proxy) > 10)
+        gates["first"].set()
+        done, running = await asyncio.wait(late, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        while len(running) > 2:
+            done, running = await asyncio.wait(running, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert done, "more than two run"
+        gates["t"].set()
+        assert Counter([answer.status_code for answer in await asyncio.gather(*late)])[200] == 2
+        await asyncio.gather(*first)
+        assert len(await proxy.turns("t")) == 2
 
 
 async def test_a_trial_that_waits_for_a_place_is_not_idle() -> None:
