@@ -131,5 +131,5 @@ def _imported(name: str, setting: str) -> Any:
         return __import__(name)
     except ImportError as error:
         raise ConfigError(
-            f"{setting}: {name} is not installed; pip install 'steno[trackers]'", field=setting
+            f"{setting}: {name} is not installed: pip install '.[trackers]' in the checkout", field=setting
         ) from error

@@ -28,6 +28,7 @@ OPTIONS = {
     "images": ("auto", "whether agents may send images, as text goes: on, off, auto (as LiteLLM knows the model)"),
 }
 """Engine arguments: name -> (default, meaning)."""
+NEEDS = "engine litellm needs {}: pip install '.[litellm]' in the checkout"
 IMAGES = {"auto": None, "on": True, "off": False}
 
 
@@ -71,7 +72,7 @@ def text_engine(settings: Settings, timeout_s: float, images: bool | None = None
     try:
         from inference_worker.engines.litellm_text import TextEngine
     except ImportError as error:
-        raise ConfigError(f"engine litellm needs {error.name}: pip install 'steno[litellm]'", field="engine") from error
+        raise ConfigError(NEEDS.format(error.name), field="engine") from error
     return TextEngine(
         settings.model or "",
         api_base=settings.api_base,
@@ -90,7 +91,7 @@ def exact_engine(settings: Settings, timeout_s: float) -> Engine:
         from inference_worker.engines.litellm_vllm import VllmServerEngine
         from inference_worker.engines.litellm_vllm_http import VllmServer
     except ImportError as error:
-        raise ConfigError(f"engine litellm needs {error.name}: pip install 'steno[litellm]'", field="engine") from error
+        raise ConfigError(NEEDS.format(error.name), field="engine") from error
     # The names that LiteLLM looks for.
     base = settings.api_base or os.environ.get("HOSTED_VLLM_API_BASE")
     key = _key(settings) or os.environ.get("HOSTED_VLLM_API_KEY") or ""

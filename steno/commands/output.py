@@ -29,7 +29,8 @@ EXTRAS = {
     "vllm": "vllm",
     "deepspeed": "trainer",
     "pyarrow": "export",
-    "openai": "dev",
+    "openai": "demo",
+    "matplotlib": "demo-train",
     "litellm": "litellm",
     "aiohttp": "litellm",
 }
