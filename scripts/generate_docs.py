@@ -25,7 +25,7 @@ from proxy.contracts.settings import Settings
 from scripts.chart_schema import chart_schema
 from scripts.watching import ROWS, dashboard, rules
 from steno.agents import AGENTS, Target
-from steno.agents_seen import DATE, SEEN
+from steno.agents_seen import DATES, SEEN
 from steno.cli import app
 from steno.commands import env as command_env
 from steno.commands.connection import ClientSettings
@@ -74,10 +74,10 @@ Google's, and the trial's key wherever it would put its provider's."""
 _SEEN_INTRO = f"""\
 ## what else was run
 
-As they are, by hand on {DATE}, each on a task of ten turns with single and parallel calls and reasoning, most also with a tool
+As they are, by hand on {DATES}, each on a task of ten turns with single and parallel calls and reasoning, most also with a tool
 that there is not and an engine that refuses with 503. Where nothing is said, the record is one branch whose turns go on from one
-another token by token, and the refusal was waited out. Not run, since they could not be installed there: OpenHands, SWE-agent,
-Crush, Kilo Code."""
+another token by token, and the refusal was waited out. Not run, since they could not be installed there:
+[SWE-agent](#swe-agent), and Crush, whose npm package fetches its program from GitHub."""
 
 _TRAINER_INTRO = """\
 The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them

@@ -56,7 +56,7 @@ class Agent:
 
 
 _BY_TESTS = "run by the tests, version {}"
-_BY_HAND = "run by hand on 2026-11-21, version {}"
+_BY_HAND = "run by hand on {}, version {}"
 
 
 def _claude_code(target: Target) -> Setup:
@@ -262,15 +262,21 @@ AGENTS: dict[str, Agent] = {
     ),
     "swe-agent": Agent(
         "SWE-agent", "OpenAI chat", "pip install git+https://github.com/SWE-agent/SWE-agent", "", _swe_agent,
-        "Its cost limits know no price of this model and must be off. Its own default temperature is 0.",
+        "Its cost limits know no price of this model and must be off. Its own default temperature is 0. Under its name PyPI has a "
+        "preview of 2024, which can't be installed (a package that it asks for does not exist); so what its source sends through "
+        "LiteLLM's chat completions (cache marks, `n`, requeries, actions as calls and as text) was sent by hand on 2026-11-22. "
+        "A reply that it can't use it shows once more, without its calls and with a complaint, and then forgets: the requery is a "
+        "fork (`assistant_rewritten`, where there were calls), and what goes on after it is one (`history_dropped`).",
     ),
     "openhands": Agent(
-        "OpenHands", "OpenAI chat", "uv tool install openhands", "", _openhands,
-        "It ignores the variables without `--override-with-envs`.",
+        "OpenHands", "OpenAI chat", "uv tool install openhands", _BY_HAND.format("2026-11-22", "1.16.0"), _openhands,
+        "It needs Python 3.12, and ignores the variables without `--override-with-envs`. Where a prompt is too long it condenses: "
+        "the summary is a root, and what goes on with it a fork.",
     ),
     "aider": Agent(
-        "aider", "OpenAI chat, streamed", "pip install aider-chat", _BY_HAND.format("0.86.2"), _aider,
-        "Its conversations call no tools: it edits files from what the model writes.",
+        "aider", "OpenAI chat, streamed", "pip install aider-chat", _BY_HAND.format("2026-11-22", "0.86.2"), _aider,
+        "Its conversations call no tools: it edits files from what the model writes. The files and its map of them stand in a "
+        "prompt as they are now, before what was said about them, so a turn after an edit is a root.",
     ),
     "qwen-code": Agent(
         "Qwen Code", "OpenAI chat, streamed", "npm install -g @qwen-code/qwen-code", _BY_TESTS.format("0.24.4"), _qwen_code
@@ -285,7 +291,8 @@ AGENTS: dict[str, Agent] = {
         "each with its own base URL.",
     ),
     "copilot": Agent(
-        "GitHub Copilot CLI", "OpenAI chat, streamed", "npm install -g @github/copilot", _BY_HAND.format("1.0.102"), _copilot,
+        "GitHub Copilot CLI", "OpenAI chat, streamed", "npm install -g @github/copilot",
+        _BY_HAND.format("2026-11-21", "1.0.102"), _copilot,
         "No account is needed. `COPILOT_PROVIDER_WIRE_API=responses` and `COPILOT_PROVIDER_TYPE=anthropic` (with the base URL of "
         "Anthropic's clients) work as well.",
     ),

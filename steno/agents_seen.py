@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DATE = "2026-11-21"
+DATES = "2026-11-21 and 22"
 
 
 class Seen(NamedTuple):
@@ -26,6 +26,7 @@ SEEN = (
     Seen("GitHub Copilot CLI", "1.0.102", "chat, Responses, Messages", "a stream that broke is asked again"),
     Seen("Cline", "3.0.65", "chat", "`cline auth -p openai -b URL` sets the base URL"),
     Seen("Continue", "1.5.47", "chat", "its file has `provider: openai` and `apiBase`"),
+    Seen("Kilo Code", "7.7.7", "chat", "OpenCode's variables, called `KILO_…`; a stream that broke is asked again"),
     Seen("OpenAI Agents SDK", "0.24.0", "chat, Responses; streamed and not"),
     Seen("PydanticAI", "2.68.0", "chat, Responses, Messages, Gemini; streamed and not", "with Gemini it does not repeat a 503"),
     Seen("LangGraph, LangChain", "1.2.22, 1.4.7", "chat, Responses, Messages; streamed and not"),
@@ -41,5 +42,11 @@ SEEN = (
     Seen("CrewAI", "1.15.30", "chat", "calls come back without the text beside them: `echoed_as` says `calls`"),
     Seen("Semantic Kernel", "1.45.0", "chat", "as CrewAI; after five rounds it offers no tools any more, which is a root"),
     Seen("instructor", "1.17.0", "chat", "JSON schema, JSON and tools, each a question of its own"),
+    Seen(
+        "gptme", "0.35.1", "chat, streamed",
+        "tools as calls and as text; reasoning comes back in the text: `echoed_as` says `reasoning`; of parallel calls it keeps "
+        "the first, which is a fork; a stream that broke ends its task",
+    ),
+    Seen("DSPy", "3.4.1", "chat", "ReAct tells all that was done in one message: each turn is a root"),
     Seen("smolagents", "1.26.0", "chat; streamed and not", "calls come back as text: each turn is a root"),
 )  # fmt: skip
