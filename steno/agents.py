@@ -263,7 +263,7 @@ AGENTS: dict[str, Agent] = {
     "swe-agent": Agent(
         "SWE-agent", "OpenAI chat", "pip install git+https://github.com/SWE-agent/SWE-agent", "", _swe_agent,
         "Its cost limits know no price of this model and must be off. Its own default temperature is 0. Under its name PyPI has "
-        "a preview of 2024, which can't be installed (a package that it asks for does not exist); so what its source sends through "
+        "a preview of 2024, which can't be installed (a package that it asks for does not exist); so what its source sends by "
         "LiteLLM's chat completions (cache marks, `n`, requeries, actions as calls and as text) was sent by hand on 2026-11-22. "
         "A reply that it can't use it shows once more, without its calls and with a complaint, and then forgets: the requery is "
         "a fork (`assistant_rewritten`, where there were calls), and what goes on after it is one (`history_dropped`).",
