@@ -103,19 +103,12 @@ async def _redis(deployment: Deployment, what: str, fault: Fault) -> None:
 async def _failover(deployment: Deployment, what: str, fault: Fault) -> None:
     """It lasts longer than the Sentinels wait: the replica takes over, and whoever was the primary comes back as its replica."""
     store = deployment.redis
-    server, relay = store.primary, deployment.lines[store.place]
-    if what == "kill":
-        await asyncio.to_thread(server.kill)
-    elif what == "stop":
-        server.pause()
-    elif what == "cut":
+    if what == "cut":
+        relay = deployment.lines[store.place]
         relay.pause()
-    else:
-        await asyncio.to_thread(store.switch)
-    await asyncio.sleep(fault.lasts_s)
-    if what == "kill":
-        await asyncio.to_thread(server.ensure)
-    elif what == "stop":
-        server.resume()
-    elif what == "cut":
+        await asyncio.sleep(fault.lasts_s)
         relay.resume()
+    elif what == "ask":
+        await asyncio.to_thread(store.switch)
+    else:
+        await _redis(deployment, what, fault)
