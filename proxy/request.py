@@ -311,9 +311,10 @@ class Request:
             choice.cut_off(error.code)
             await choice.committed(error)
             raise
-        except StenoError as error:
-            choice.cut_off(error.code)
-            await choice.committed(error)
+        except Exception as error:
+            told = error if isinstance(error, StenoError) else StenoError("the proxy failed at this turn")
+            choice.cut_off(told.code)
+            await choice.committed(told)
             raise
         await choice.committed(None, in_one_piece=self._has_whole())
         choice.finished = choice.transcript.choice(choice.index)

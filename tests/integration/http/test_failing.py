@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 
 from proxy.contracts.errors import BadRequest, ContextOverflow, StoreUnavailable
 from proxy.contracts.records import IndexRow, Turn
+from proxy.dialects.base import Piece
+from proxy.dialects.chat import ChatWriter
 from proxy.store.base import Asked
 from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.waiting import until
 
 
 async def broken(proxy: Proxy) -> bytes:
@@ -85,3 +90,23 @@ async def test_a_turn_that_could_not_be_stored_is_an_error_that_the_agent_sees()
         assert (await proxy.chat("t", "x")).status_code == 503
         seen = await broken(proxy)
         assert b'"o"' in seen and b'"stop"' not in seen and b"[DONE]" not in seen
+
+
+async def test_a_mistake_of_our_own_leaves_no_token_unaccounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I4."""
+    written = ChatWriter.piece
+
+    def piece(self: ChatWriter, index: int, piece: Piece) -> bytes:
+        if piece.content == "a":
+            raise ValueError("nobody thought of this")
+        return written(self, index, piece)
+
+    monkeypatch.setattr(ChatWriter, "piece", piece)
+    async with running(ParrotEngine(lambda request: Say("abc", gates={1: asyncio.Event()}))) as proxy:
+        response = await proxy.chat("t", "x", stream=True)
+        assert response.status_code == 500 and "nobody thought" not in response.text
+        await until(lambda: proxy.engine.cancelled)
+        [turn] = await proxy.turns("t", 1)
+        assert (turn.partial, turn.completion_tokens, turn.finish_reason) == (True, 1, "error")
+        assert turn.error is not None and turn.error.startswith("internal_error")
+        assert not proxy.app.state.turns._running
