@@ -16,12 +16,15 @@ import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 from inference_worker.chat.decode import TokenBytes
+from proxy.contracts.errors import ContextOverflow
 
 _METASPACE = "\u2581"
 _SPACE_NORMALIZERS = (
     {"type": "Replace", "pattern": {"String": " "}, "content": _METASPACE},
     {"type": "Prepend", "prepend": _METASPACE},
 )
+_QUICK_CHARACTERS = 65536
+"""So many are tokenised in a tenth of a second, whatever they are."""
 NFC_SHRINKS = 4
 """NFC makes a text shorter by less than this factor, in UTF-8 (Hangul jamo by 3, Greek with two accents by 3.5)."""
 
@@ -53,6 +56,16 @@ class FewestTokens:
         kept = np.append(raw[1:] < 128, True) & (raw < 128)
         others = Fraction(int((~kept).sum()), NFC_SHRINKS * max(self._longest))
         return math.ceil(self._shares(raw[kept]) + others)
+
+    def check(self, text: str, context_tokens: int, field: str) -> None:
+        """Raises: ContextOverflow: a text that is long to tokenise can't be as few tokens as fit."""
+        if len(text) > _QUICK_CHARACTERS and (fewest := self(text)) >= context_tokens:
+            raise ContextOverflow(
+                f"the prompt has at least {fewest} tokens; the model's context is {context_tokens}, one of them for the answer",
+                prompt_tokens=fewest,
+                context_tokens=context_tokens,
+                field=field,
+            )
 
     def _shares(self, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Fraction:
         counts = np.bincount(raw, minlength=256).tolist()

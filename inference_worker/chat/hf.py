@@ -22,13 +22,10 @@ from inference_worker.chat.decode import ByteDecoder, TokenBytes
 from inference_worker.chat.fewest import FewestTokens
 from inference_worker.chat.hermes import THINK, THINK_END, HermesParser
 from proxy.contracts.canonical import Job, Message, Tool
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow
+from proxy.contracts.errors import BadRequest, ConfigError
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
 """Words that mean something to the renderer itself: an agent's template options may not set them (`chat_template`, say: I8)."""
-
-_QUICK_CHARACTERS = 65536
-"""So many are tokenised in a tenth of a second, whatever they are."""
 
 _TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises on messages that it was not written for."""
@@ -115,14 +112,8 @@ class HfChatFormat:
 
     def _ids(self, text: str, field: str, *, add_special_tokens: bool = False) -> list[int]:
         """Raises: ContextOverflow: `text` can't be as few tokens as fit."""
-        context = self._context_tokens
-        if context is not None and len(text) > _QUICK_CHARACTERS and (fewest := self._fewest(text)) >= context:
-            raise ContextOverflow(
-                f"the prompt has at least {fewest} tokens; the model's context is {context}, one of them for the answer",
-                prompt_tokens=fewest,
-                context_tokens=context,
-                field=field,
-            )
+        if self._context_tokens is not None:
+            self._fewest.check(text, self._context_tokens, field)
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

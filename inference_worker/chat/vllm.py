@@ -28,6 +28,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from inference_worker.chat.base import Decoder
 from inference_worker.chat.base import Parser as ParserSeam
 from inference_worker.chat.decode import ByteDecoder
+from inference_worker.chat.fewest import FewestTokens
 from inference_worker.chat.schema import check_schema, check_tools
 from inference_worker.chat.vllm_decode import SlowDecoder, token_bytes
 from inference_worker.chat.vllm_parser import PlainParser, VllmParser, parser_class
@@ -67,6 +68,7 @@ class VllmFormat:
         self._parser_class = parser_class(config, args, self._tokenizer)
         self._grammars: OrderedDict[int, tuple[Job, Grammar | None]] = OrderedDict()
         self._bytes = token_bytes(self._tokenizer)
+        self._fewest = FewestTokens(self._tokenizer.backend_tokenizer, self._bytes) if self._bytes is not None else None
         self.vocab_size: int = config.model_config.get_vocab_size()
         ends = config.model_config.try_get_generation_config().get("eos_token_id") or []
         own = self._renderer.get_eos_token_id()
@@ -105,6 +107,7 @@ class VllmFormat:
         params = ChatParams(self._args.chat_template, self._args.chat_template_content_format, kwargs)
         try:
             _, prompt = self._renderer.render_messages([_in_vllm_words(message) for message in messages], params)
+            self._check_fits(prompt.get("prompt"), "messages")
             rendered = self._renderer.tokenize_prompts([prompt], _TOKENIZE)[0]
         except (VLLMClientError, ValueError, TypeError) as error:
             raise BadRequest(
@@ -113,6 +116,7 @@ class VllmFormat:
         return list(rendered["prompt_token_ids"])
 
     def encode(self, text: str) -> list[int]:
+        self._check_fits(text, "prompt")
         return list(self._tokenizer.encode(text))
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
@@ -199,6 +203,11 @@ class VllmFormat:
     def _always_adjusts(self) -> bool:
         """Mistral's own tokenizer has a grammar for every request, so that its special tokens can't leak."""
         return is_mistral_tokenizer(self._tokenizer) and self._tokenizer.supports_grammar and self.has_tools
+
+    def _check_fits(self, text: object, field: str) -> None:
+        """Raises: ContextOverflow, before anything is tokenised."""
+        if self._fewest is not None and isinstance(text, str):
+            self._fewest.check(text, self._model_config.max_model_len, field)
 
     def _closer(self, stops: set[int]) -> set[int]:
         """The special token that ends a reply in the template, if none of `stops` does: a base model's end of text is not

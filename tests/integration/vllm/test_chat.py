@@ -182,5 +182,18 @@ async def test_what_a_turn_refuses(engine):
     assert "chat_template" in str(caught.value.field)
 
 
+@pytest.mark.parametrize("text", ["a" * 3_500_000, "the weather " * 300_000])
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(engine, text):
+    with pytest.raises(ContextOverflow, match="at least") as refused:
+        await Conversation(engine).say(user(text))
+    assert refused.value.field == "messages"
+    job = Job(prompt_text=text)
+    with pytest.raises(ContextOverflow, match="at least") as refused:
+        _ = [
+            one async for one in engine.generate(Generate(stream=1, turn_id="0" * 12, attempt=0, trial_id="t", job=job))
+        ]
+    assert refused.value.field == "prompt"
+
+
 async def test_the_format_is_known_to_be_extendable(engine):
     assert "continuation" in engine.cards()[0].capabilities
