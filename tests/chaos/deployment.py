@@ -28,6 +28,8 @@ from tests.support.tcprelay import TcpRelay
 PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 --sweep-s 1 --shutdown-s 3 --keepalive-s 0.5
            --body-timeout-s 5 --host 127.0.0.1""".split()
 START_S = 180.0
+MOST_STARTS = 20
+"""Of a replica that ends at once, in a row."""
 CLOCK_JUMP_S = 8.0
 """A lease that is granted meanwhile lasts so much longer."""
 WAIT_S = 1.5
@@ -216,8 +218,8 @@ class Deployment:
 
     async def _listens(self, replica: Program) -> bool:
         port = self.ports[self.replicas.index(replica)]
-        until = time.monotonic() + START_S
-        while time.monotonic() < until:
+        until, most = time.monotonic() + START_S, replica.starts + MOST_STARTS
+        while time.monotonic() < until and replica.starts < most:
             if not replica.runs:
                 replica.start()  # its port may have been somebody's for a moment, or a drain has ended it
             with contextlib.suppress(OSError):
