@@ -53,6 +53,8 @@ class HfChatFormat:
         self.name = name or tokenizer.name_or_path
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # some files ask for it; a prompt is what was asked, or refused
+        self._backend.no_padding()
         self._bytes = TokenBytes(self._backend)
         self._fewest = FewestTokens(self._backend, self._bytes)
         self._context_tokens = context_tokens

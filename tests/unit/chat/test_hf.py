@@ -97,6 +97,16 @@ def test_stop_ids_come_from_config_tokenizer_and_template(tmp_path: Path) -> Non
     assert loaded.stop_ids == {7, close, end} and loaded.digest == HfChatFormat(tokenizer).digest
 
 
+def test_a_prompt_is_neither_cut_nor_padded_whatever_the_tokenizers_file_says() -> None:
+    plain, told = HfChatFormat(model(CHATML)), model(CHATML)
+    told.backend_tokenizer.enable_truncation(4)
+    told.backend_tokenizer.enable_padding(length=64)
+    format = HfChatFormat(told)
+    assert format.render(HELLO, [], {}) == plain.render(HELLO, [], {})
+    assert format.encode("one two three four five") == plain.encode("one two three four five")
+    assert format.digest == plain.digest
+
+
 def test_what_cannot_be_a_format_is_refused_at_load() -> None:
     bare = model(CHATML)
     bare.chat_template = None
