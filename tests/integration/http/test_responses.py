@@ -16,7 +16,8 @@ from proxy.contracts.errors import ContextOverflow
 from proxy.contracts.records import OPEN
 from proxy.store.redis import RedisStore
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.test_turns import FailingStore, SlowStore
+from tests.integration.http.test_ending import SlowStore
+from tests.integration.http.test_failing import FailingStore
 from tests.support.parrot import ParrotEngine, Say
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
