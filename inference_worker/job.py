@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -21,13 +20,13 @@ import msgspec
 
 from inference_worker.chat.base import ChatFormat, Parser
 from inference_worker.chat.check import FormatReport, check_format
-from inference_worker.chat.prompt import Prompt, Prompter
+from inference_worker.chat.prompt import Prompt, Prompter, started_of
 from inference_worker.chat.reader import PlainText, Read, Reader
 from inference_worker.chat.replay import Unshown, law_of_the_rest, replay
 from inference_worker.engines.base import StagedUpdate, TokenEngine, TokenStep
 from proxy.contracts.canonical import Job, Sampling, TokenLogprob
 from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
-from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Shown, Started, StreamEvent
+from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Shown, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 
 logger = logging.getLogger(__name__)
@@ -100,19 +99,7 @@ class ChatEngine:
         prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, request)
         law = law_in_effect(job.sampling, len(prompt.ids), card.context_tokens, field_of(job))
         grammar = self._engine.constrains(job)
-        raw = ids_to_bytes(prompt.ids)
-        yield Started(
-            stream=request.stream,
-            kept_tokens=prompt.kept_tokens,
-            new_ids=raw[4 * prompt.kept_tokens :],
-            prompt_tokens=len(prompt.ids),
-            prompt_digest=hashlib.blake2b(raw, digest_size=16).digest(),
-            law=law,
-            resumable=not grammar and not law.remembers_output(),
-            constrained=grammar,
-            refused=prompt.refused,
-            thinking_kept=prompt.thinking_kept,
-        )
+        yield started_of(request.stream, prompt, law, grammar=grammar)
         parser = PlainText() if is_plain(job) else self._parser(job, prompt)
         one_call = not job.parallel_tool_calls and bool(job.tools) and job.tool_choice != "none" and not grammar
         reader = Reader(self._format, parser, law, one_call)

@@ -160,7 +160,7 @@ class ProxySettings(Settings):
         """
         for field in ("host", "control_host"):
             host = getattr(self, field)
-            if self.admin_key is None and host is not None and not _is_loopback(host):
+            if self.admin_key is None and host is not None and not is_loopback(host):
                 raise ConfigError(
                     f"{field} {host!r} is not loopback and there is no admin_key: agents could read and reward each "
                     "other's sessions; set STENO_ADMIN_KEY, or listen on 127.0.0.1",
@@ -185,7 +185,7 @@ class ProxySettings(Settings):
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

@@ -6,6 +6,7 @@ CPU work, linear in what is new, or in the request when rendered whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from array import array
@@ -16,9 +17,10 @@ from typing import Any
 from inference_worker.chat.base import Renderer
 from inference_worker.chat.check import FormatReport, called, extend_folded
 from inference_worker.chat.extend import Refusal
-from proxy.contracts.canonical import Job, Message
+from proxy.contracts.canonical import Job, Message, Sampling
 from proxy.contracts.errors import BadRequest
-from proxy.contracts.records import ForkReason
+from proxy.contracts.frames import Started
+from proxy.contracts.records import ForkReason, ids_to_bytes
 
 _QUESTION: Message = {"role": "user", "content": "ok?"}
 _EXAMPLES = 256
@@ -35,6 +37,23 @@ class Prompt:
     refused: str = ""
     thinking_kept: bool = True
     generation_prompt: Sequence[int] = ()
+
+
+def started_of(stream: int, prompt: Prompt, law: Sampling, *, grammar: bool) -> Started:
+    """What is said of a generation that begins with this prompt. law: in effect."""
+    raw = ids_to_bytes(prompt.ids)
+    return Started(
+        stream=stream,
+        kept_tokens=prompt.kept_tokens,
+        new_ids=raw[4 * prompt.kept_tokens :],
+        prompt_tokens=len(prompt.ids),
+        prompt_digest=hashlib.blake2b(raw, digest_size=16).digest(),
+        law=law,
+        resumable=not grammar and not law.remembers_output(),
+        constrained=grammar,
+        refused=prompt.refused,
+        thinking_kept=prompt.thinking_kept,
+    )
 
 
 class Prompter:

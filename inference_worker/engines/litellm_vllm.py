@@ -9,14 +9,13 @@ docs/upstreams.md.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 from inference_worker.chat.check import check_format
-from inference_worker.chat.prompt import Prompt, Prompter
+from inference_worker.chat.prompt import Prompt, Prompter, started_of
 from inference_worker.engines.base import Tally
 from inference_worker.engines.litellm_vllm_format import ServerFormat
 from inference_worker.engines.litellm_vllm_http import VllmServer
@@ -26,8 +25,8 @@ from inference_worker.job import field_of, given_prompt, law_in_effect
 from inference_worker.weights.fixed import FixedWeights
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Generate, ModelCard, Started, StreamEvent
-from proxy.contracts.records import bytes_to_ids, ids_to_bytes
+from proxy.contracts.frames import Delta, Generate, ModelCard, StreamEvent
+from proxy.contracts.records import bytes_to_ids
 
 logger = logging.getLogger(__name__)
 VERSION = "base/0"
@@ -128,7 +127,7 @@ class VllmServerEngine(FixedWeights):
                 delta = reader.read(event)
                 if reader.has_begun and not begun:
                     begun = True
-                    yield _started(request.stream, prompt, law, grammar)
+                    yield started_of(request.stream, prompt, law, grammar=grammar)
                 if delta is not None:
                     yield self._tallied(delta)
         if not begun:
@@ -158,19 +157,3 @@ class VllmServerEngine(FixedWeights):
         """Whether the log-probabilities that the server gives are of another distribution than it draws from: before temperature
         (its `--logprobs-mode` is not processed_logprobs)."""
         return self._facts is not None and not self._facts.processed_logprobs and law.temperature != 1.0
-
-
-def _started(stream: int, prompt: Prompt, law: Sampling, grammar: bool) -> Started:
-    raw = ids_to_bytes(prompt.ids)
-    return Started(
-        stream=stream,
-        kept_tokens=prompt.kept_tokens,
-        new_ids=raw[4 * prompt.kept_tokens :],
-        prompt_tokens=len(prompt.ids),
-        prompt_digest=hashlib.blake2b(raw, digest_size=16).digest(),
-        law=law,
-        resumable=not grammar and not law.remembers_output(),
-        constrained=grammar,
-        refused=prompt.refused,
-        thinking_kept=prompt.thinking_kept,
-    )

@@ -12,7 +12,7 @@ from proxy.contracts.errors import StenoError
 from proxy.dialects import openai
 from proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from proxy.dialects.chat_request import Body, canonical
-from proxy.dialects.openai import to_json
+from proxy.dialects.openai import logprobs_of, to_json
 from proxy.dialects.openai_schema import CHAT
 
 _decoder = msgspec.json.Decoder(Body)
@@ -42,7 +42,9 @@ class Chat:
                     {
                         "index": choice.index,
                         "message": _message_out(choice.message),
-                        "logprobs": {"content": _logprobs(choice.tokens), "refusal": None} if wants_logprobs else None,
+                        "logprobs": {"content": logprobs_of(choice.tokens), "refusal": None}
+                        if wants_logprobs
+                        else None,
                         "finish_reason": choice.finish_reason,
                     }
                     for choice in choices
@@ -72,20 +74,6 @@ def _message_out(message: Message) -> dict[str, Any]:
     if calls:
         out["tool_calls"] = calls
     return out
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.raw),
-            "top_logprobs": [
-                {"token": text, "logprob": logprob, "bytes": list(raw)} for text, raw, logprob in token.top
-            ],
-        }
-        for token in tokens
-    ]
 
 
 class ChatWriter:
@@ -172,4 +160,4 @@ def _call_piece(call: ToolCallPiece) -> dict[str, Any]:
 
 
 def _logprobs_json(tokens: Sequence[TokenLogprob]) -> bytes:
-    return b',"logprobs":' + to_json({"content": _logprobs(tokens), "refusal": None})
+    return b',"logprobs":' + to_json({"content": logprobs_of(tokens), "refusal": None})

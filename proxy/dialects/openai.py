@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.contracts.canonical import Sampling
+from proxy.contracts.canonical import Sampling, TokenLogprob
 from proxy.contracts.errors import BadRequest, ContextOverflow, StenoError
 from proxy.dialects.base import Choice, Header, check_range
 
@@ -163,3 +163,18 @@ def error_words(error: StenoError) -> str:
             f" {error.prompt_tokens} tokens. Please reduce the length of the messages."
         )
     return error.message
+
+
+def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """As chat completions and responses show them."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.raw),
+            "top_logprobs": [
+                {"token": text, "logprob": logprob, "bytes": list(raw)} for text, raw, logprob in token.top
+            ],
+        }
+        for token in tokens
+    ]

@@ -13,13 +13,12 @@ from typing import Any
 from proxy.contracts.canonical import TokenLogprob
 from proxy.contracts.errors import ContextOverflow, EngineFailed, StenoError
 from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.openai import error_words, to_json
+from proxy.dialects.openai import error_words, logprobs_of, to_json
 from proxy.dialects.responses_output import (
     Item,
     ResponsesRequest,
     call_item,
     head_of,
-    logprobs,
     message_item,
     reasoning_item,
     state_of,
@@ -181,7 +180,7 @@ class ResponsesWriter:
         if tokens:
             self._tokens += tokens
             self._pending = []
-            shown = b',"logprobs":' + to_json(logprobs(tokens))
+            shown = b',"logprobs":' + to_json(logprobs_of(tokens))
         return self._splice % (to_json(text), shown, sequence)
 
     def _close(self, status: str = "completed") -> bytes:

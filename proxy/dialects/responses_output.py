@@ -14,6 +14,7 @@ import msgspec
 
 from proxy.contracts.canonical import CanonicalRequest, TokenLogprob
 from proxy.dialects.base import Choice, Header
+from proxy.dialects.openai import logprobs_of
 from proxy.dialects.responses_items import RAW_CALL, seal
 from proxy.dialects.responses_text import free_text
 from proxy.dialects.responses_tools import Place, Tools
@@ -46,7 +47,7 @@ def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: s
 
 
 def text_part(text: str, tokens: list[TokenLogprob]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs(tokens)}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_of(tokens)}
 
 
 def message_item(item_id: str, parts: list[dict[str, Any]], status: str = "completed") -> Item:
@@ -130,17 +131,3 @@ def body_of(request: ResponsesRequest, header: Header, choice: Choice) -> dict[s
     """The whole response object."""
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     return head_of(request, header) | state_of(status, items_of(request, header.answer_id, choice), choice)
-
-
-def logprobs(tokens: list[TokenLogprob]) -> list[dict[str, Any]]:
-    return [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.raw),
-            "top_logprobs": [
-                {"token": text, "logprob": logprob, "bytes": list(raw)} for text, raw, logprob in token.top
-            ],
-        }
-        for token in tokens
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.config import is_loopback
 from steno.doctor.findings import Finding, bad, clock, ok, warning
 
 TIMEOUT_S = 10.0
@@ -90,15 +90,6 @@ def guarded(url: str, open_to_all: bool, has_key: bool, status: int) -> Iterator
         yield warning(
             "proxy.tls", "keys travel in the clear", "fine in a cluster's own network; else TLS in front of it"
         )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def judge_workers(workers: list[Worker]) -> Iterator[Finding]:
