@@ -114,8 +114,10 @@ def exchanges(trial: str, requests: list[_Seen], turns: list[dict[str, Any]]) ->
 
 
 def _said(reply: dict[str, Any]) -> set[str]:
-    """The texts that the script said, those inside the arguments of calls too."""
+    """The texts that the script said, those inside the arguments of calls too, and both in one, as gptme keeps them."""
     said = {text for key in ("content", "reasoning_content") if (text := reply.get(key))}
+    if thought := reply.get("reasoning_content"):
+        said.add(f"<think>\n{thought}\n</think>\n\n{reply['content']}".strip())
     for call in reply.get("tool_calls", []):
         arguments = call["function"]["arguments"]
         said.add(arguments)
