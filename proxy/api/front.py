@@ -127,6 +127,8 @@ class Front:
 
     def _limit(self, method: str, path: str) -> int | None:
         """Bytes that a body may have; None: it is passed on as it comes, and bounded where it goes."""
+        if path.partition("/")[2].partition("/")[0] not in RESERVED_TRIAL_IDS:
+            return None  # an agent's: `max_body_bytes` of the route
         if not path.startswith("/policy/updates"):
             return MAX_CONTROL_BODY_BYTES
         if method == "PUT" and "/shards/" in path:

@@ -108,3 +108,14 @@ async def test_a_turn_that_runs_and_an_agent_that_has_not_begun_are_not_idle() -
         gate.set()
         assert (await asked).status_code == 200
         assert (await end_of(proxy))[0] == "open"
+
+
+@pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens", "chat/completions"])
+async def test_what_is_counted_may_be_as_large_as_what_is_generated_from(proxy: Proxy, path: str) -> None:
+    text = "x" * (2 * 2**20)
+    said = {"input": text} if path.startswith("responses") else {"messages": [{"role": "user", "content": text}]}
+    answer = await proxy.http.post(f"/t/v1/{path}", json={"model": "any", "max_tokens": 4} | said)
+    assert answer.status_code == 200, answer.text[:300]
+    async with running(max_body_bytes=2**20) as small:
+        answer = await small.http.post(f"/t/v1/{path}", json={"model": "any", "max_tokens": 4} | said)
+        assert answer.status_code == 413, answer.text[:300]
