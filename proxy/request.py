@@ -19,7 +19,7 @@ from proxy import metrics
 from proxy.answering import Client, ClientLeft, Stopping
 from proxy.choice import OpenChoice
 from proxy.contracts.canonical import CanonicalRequest
-from proxy.contracts.errors import EngineFailed, StenoError
+from proxy.contracts.errors import EngineFailed, StenoError, TooManyRequests
 from proxy.contracts.frames import StreamEvent
 from proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, Writer
 from proxy.failover import PASSING, go_on
@@ -35,6 +35,8 @@ ABORT_S = 2.0
 """After an abort, how long a turn may stay stuck in a write to a client that does not read. Seconds."""
 STALL_S = 2.0
 """How long the client that came first may hold up those who joined its request, once. Seconds."""
+MOST_JOINED = 16
+"""Clients beside the first. Each may have events waiting for it; SDKs leave the connection before they ask again."""
 
 
 class Host(Protocol):
@@ -210,11 +212,14 @@ class Request:
         """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
 
         A client that a write waits for reads no longer, and has asked again: the turn ends there, and its retry is a new attempt.
+        Raises: TooManyRequests.
         """
         if self._telling and not self._joined:
             self.abort(ClientLeft("the client asked again"))
         if self._over or self._aborted is not None:
             return None
+        if len(self._joined) >= MOST_JOINED:
+            raise TooManyRequests(f"{MOST_JOINED} retries of this request wait for its answer already")
         joined = Joined(self, self.dialect, asked, client, self._header())
         for choice in self.choices:
             if choice.transcript.started is not None:

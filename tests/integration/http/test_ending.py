@@ -14,6 +14,7 @@ from proxy import metrics, request
 from proxy.contracts.errors import EngineFailed, NoWorker
 from proxy.contracts.frames import Generate, StreamEvent
 from proxy.contracts.records import IndexRow, Turn, bytes_to_ids
+from proxy.request import MOST_JOINED
 from proxy.store.base import Asked
 from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running
@@ -178,6 +179,25 @@ class Silent(ParrotEngine):
         self.requests.append(request)
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
+
+
+async def test_no_more_retries_wait_for_one_answer_than_may() -> None:
+    gate = asyncio.Event()
+    async with running(ParrotEngine(lambda _: Say("hello", gates={1: gate}))) as proxy:
+        first = asyncio.create_task(proxy.http.post(CHAT, json=BODY))
+        await until(lambda: proxy.engine.requests)
+        again = {"x-stainless-retry-count": "1"}
+        rest = [asyncio.create_task(proxy.http.post(CHAT, json=BODY, headers=again)) for _ in range(MOST_JOINED + 3)]
+        refused: list[Any] = []
+        while len(refused) < 3:
+            done, _ = await asyncio.wait(set(rest) - set(refused), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert done, "as many as asked wait"
+            refused += done
+        assert {(await one).status_code for one in refused} == {429}
+        gate.set()
+        answers = [await one for one in (first, *rest) if one not in refused]
+        assert [answer.status_code for answer in answers] == [200] * (MOST_JOINED + 1)
+        assert len(await proxy.turns("t")) == 1
 
 
 async def test_a_retry_does_not_join_what_has_failed_and_is_about_to_end() -> None:
