@@ -307,9 +307,12 @@ async def read(worker: Worker, websocket: WebSocket) -> None:
 
 
 async def write(worker: Worker, link: Link) -> None:
+    """Returns when another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
     while True:
         await link.dirty.wait()
         link.dirty.clear()
+        if worker.link is not link:
+            return
         for packet in worker.peer.data_to_send():
             await link.websocket.send_bytes(packet)
 
