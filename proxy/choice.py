@@ -116,14 +116,13 @@ class OpenChoice:
     def cut_off(self, reason: str) -> None:
         """Nothing more is wanted of its worker. What had arrived is of the turn all the same (I4), though nobody is told; what
         arrived before anybody had looked came too late."""
+        if self.transcript.started is None:
+            self.stream.discard(reason)
+            return
         self.stream.cancel(reason)
         for event in self.stream.leftover():
-            if type(event) is not Delta:
-                continue
-            if self.transcript.started is not None:
+            if type(event) is Delta:
                 self.transcript.take(event)
-            else:
-                metrics.LATE_TOKENS.inc(len(event.ids) >> 2)
 
     async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
         """Commit, to the end even if this task is cancelled meanwhile: half a commit is none. Nothing is recorded of what failed

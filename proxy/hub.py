@@ -90,7 +90,7 @@ class Hub:
         self.is_worker: Callable[[str], bool] = self._is_worker
         self._clock = clock
         self.waiting: Waiting[Stream] = Waiting(
-            settings.max_waiting, lambda stream: stream.cancel("nobody waits for it")
+            settings.max_waiting, lambda stream: stream.discard("nobody waits for it")
         )
         self._workers: dict[str, Worker] = {}
         self._closed = False

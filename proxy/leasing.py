@@ -24,6 +24,7 @@ async def lease(
     request: LeaseRequest,
     gone: Callable[[], Awaitable[bool]],
     clock: Callable[[], float | None] = lambda: None,
+    stopping: asyncio.Event | None = None,
 ) -> list[Lease]:
     """Leases of `max_groups` as soon as so many groups are ready, else of those that are after `wait_s`.
 
@@ -31,14 +32,16 @@ async def lease(
     its trainer is served again when its time is over.
 
     Args: gone: whether the caller has left. Nothing is granted to it then. clock: what `RunStore` takes as now.
+        stopping: when it is set, whoever waits gets what there is, and asks another replica.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + request.wait_s
+    stopping = stopping or asyncio.Event()
     slept = False
     with runs.watch(request.run_id) as woken:
         while True:
             woken.clear()
-            left_s = until - loop.time()
+            left_s = 0.0 if stopping.is_set() else until - loop.time()
             if slept and await gone():
                 return []
             at_least = request.max_groups if left_s > 0 else 1
@@ -50,11 +53,17 @@ async def lease(
             if granted.next_in_s is not None:
                 sleep_s = min(sleep_s, max(granted.next_in_s, _LEAST_S))
             slept = True
-            try:
-                async with asyncio.timeout(sleep_s):
-                    await woken.wait()
-            except TimeoutError:
-                continue
+            await _sleep(sleep_s, woken, stopping)
+
+
+async def _sleep(seconds: float, *until: asyncio.Event) -> None:
+    """So long, or until one of these is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in until]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _count(granted: Granted) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -187,6 +188,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+LAST_CALLS_S = 7
+"""After the streams, for other requests: longer than any call to the store takes."""
+
+
 class _Server(uvicorn.Server):
     """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets, and tells the workers:
     uvicorn's own shutdown closes their sockets first, and what they and we still had to say would be lost."""
@@ -215,6 +220,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
+        self._services.stopping.set()
         await self._turns.drain(self._shutdown_s)
         if self.companion is not None:
             await self.companion.stop()
@@ -273,7 +279,7 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
             date_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,  # after the streams: idle connections and the workers' goodbyes
+            timeout_graceful_shutdown=LAST_CALLS_S + math.ceil(settings.redis_wait_s),
         ),
         app.state,
         app.state.turns,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from proxy import metrics
 from proxy.contracts.errors import BY_CODE, ContextOverflow, EngineFailed, ProtocolError, StenoError
 from proxy.contracts.frames import Cancel, Credit, Delta, Failed, Finish, ModelCard, Started, StreamEvent
 
@@ -97,6 +98,11 @@ class Stream:
         """After `cancel`, what had arrived and was not taken. The consumer is done."""
         events, self._events = self._events, []
         return events
+
+    def discard(self, reason: str) -> None:
+        """`cancel`, where there is no consumer: what had arrived came too late (I4)."""
+        self.cancel(reason)
+        metrics.LATE_TOKENS.inc(sum(len(event.ids) >> 2 for event in self.leftover() if type(event) is Delta))
 
     def cancel(self, reason: str) -> None:
         """Stop the generation; later frames are dropped. Idempotent. `next` then ends with `Finish(cancelled)`."""

@@ -61,8 +61,10 @@ class Turns:
         self._draining = False
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests, and wait for those in flight; what still runs after `timeout_s` is kept as partial turns."""
+        """Take no more requests, and wait for those in flight; what still runs after `timeout_s` is kept as partial turns.
+        Requests that wait for a worker are refused: nothing of them has begun, and another replica has time for them."""
         self._draining = True
+        self.hub.waiting.dismiss(_about_to_stop)
         waits = [asyncio.ensure_future(request.done.wait()) for request in self._running]
         if waits:
             log.info("waiting up to %.0f s for %d requests", timeout_s, len(waits))
@@ -103,7 +105,7 @@ class Turns:
         key, superseded = sought.key(trial_id), dict[int, str]()
         if self._draining:
             await self._refused(recording, key, queued, again=bool(again))
-            raise Stopping("the proxy is about to stop")
+            raise _about_to_stop()
         if again and (again := await self._noted(trial_id, sought, key, queued, again)):
             earlier = await self._earlier(recording, dialect, sought, client)
             if not isinstance(earlier, dict):
@@ -226,16 +228,18 @@ class Turns:
                 return self.hub.open(order)
             except NOT_YET:
                 pass
+        if self._draining:
+            raise _about_to_stop()
         stream = await self.hub.place(order)
         try:
             if self._draining:
-                raise Stopping("the proxy is about to stop")
+                raise _about_to_stop()
             await self.recorder.enter(request.recording.trial_id)
             await self._check_room(
                 request.recording, request.sought.asked.n
             )  # others of its trial may have been placed
         except BaseException:
-            stream.cancel("its session has ended, or it has no room")
+            stream.discard("its session has ended, or it has no room")
             raise
         return stream
 
@@ -263,3 +267,7 @@ class Turns:
         first = request.choices[0].transcript.turn_id if index else turn_id
         facts = msgspec.structs.replace(facts, answer_id=first if request.sought.asked.n > 1 else None)
         return OpenChoice(self.recorder, request.recording, index, order, stream, transcript, facts, found)
+
+
+def _about_to_stop() -> Stopping:
+    return Stopping("the proxy is about to stop")

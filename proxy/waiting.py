@@ -75,6 +75,13 @@ class Waiting(Generic[T]):
             return waiter.placed.result()
         raise waiter.refusal
 
+    def dismiss(self, why: Callable[[], StenoError]) -> None:
+        """Nobody but those who are urgent gets a place any more: who waits is told why."""
+        for waiters in self._trials.values():
+            for waiter in waiters:
+                if not waiter.placed.done():
+                    waiter.placed.set_exception(why())
+
     def wake(self) -> None:
         """There may be a place. Tried soon, once for all that happens in this turn of the event loop."""
         if not self._serving and (self._trials or self._urgent):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -34,7 +35,8 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the routers work with: `request.app.state.services`."""
+    """What the routers work with: `request.app.state.services`. stopping: set when the proxy is told to stop; whoever waits for
+    what may come much later ends then."""
 
     settings: ProxySettings
     keys: Keyring
@@ -43,6 +45,7 @@ class Services:
     hub: Hub
     policies: Policies
     ports: Ports | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def services(request: Request) -> Services:

@@ -20,7 +20,8 @@ router = APIRouter(tags=["leases"], responses=ERRORS, dependencies=[Depends(admi
 
 @router.post("/leases", response_model=LeaseList, summary="Lease completed groups, oldest ready first; waits for them")
 async def lease(request: Request, body: LeaseRequest) -> Response:
-    found = await leasing.lease(services(request).store.runs, body, request.is_disconnected)
+    proxy = services(request)
+    found = await leasing.lease(proxy.store.runs, body, request.is_disconnected, stopping=proxy.stopping)
     for one in found:
         log.info("group %s leased to %s (grant %d)", one.group.group_id, body.consumer, one.grants)
     return encoded(request, LeaseList(items=found))

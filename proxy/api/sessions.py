@@ -146,17 +146,23 @@ async def watch(
     check_cursor(cursor)  # while there is still a status to say so with
     events = store.events(trial_id, after=cursor)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(_sse(events), media_type="text/event-stream", headers=headers)
+    stopping = services(request).stopping
+    return StreamingResponse(_sse(events, stopping), media_type="text/event-stream", headers=headers)
 
 
-async def _sse(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncIterator[bytes]:
+async def _sse(events: AsyncIterator[tuple[str, dict[str, Any]]], stopping: asyncio.Event) -> AsyncIterator[bytes]:
     """Events as SSE, with comments in the silences. The next event is awaited across them, so that none is lost."""
     iterator = aiter(events)
+    stop = asyncio.ensure_future(stopping.wait())
     waiting: asyncio.Future[Any] | None = None
     try:
         while True:
             waiting = waiting or asyncio.ensure_future(anext(iterator))
-            done, _ = await asyncio.wait({waiting}, timeout=EVENT_KEEPALIVE_S)
+            done, _ = await asyncio.wait(
+                {waiting, stop}, timeout=EVENT_KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stop in done:
+                return
             if not done:
                 yield b": keepalive\n\n"
                 continue
@@ -174,6 +180,7 @@ async def _sse(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncIterat
                 cursor.encode(), str(event.get("type", "message")).encode(), msgspec.json.encode(event, enc_hook=str)
             )  # fmt: skip
     finally:
+        stop.cancel()
         if waiting is not None:
             waiting.cancel()
             await asyncio.wait({waiting})

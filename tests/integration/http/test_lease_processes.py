@@ -81,3 +81,24 @@ async def test_a_dead_trainers_lease_is_served_by_the_other_replica(tmp_path: Pa
 
 def ask(**fields: object) -> LeaseRequest:
     return LeaseRequest.model_validate({"run_id": "killed", "consumer": "trainer"} | fields)
+
+
+async def test_a_proxy_that_stops_lets_those_go_who_wait_for_what_may_come_later(tmp_path: Path) -> None:
+    """Trainers wait for leases by the minute, and watchers for events: they ask another replica, and no log complains."""
+    with running(tmp_path, None) as stack:
+        async with AsyncSteno(stack.url, retries=0) as steno:
+            await steno.create_group(GroupSpec(group_id="later", run_id="later", size=1))
+            leasing = asyncio.create_task(steno.lease(ask(run_id="later", wait_s=60)))
+            watching = asyncio.create_task(watch(steno, "later.0"))
+            await asyncio.sleep(1)
+            os.kill(stack.proxy.pid, signal.SIGTERM)
+            assert await asyncio.wait_for(leasing, 30) == []
+            with pytest.raises(Unreachable, match="ended the event stream"):
+                await asyncio.wait_for(watching, 30)
+            assert await asyncio.to_thread(stack.proxy.wait, 30) == 0
+        assert not [line for line in stack.logs().splitlines() if "ERROR" in line or "Traceback" in line]
+
+
+async def watch(steno: AsyncSteno, trial_id: str) -> None:
+    async for _ in steno.events(trial_id):
+        pass

@@ -15,12 +15,16 @@ from prometheus_client import CollectorRegistry
 from inference_worker.config import WorkerSettings
 from inference_worker.main import Worker
 from inference_worker.metrics import WorkerMetrics
+from proxy.contracts.errors import StoreUnavailable
 from proxy.contracts.frames import Generate
 from proxy.contracts.rest import Completion
+from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.tokens import counters
 from tests.support.waiting import until
 
+KINDS = ("received", "completion", "unrecorded", "late")
 AT_ONCE = 2  # of a worker that runs one: the next is at hand
 
 
@@ -209,3 +213,51 @@ async def test_with_no_worker_at_all_it_is_503_at_once_and_one_that_is_away_is_w
         worker.link.close(1001, "cut")  # its socket, not its channel: it comes back
         await until(lambda: not worker.eligible)
         assert (await proxy.chat("t", "hello")).status_code == 200
+
+
+async def test_who_waits_at_a_proxy_that_is_told_to_stop_may_ask_another_one_at_once() -> None:
+    async with busy(queue_s=300) as (proxy, engine):
+        begun = [ask(proxy, f"begun-{number}") for number in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        waiting = [ask(proxy, f"waits-{number}") for number in range(3)]
+        await until(lambda: len(proxy.app.state.hub.waiting) == 3)
+        draining = asyncio.create_task(proxy.app.state.turns.drain(60))
+        refused = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+        assert {(one.status_code, one.json()["error"]["code"]) for one in refused} == {(503, "proxy_stopped")}
+        assert all("retry-after" in one.headers for one in refused)
+        engine.gate.set()
+        assert [(await one).status_code for one in begun] == [200] * AT_ONCE, "what had begun goes on"
+        await draining
+
+
+class Forgetful(MemoryStore):
+    """Answers nobody once it is `away`, and waits before it says so for `until` to be true."""
+
+    away = False
+
+    async def tail(self, *args: Any, **kwargs: Any) -> Any:
+        if self.away:
+            await until(self.until)
+            raise StoreUnavailable("the store is away")
+        return await super().tail(*args, **kwargs)
+
+    def until(self) -> bool:
+        return True
+
+
+async def test_what_came_for_a_request_that_is_refused_once_it_has_its_place_is_counted_as_late() -> None:
+    """I4."""
+    store = Forgetful()
+    async with busy(queue_s=300, store=store) as (proxy, engine):
+        before = await asyncio.to_thread(counters, proxy.url + "/metrics")
+        begun = [ask(proxy, f"begun-{number}") for number in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        waiting = ask(proxy, "waits")
+        await until(lambda: len(proxy.app.state.hub.waiting) == 1)
+        store.away, store.until = True, lambda: proxy.app.state.hub.counts.tokens == 3 * (AT_ONCE + 1)
+        engine.gate.set()
+        assert (await waiting).status_code == 503
+        assert [(await one).status_code for one in begun] == [200] * AT_ONCE
+        after = await asyncio.to_thread(counters, proxy.url + "/metrics")
+    grown = {kind: after[name] - before[name] for kind in KINDS for name in [f"steno_proxy_{kind}_tokens_total"]}
+    assert grown == {"received": 9, "completion": 6, "unrecorded": 0, "late": 3}

@@ -38,9 +38,16 @@ async def stays() -> bool:
     return False
 
 
-async def lease(store: MemoryStore, *, gone: Any = stays, clock: Any = lambda: 20.0, **fields: Any) -> list[str]:
+async def lease(
+    store: MemoryStore,
+    *,
+    gone: Any = stays,
+    clock: Any = lambda: 20.0,
+    stopping: asyncio.Event | None = None,
+    **fields: Any,
+) -> list[str]:
     request = LeaseRequest(run_id=RUN, consumer="t", **fields)
-    return [one.group.group_id for one in await leasing.lease(store.runs, request, gone, clock)]
+    return [one.group.group_id for one in await leasing.lease(store.runs, request, gone, clock, stopping)]
 
 
 async def test_enough_are_answered_at_once(store: Counting) -> None:
@@ -92,3 +99,14 @@ async def test_nothing_is_granted_to_a_caller_that_has_left(store: Counting) -> 
     await finished(store, "g")
     assert await asyncio.wait_for(waiting, 30) == []
     assert await lease(store) == ["g"]
+
+
+async def test_a_proxy_that_stops_answers_who_waits_with_what_there_is(store: Counting) -> None:
+    await finished(store, "a")
+    stopping = asyncio.Event()
+    waiting = asyncio.create_task(lease(store, max_groups=2, wait_s=60, stopping=stopping))
+    while not store.looks:
+        await asyncio.sleep(0)
+    stopping.set()
+    assert await asyncio.wait_for(waiting, 30) == ["a"]
+    assert await asyncio.wait_for(lease(store, wait_s=60, stopping=stopping), 30) == []
