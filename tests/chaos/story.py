@@ -185,7 +185,9 @@ class Story:
             while True:
                 async with http.post(url, json=spoken.body([Line("user", "late")], False)) as response:
                     status = response.status
-                if status != 503 or time.monotonic() > until:  # a line to Redis that was lost is found out by being used
+                if (
+                    status != 503 or time.monotonic() > until
+                ):  # a line to Redis that was lost is found out by being used
                     break
             if status not in OVER:
                 self._wrong(f"{trial.trial_id} has ended, and a late request was answered {status}")
