@@ -221,8 +221,9 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self._services.stopping.set()
+        # After what is asked there now: at a connection that stays open, a client would be refused again and again.
         for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedHttp):  # after its answer: at an open one, a client would be refused again and again
+            if isinstance(connection, BoundedHttp):
                 connection.shutdown()
         await self._turns.drain(self._shutdown_s)
         if self.companion is not None:

@@ -37,17 +37,19 @@ def test_nobody_asks_again_at_a_proxy_that_stops_while_its_streams_end(worker: l
     with running(tmp_path / "run", [*worker, "--", "--pace-s", "0.5"]) as stack:
         stack.wait_for_model()
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
-        with httpx.Client(base_url=stack.url, timeout=60) as streaming, httpx.Client(base_url=stack.url) as kept:
-            with streaming.stream("POST", "/t/v1/chat/completions", json=body) as response:
-                assert response.status_code == 200
-                assert kept.get("/healthz").status_code == 200
-                stack.proxy.terminate()
-                until = time.monotonic() + 20
-                with pytest.raises(httpx.TransportError):
-                    while time.monotonic() < until:
-                        assert kept.get("/healthz").status_code == 200
-                assert stack.proxy.poll() is None, "it is still there for its stream"
-                assert b"".join(response.iter_bytes()).rstrip().endswith(b"[DONE]")
+        with (
+            httpx.Client(base_url=stack.url) as kept,
+            httpx.stream("POST", stack.url + "/t/v1/chat/completions", json=body, timeout=60) as response,
+        ):
+            assert response.status_code == 200
+            assert kept.get("/healthz").status_code == 200
+            stack.proxy.terminate()
+            until = time.monotonic() + 20
+            with pytest.raises(httpx.TransportError):
+                while time.monotonic() < until:
+                    assert kept.get("/healthz").status_code == 200
+            assert stack.proxy.poll() is None, "it is still there for its stream"
+            assert b"".join(response.iter_bytes()).rstrip().endswith(b"[DONE]")
         assert stack.proxy.wait(30) == 0
 
 
