@@ -58,7 +58,7 @@ class PolicyStore(Protocol):
 
     async def heads(self) -> list[PolicyHead]: ...
     async def update(self, update_id: str) -> UpdateRow:
-        """Raises NotFound: never posted, or superseded long ago."""
+        """As durable as what `post` returned. Raises NotFound: never posted, or superseded long ago."""
         ...
 
     async def serve(self, update_id: str) -> None:

@@ -57,7 +57,8 @@ class RedisPolicies:
         return heads
 
     async def update(self, update_id: str) -> UpdateRow:
-        [fields] = await self._link.ask(("HGETALL", update_key(update_id)))
+        # As a write, which waits for replicas: workers are told of it, and a failover must not know less than they do.
+        fields = await self._link.write("HGETALL", update_key(update_id))
         if not fields:
             raise unknown(update_id)
         return _row(update_id, fields)

@@ -132,10 +132,12 @@ async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | No
 
 async def _one(deployment: Deployment, schedule: Schedule, versions: list[str]) -> Verdict:
     name = f"chaos-{schedule.seed}-{uuid.uuid4().hex[:6]}"
+    story = Story(deployment, schedule, versions, name=name)
+    verdict = story.verdict
     try:
-        verdict = await Story(deployment, schedule, versions, name=name).play()
+        await story.play()
     except Exception as error:  # recorded: the seed has failed
-        verdict = Verdict(schedule.seed, [f"it could not be played to its end: {error!r}", *format_exception(error)])
+        verdict.wrong += [f"it could not be played to its end: {error!r}", *format_exception(error)]
     if verdict.wrong:
         print(f"\nFAILED {schedule}\n  as run {name}:", flush=True)
         for sentence in verdict.wrong:

@@ -73,13 +73,13 @@ class Story:
         self._schedule = schedule
         self._versions = versions
         self._run_id = name
-        self._verdict = Verdict(schedule.seed)
+        self.verdict = Verdict(schedule.seed)
         self._trials: list[Trial] = []
         self._clients: list[AsyncSteno] = []
         self._calls = 0
 
-    async def play(self) -> Verdict:
-        """Raises: RuntimeError: the deployment did not come to order again."""
+    async def play(self) -> None:
+        """To its verdict. Raises: RuntimeError: the deployment did not come to order again."""
         began = time.monotonic()
         async with AsyncExitStack() as stack:
             connector = aiohttp.TCPConnector(limit=0)
@@ -109,8 +109,7 @@ class Story:
             await http.close()
         await self._settled()
         self._read_logs()
-        self._verdict.took_s = time.monotonic() - began
-        return self._verdict
+        self.verdict.took_s = time.monotonic() - began
 
     # -- what happens
 
@@ -131,7 +130,7 @@ class Story:
     async def _strike(self, fault: Fault, start: float) -> None:
         await asyncio.sleep(max(0.0, start + fault.at_s - time.monotonic()))
         await faults.strike(self._deployment, fault, self._update)
-        self._verdict.counts[fault.kind] += 1
+        self.verdict.counts[fault.kind] += 1
 
     async def _update(self) -> None:
         step = len(self._versions)
@@ -210,7 +209,7 @@ class Story:
 
     async def _look(self, trainer: Trainer, groups: dict[str, bool]) -> None:
         records: dict[str, list[Turn]] = {}
-        counts = self._verdict.counts
+        counts = self.verdict.counts
         for trial in self._trials:
             counts["requests"] += trial.attempts
             counts["answers"] += len(trial.seen)
@@ -286,7 +285,7 @@ class Story:
                         off.append(f"at r{number}, {one['id']} still has {one['in_flight']} streams")
                 counted = await asyncio.to_thread(counters, self._deployment.direct(number) + "/metrics")
                 off += [f"I4: r{number}: {wrong}" for wrong in check_received(counted)]
-            self._verdict.kept = max(fds for fds, _ in kept), max(memory for _, memory in kept)
+            self.verdict.kept = max(fds for fds, _ in kept), max(memory for _, memory in kept)
             if not off:
                 return
             if time.monotonic() > until:
@@ -308,7 +307,7 @@ class Story:
                     break
 
     def _wrong(self, sentence: str) -> None:
-        self._verdict.wrong.append(sentence)
+        self.verdict.wrong.append(sentence)
 
 
 def first_versions() -> list[str]:

@@ -15,6 +15,7 @@ from proxy.contracts.records import Turn
 from proxy.store.keys import trial_keys
 from proxy.store.redis import RedisStore
 from proxy.store.redis_wait import Wait
+from tests.support.policy_contract import spec
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisSentinel, RedisServer
 from tests.support.store_contract import StoreContract
@@ -156,6 +157,24 @@ async def test_what_no_replica_has_is_an_error_and_may_be_said_again(pair: Pair)
         assert (await insist(lambda: store.session("stalled"))).reward == 1.0
         assert await store.turns("stalled") == [one]
         assert later not in await store.turns("stalled")
+
+
+async def test_an_update_that_no_replica_has_is_told_to_nobody(pair: Pair) -> None:
+    """I10: what a proxy hears of it, workers hear at once; after a failover nobody would know which version they serve."""
+    async with opened(pair.url, HASTY) as store, opened(pair.url, HASTY) as other:
+        update = spec()
+        await insist(lambda: store.register(session("warm")))
+        pair.between.pause()
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            await store.policies.post(update, now=1.0)
+        [head] = await other.policies.heads()
+        assert head.posted == update.update_id
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            await other.policies.update(update.update_id)
+        pair.between.resume()
+        assert (await insist(lambda: other.policies.update(update.update_id))).version == update.version
+        pair.fail_over()
+        assert (await insist(lambda: store.policies.heads())) == [head]
 
 
 async def test_a_primary_that_was_demoted_is_left(pair: Pair) -> None:
