@@ -115,7 +115,9 @@ async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | No
     began = time.monotonic()
     left = sorted(schedules, key=lambda schedule: schedule.watched)
     while left:
-        where, watched = folder / f"from-{left[0].seed}", left[0].watched
+        watched = left[0].watched
+        folder.mkdir(parents=True, exist_ok=True)
+        where = Path(tempfile.mkdtemp(prefix=f"from-{left[0].seed}-", dir=folder))
         async with Deployment(where, watched=watched) as deployment:
             versions = first_versions()
             while left and left[0].watched == watched:
