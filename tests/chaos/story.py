@@ -42,6 +42,8 @@ CONTROL_S = 180.0
 """Within this a call of the control plane succeeds: every fault is over long before."""
 SETTLE_S = 60.0
 SLACK_FDS = 16
+FAILOVER_FDS = 32
+"""More of them: while a failover has all calls wait, each takes a connection of its own, and the pool (64) keeps them."""
 SLACK_BYTES = 32 * 2**20
 LINEAGE = "chaos"
 ALARMS = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)")
@@ -269,13 +271,14 @@ class Story:
         """Descriptors and memory are back where they were, nobody is busy with anything, and each replica says of every token
         that it received since its start where it went (I4)."""
         until = time.monotonic() + SETTLE_S
+        slack = SLACK_FDS + FAILOVER_FDS * self._schedule.watched
         while True:
             off, kept = [], []
             for program in self._deployment.programs:
                 fds, memory = program.usage()
                 most_fds, most_memory = program.baseline or (fds, memory)
                 kept.append((fds - most_fds, memory - most_memory))
-                if fds > most_fds + SLACK_FDS:
+                if fds > most_fds + slack:
                     off.append(f"{program.name} has {fds} descriptors open, and had {most_fds}")
                 if memory > most_memory + SLACK_BYTES:
                     off.append(f"{program.name} takes {memory >> 20} MiB, and took {most_memory >> 20}")
