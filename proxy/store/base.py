@@ -142,7 +142,8 @@ class SessionStore(Protocol):
 
     # -- the recording
     async def tail(self, trial_id: str, start: int) -> Tail:
-        """The session, and index rows from turn number `start` on, in one round trip. NotFound; Gone when deleted."""
+        """The session, and index rows from turn number `start` on, as durable as `commit` promises; mostly in one round trip.
+        Raises: NotFound; Gone when deleted; StoreUnavailable."""
         ...
 
     async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:

@@ -77,6 +77,11 @@ class RedisLink:
         self._left_at = -LEAVE_EVERY_S
 
     @property
+    def waits(self) -> bool:
+        """Whether writes wait for replicas."""
+        return self._wait is not None
+
+    @property
     def client(self) -> Any:
         """redis-py's client, made on first use. Every command on it goes through `call`."""
         if self._client is None:

@@ -58,9 +58,13 @@ class RedisRecordings:
         commands: list[Command] = [("HGETALL", keys.session), ("GET", keys.doc)]
         if start != NO_ROWS:
             commands.append(("LRANGE", keys.turns, start, -1))
-        fields, doc, *rows = await self._link.ask(*commands)
+        fields, doc, *found = await self._link.ask(*commands)
         head = alive(trial_id, fields, doc)
-        return Tail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows[0]] if rows else [])
+        rows = found[0] if found else []
+        if rows and self._link.waits:
+            # As a write, which waits for replicas: who goes on from a turn that a failover forgets goes on from nothing (I2).
+            rows = await self._link.write("LRANGE", keys.turns, start, -1)
+        return Tail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows])
 
     async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
         if not numbers:

@@ -159,6 +159,23 @@ async def test_what_no_replica_has_is_an_error_and_may_be_said_again(pair: Pair)
         assert later not in await store.turns("stalled")
 
 
+async def test_a_turn_that_no_replica_has_is_nothing_to_go_on_from(pair: Pair) -> None:
+    """I2: another proxy would continue it, and a failover would leave the new turn without its beginning."""
+    async with opened(pair.url, HASTY) as store, opened(pair.url, HASTY) as other:
+        first, second = turn(0), turn(1)
+        await insist(lambda: store.register(session("begun")))
+        await insist(lambda: store.commit("begun", first, row(first), now=1.0))
+        assert len((await insist(lambda: other.tail("begun", 0))).rows) == 1
+        pair.between.pause()
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            await store.commit("begun", second, row(second), now=1.0)
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            await other.tail("begun", 1)
+        assert (await other.tail("begun", 2)).rows == [], "who has nothing new to learn does not wait"
+        pair.between.resume()
+        assert len((await insist(lambda: other.tail("begun", 0))).rows) == 2
+
+
 async def test_an_update_that_no_replica_has_is_told_to_nobody(pair: Pair) -> None:
     """I10: what a proxy hears of it, workers hear at once; after a failover nobody would know which version they serve."""
     async with opened(pair.url, HASTY) as store, opened(pair.url, HASTY) as other:
