@@ -114,9 +114,9 @@ class OpenChoice:
         await self._recorder.commit(self._recording, turn, row, self.facts.request)
 
     def cut_off(self, reason: str) -> None:
-        """Nothing more is wanted of its worker. What had arrived is of the turn all the same (I4), though nobody is told; what
-        arrived before anybody had looked came too late."""
-        if self.transcript.started is None:
+        """Nothing more is wanted of its worker. What had arrived is of the turn all the same (I4), though nobody is told; for a
+        turn that has not begun, since nobody had looked or its prompt is not what was asked for (I2), it came too late."""
+        if self.transcript.started is None or self.facts.started is None:
             self.stream.discard(reason)
             return
         self.stream.cancel(reason)
@@ -205,7 +205,7 @@ class OpenChoice:
 
 
 def _to_its_end(write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Also when nobody waits for it any more. What it fails with is for who waits, and it has been logged."""
+    """Also when nobody waits for it any more. What it fails with is for who waits; the store and `_commit` have logged it."""
     task = asyncio.ensure_future(write)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

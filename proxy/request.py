@@ -398,7 +398,7 @@ class Request:
         """The worker has the prompt."""
         started, card, session = choice.transcript.started, choice.stream.card, self.recording.session
         assert started is not None and session is not None
-        choice.facts.started = self._turns.clock()
+        began, choice.facts.started = self._turns.clock(), None  # another attempt may have begun before
         if self.plan.prefix_ids and not started.kept_tokens:
             choice.plan = choice.plan.refused_by(started)
         if started.kept_tokens not in (0, len(self.plan.prefix_ids) // 4):
@@ -409,6 +409,7 @@ class Request:
         if marks:
             await self._turns.recorder.store.add_marks(self.recording.trial_id, marks)
             session.marks.extend(marks)
+        choice.facts.started = began
         self._client.ready()
         for joined in self._joined:
             joined.accept()

@@ -235,9 +235,8 @@ class Turns:
             if self._draining:
                 raise _about_to_stop()
             await self.recorder.enter(request.recording.trial_id)
-            await self._check_room(
-                request.recording, request.sought.asked.n
-            )  # others of its trial may have been placed
+            # Others of its trial may have been placed meanwhile.
+            await self._check_room(request.recording, request.sought.asked.n)
         except BaseException:
             stream.discard("its session has ended, or it has no room")
             raise

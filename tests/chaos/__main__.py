@@ -67,14 +67,14 @@ def main() -> int:
         return 0
     folder = args.logs or Path(tempfile.mkdtemp(prefix="steno-chaos-"))
     if args.shrink:
-        return asyncio.run(_shrink(args.seed, folder))
+        return asyncio.run(_in_order(_shrink(args.seed, folder)))
     if args.mutant is not None:
         return asyncio.run(_in_order(_hunt(schedules, folder, args.mutant)))
     verdicts = asyncio.run(_in_order(_play_beside(schedules, folder, args.jobs, within_s=args.within_s)))
     failed = [verdict.seed for verdict in verdicts if verdict.wrong]
     if args.again and failed:
         print(f"RERUN of {failed}")
-        replayed = asyncio.run(_play([one for one in schedules if one.seed in failed], folder / "again"))
+        replayed = asyncio.run(_in_order(_play([one for one in schedules if one.seed in failed], folder / "again")))
         verdicts = [one for one in verdicts if not one.wrong] + replayed
     return _report(verdicts, len(schedules), folder, args)
 

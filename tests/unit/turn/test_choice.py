@@ -69,20 +69,21 @@ async def test_a_write_goes_on_to_its_end_when_its_waiter_has_left() -> None:
 async def test_what_arrived_and_nobody_looked_at_is_of_a_turn_that_has_begun_else_late() -> None:
     """I4."""
     before = metrics.LATE_TOKENS._value.get()
-    for begun in (True, False):
+    for looked_at, begun in ((True, True), (True, False), (False, False)):
         said = await Said.begin()
         started = Started(1, 0, ids_to_bytes([1]), 1, b"", Sampling())
         said.choice.stream.deliver(started)
         for token in (7, 8):
             said.choice.stream.deliver(Delta(1, ids_to_bytes([token]), floats_to_bytes([-0.5]), "run/1", "x"))
-        if begun:
+        if looked_at:
             first, *untaken = await said.choice.stream.next()
             said.choice.transcript.take(first)
             said.choice.stream.put_back(untaken)
+            said.choice.facts.started = 1.0 if begun else None
         said.choice.cut_off("left")
         turns = await said.turns(EngineFailed("gone"))
         assert [(turn.partial, turn.completion_tokens) for turn in turns] == ([(True, 2)] if begun else [])
-    assert metrics.LATE_TOKENS._value.get() - before == 2
+    assert metrics.LATE_TOKENS._value.get() - before == 4
 
 
 async def spoken(store: Slow) -> Said:
