@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from tests.support.processes import process
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT, Stack, running
 
@@ -106,17 +107,8 @@ def _redis() -> Iterator[RedisServer]:
 @contextlib.contextmanager
 def _worker(stack: Stack) -> Iterator[int]:
     command = [sys.executable, "-m", "benchmarks.worker", "--proxy", f"ws://127.0.0.1:{stack.port}"]
-    with (stack.folder / "bench-worker.log").open("ab") as log:
-        child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-    try:
+    with process(command, stack.folder / "bench-worker.log") as child:
         yield child.pid
-    finally:
-        child.terminate()
-        try:
-            child.wait(40)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 @contextlib.contextmanager
