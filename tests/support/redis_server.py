@@ -16,6 +16,8 @@ import redis
 from tests.support.ports import free_port
 
 START_TIMEOUT_S = 60.0
+PATIENT = {"reply_timeout_s": 60.0, "call_timeout_s": 120.0}
+"""A `RedisStore`'s bounds where they are not the subject: how long a busy machine takes to write to its disk is no matter."""
 
 
 class RedisServer:

@@ -49,6 +49,8 @@ def steps(task: str) -> list[list[tuple[str, dict[str, Any]]]]:
 
 SUMMARY = "The user asked for a fix of src/calc.py, which was made."
 SUBTASK = [[bash("ls")], [bash("echo sub-agent")]]
+SLOW_THOUGHT = "Thinking about step 3."
+"""What is thought in the turn that a task with SLOW in it holds up, once."""
 _asked: dict[tuple[str, int], int] = {}
 
 

@@ -14,6 +14,8 @@ FIXED = "def add(a, b):\n    return a + b\n"
 SUMMARY = "Summary: src/calc.py was fixed, and two steps are left."
 REPORT = "SUBTASK {}: look around and report."
 _AGENT = re.compile(r'"agent_id":\s*"([^"]+)"')
+SLOW_THOUGHT = "Thinking about step 3."
+"""What is thought in the turn that a task with SLOW in it holds up, once."""
 _asked: dict[tuple[str, int], int] = {}
 
 

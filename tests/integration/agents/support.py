@@ -75,10 +75,13 @@ def run_and_kill(
         child.wait()
 
 
-def is_answering(stack: Stack, trial_id: str) -> bool:
-    """Whether a turn of it is on record that is not over: a block of its answer has been closed."""
+def is_answering(stack: Stack, trial_id: str, thought: str) -> bool:
+    """Whether the turn that thought this is on record and not over. Name one that is held up: any other is so for a moment."""
     with contextlib.suppress(httpx.HTTPError, KeyError):
-        return any(turn["finish_reason"] == OPEN for turn in stack.turns(trial_id))
+        return any(
+            turn["finish_reason"] == OPEN and turn["reply"].get("reasoning_content") == thought
+            for turn in stack.turns(trial_id)
+        )
     return False
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from steno.agents import AGENTS, Target
 from steno.commands.env import urls
-from tests.integration.agents.claude_script import SUBTASK, SUMMARY, steps
+from tests.integration.agents.claude_script import SLOW_THOUGHT, SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
     branch,
     check_continuous,
@@ -128,7 +128,7 @@ def test_a_stream_that_broke_before_anything_was_closed_is_asked_again(stack: St
 def test_killed_in_an_answer_it_goes_on_in_words_of_its_own(stack: Stack, tmp_path: Path) -> None:
     """It had its thinking whole and leaves it out: an answer of its own stands there when it goes on, as the record says."""
     command, variables = pointed(stack, "claude-killed", "SLOW once, then fix the bug in src/calc.py")
-    run_and_kill(command, *places(tmp_path), variables, lambda: is_answering(stack, "claude-killed"))
+    run_and_kill(command, *places(tmp_path), variables, lambda: is_answering(stack, "claude-killed", SLOW_THOUGHT))
     run_claude(stack, "claude-killed", "Go on.", tmp_path, goes_on=True)
     turns = stack.turns("claude-killed")
     main = main_branch(turns)

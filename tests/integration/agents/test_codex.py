@@ -12,11 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from proxy.contracts.records import OPEN
-from tests.integration.agents.codex_script import FIXED, STEPS, SUBTASK, SUMMARY
+from tests.integration.agents.codex_script import FIXED, SLOW_THOUGHT, STEPS, SUBTASK, SUMMARY
 from tests.integration.agents.support import (
     is_answering,
     npm_programs,
@@ -138,7 +136,7 @@ async def test_what_it_keeps_of_a_connection_that_broke_is_recognised(stack: Sta
         base_url = f"http://127.0.0.1:{relay.port}/torn/v1"
         agent = asyncio.create_task(asyncio.to_thread(codex, base_url, tmp_path, f"{TASK} SLOW"))
         async with asyncio.timeout(60):
-            while not any(turn["finish_reason"] == OPEN for turn in await asyncio.to_thread(turns_of, stack, "torn")):
+            while not await asyncio.to_thread(is_answering, stack, "torn", SLOW_THOUGHT):
                 await asyncio.sleep(0.05)
         relay.cut()
         await agent
@@ -156,7 +154,7 @@ def test_killed_in_an_answer_it_goes_on_from_what_it_had(stack: Stack, tmp_path:
     command = words(stack.base_url("killed"))
     work, home = places(tmp_path)
     task = f"{TASK} SLOW"
-    run_and_kill([*command, task], work, home, environment(home), lambda: is_answering(stack, "killed"))
+    run_and_kill([*command, task], work, home, environment(home), lambda: is_answering(stack, "killed", SLOW_THOUGHT))
     done = run([*command, "resume", "--last", "Go on."], work, home, environment(home))
     assert done.returncode == 0, output(done)
     turns = stack.turns("killed")
@@ -165,12 +163,6 @@ def test_killed_in_an_answer_it_goes_on_from_what_it_had(stack: Stack, tmp_path:
     assert cut["finish_reason"] == "cancelled" and 0 < cut["delivered"] <= len(cut["completion_ids"])
     assert cut["reply"] == {"role": "assistant", "content": "", "reasoning_content": "Thinking about step 3."}
     assert turns[turns.index(cut) + 1]["parent_id"] == cut["turn_id"], "from the tokens of what it had whole"
-
-
-def turns_of(stack: Stack, trial_id: str) -> list[dict[str, Any]]:
-    """Its turns from the fourth on; none while there is no such session."""
-    answer = httpx.get(f"{stack.url}/sessions/{trial_id}/turns?start=3", timeout=30)
-    return list(answer.json()["items"]) if answer.status_code == 200 else []
 
 
 def test_a_compaction_is_a_branch_and_what_follows_it_another(stack: Stack, tmp_path: Path) -> None:

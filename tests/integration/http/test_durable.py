@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from proxy.store.redis import RedisStore
+from tests.support.redis_server import PATIENT
 from tests.support.stack import ROOT, running
 
 SCRIPT = """
@@ -34,7 +35,7 @@ def worker(tmp_path: Path) -> list[str]:
 
 
 async def recorded(redis_url: str, trial_id: str) -> list[Any]:
-    store = RedisStore(redis_url)
+    store = RedisStore(redis_url, **PATIENT)
     await store.open()
     try:
         return await store.turns(trial_id)

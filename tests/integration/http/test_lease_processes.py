@@ -15,7 +15,7 @@ from proxy.contracts.leases import LeaseRequest
 from proxy.contracts.rest import Completion, GroupSpec
 from proxy.store.redis import RedisStore
 from tests.support.groups import speak
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.stack import running
 
 GROUPS = 12
@@ -25,7 +25,7 @@ TOKENS = 5
 async def test_a_killed_proxy_loses_no_group_and_serves_none_twice(tmp_path: Path, redis_server: RedisServer) -> None:
     options = ["--redis-url", redis_server.url]
     with running(tmp_path / "a", None, proxy=options) as first, running(tmp_path / "b", None, proxy=options) as second:
-        store = RedisStore(redis_server.url)
+        store = RedisStore(redis_server.url, **PATIENT)
         async with AsyncSteno(first.url, retries=0) as dying, AsyncSteno(second.url) as steno:
             trials = []
             for number in range(GROUPS):
@@ -65,7 +65,7 @@ async def test_a_killed_proxy_loses_no_group_and_serves_none_twice(tmp_path: Pat
 async def test_a_dead_trainers_lease_is_served_by_the_other_replica(tmp_path: Path, redis_server: RedisServer) -> None:
     options = ["--redis-url", redis_server.url]
     with running(tmp_path / "a", None, proxy=options) as first, running(tmp_path / "b", None, proxy=options) as second:
-        store = RedisStore(redis_server.url)
+        store = RedisStore(redis_server.url, **PATIENT)
         async with AsyncSteno(first.url) as one, AsyncSteno(second.url) as other:
             await one.create_group(GroupSpec(group_id="dead", run_id="dead", size=1))
             await speak(store, "dead.0", TOKENS)

@@ -19,6 +19,7 @@ from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.test_ending import SlowStore
 from tests.integration.http.test_failing import FailingStore
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.redis_server import PATIENT
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 
@@ -148,7 +149,7 @@ async def test_a_stored_response_can_be_read_gone_on_from_and_deleted(proxy: Pro
 
 
 async def test_another_replica_knows_what_was_stored(redis_url: str) -> None:
-    one_store, other_store = RedisStore(redis_url), RedisStore(redis_url)
+    one_store, other_store = RedisStore(redis_url, **PATIENT), RedisStore(redis_url, **PATIENT)
     engine, other_engine = ParrotEngine(script), ParrotEngine(script)
     async with running(engine, store=one_store) as one, running(other_engine, store=other_store) as other:
         trial = f"replicas-{one.port}"

@@ -18,7 +18,7 @@ from proxy.store.memory import MemoryStore
 from proxy.store.redis import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
 
 AGAIN = {"x-stainless-retry-count": "1"}
@@ -360,7 +360,7 @@ async def test_a_client_that_reads_no_more_and_asks_again_gets_a_new_attempt() -
 
 async def test_in_redis_what_broke_is_superseded_for_every_replica() -> None:
     redis = RedisServer()
-    stores = [RedisStore(redis.url), RedisStore(redis.url)]
+    stores = [RedisStore(redis.url, **PATIENT), RedisStore(redis.url, **PATIENT)]
     for store in stores:
         await store.open()
     try:

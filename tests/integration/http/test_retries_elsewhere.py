@@ -16,14 +16,14 @@ from proxy.store.redis import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.test_retries import AGAIN, ask, leave_after, read, samples, text
 from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
 
 
 @contextlib.asynccontextmanager
 async def replicas(one: ParrotEngine, two: ParrotEngine) -> AsyncIterator[tuple[Proxy, Proxy]]:
     redis = RedisServer()
-    stores = [RedisStore(redis.url), RedisStore(redis.url)]
+    stores = [RedisStore(redis.url, **PATIENT), RedisStore(redis.url, **PATIENT)]
     try:
         for store in stores:
             await store.open()

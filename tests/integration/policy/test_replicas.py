@@ -15,7 +15,7 @@ from proxy.store.redis import RedisStore
 from tests.integration.policy.conftest import publish, running, shards_of
 from tests.support import processes, shards, stack, updating
 from tests.support.policy_contract import spec
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
 
 
@@ -27,7 +27,7 @@ def redis() -> Iterator[RedisServer]:
 
 
 async def test_an_update_posted_at_one_replica_reaches_and_gates_the_workers_of_another(redis: RedisServer) -> None:
-    async with running(RedisStore(redis.url)) as a, running(RedisStore(redis.url)) as b:
+    async with running(RedisStore(redis.url, **PATIENT)) as a, running(RedisStore(redis.url, **PATIENT)) as b:
         await a.worker("at-a")
         slow = await b.worker("at-b", auto=False)
         update = await a.steno.post_update(spec(1))
@@ -52,7 +52,7 @@ async def test_an_update_posted_at_one_replica_reaches_and_gates_the_workers_of_
 async def test_a_version_that_a_worker_announces_first_at_this_replica_is_not_taken_for_an_old_one(
     redis: RedisServer,
 ) -> None:
-    async with running(RedisStore(redis.url)) as a, running(RedisStore(redis.url)) as b:
+    async with running(RedisStore(redis.url, **PATIENT)) as a, running(RedisStore(redis.url, **PATIENT)) as b:
         here = await b.worker("here")
         await a.worker("there")
         first = await a.steno.post_update(spec(1))
@@ -73,12 +73,12 @@ async def test_a_version_that_a_worker_announces_first_at_this_replica_is_not_ta
 
 
 async def test_a_proxy_that_starts_again_knows_what_is_in_force(redis: RedisServer) -> None:
-    async with running(RedisStore(redis.url)) as before:
+    async with running(RedisStore(redis.url, **PATIENT)) as before:
         await before.worker("one")
         update = await before.ended((await before.steno.post_update(spec(1))).update_id)
         await until(lambda: before.policies._served.get("default") == update.update_id)
         await until(lambda: before.policies._ended.get(update.update_id) == "done")
-    async with running(RedisStore(redis.url)) as after:
+    async with running(RedisStore(redis.url, **PATIENT)) as after:
         await until(lambda: after.policies._book("default").in_force is not None)
         assert (await after.steno.update(update.update_id)).state == "done"
         old = await after.worker("old", auto=False)
@@ -89,7 +89,7 @@ async def test_a_proxy_that_starts_again_knows_what_is_in_force(redis: RedisServ
 
 async def test_the_store_is_away_for_a_while(redis: RedisServer) -> None:
     """Nobody waits for it but who posts; what was decided meanwhile is written when it is back."""
-    async with running(RedisStore(redis.url)) as fleet:
+    async with running(RedisStore(redis.url, **PATIENT)) as fleet:
         peer = await fleet.worker("one", auto=False)
         update = await fleet.steno.post_update(spec(1))
         await until(lambda: peer.count(Prepare) == 1)
@@ -142,7 +142,7 @@ def test_a_replica_killed_in_a_stream_is_gone_on_from_at_another(redis: RedisSer
 
 
 async def test_uploads_go_on_at_a_replica_that_was_not_told(redis: RedisServer) -> None:
-    async with running(RedisStore(redis.url)) as a, running(RedisStore(redis.url)) as b:
+    async with running(RedisStore(redis.url, **PATIENT)) as a, running(RedisStore(redis.url, **PATIENT)) as b:
         peer = await b.worker("at-b", credit=50_000)
         asked = spec(1, transport="stream", location="", size=200_000)
         await a.steno.post_update(asked)

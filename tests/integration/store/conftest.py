@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from proxy.store.redis import RedisStore
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 
 
 @pytest.fixture(scope="session", params=["server", "cluster"])
@@ -29,7 +29,7 @@ def server(own_server: RedisServer) -> RedisServer:
 @pytest.fixture
 async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
     """How long a busy machine takes to write to its disk is no matter of what these tests are about."""
-    async with opened(server, reply_timeout_s=60.0, call_timeout_s=120.0) as store:
+    async with opened(server, **PATIENT) as store:
         yield store
 
 

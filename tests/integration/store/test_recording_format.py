@@ -14,14 +14,14 @@ from proxy.store.head import Head
 from proxy.store.redis import RedisStore
 from tests.support.groups import finished, lease
 from tests.support.recording_contract import END, record
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.store_contract import make_group
 
 PAGE = Path(__file__).parents[3] / "docs" / "recording-format.md"
 
 
 async def test_the_program_on_the_page_reads_a_recording(redis_server: RedisServer) -> None:
-    store = RedisStore(redis_server.url)
+    store = RedisStore(redis_server.url, **PATIENT)
     made = await record(store, "by-hand", 3)
     await store.close()
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)

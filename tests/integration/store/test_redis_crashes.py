@@ -15,7 +15,7 @@ from proxy.store.redis import RedisStore
 from proxy.store.redis_index import GRACE_S
 from tests.support.recording_contract import END, record
 from tests.support.recordings import session
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.store_contract import listed, make_group
 
 
@@ -36,8 +36,8 @@ class Windows:
 
     def __init__(self, url: str) -> None:
         self.clock = Clock()
-        self.healthy = RedisStore(url, clock=self.clock)
-        self.dying = RedisStore(url, clock=self.clock)
+        self.healthy = RedisStore(url, clock=self.clock, **PATIENT)
+        self.dying = RedisStore(url, clock=self.clock, **PATIENT)
 
     def dies_before_publishing(self) -> None:
         self.dying._index.publish = self._crash  # type: ignore[method-assign]

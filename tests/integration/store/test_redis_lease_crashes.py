@@ -12,7 +12,7 @@ from proxy.store.keys import PENDING, run_keys
 from proxy.store.redis import RedisStore
 from proxy.store.redis_index import GRACE_S
 from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 
 
 class Crash(Exception):
@@ -24,8 +24,8 @@ class Replicas:
 
     def __init__(self, url: str) -> None:
         self.now = 1_800_000_000.0
-        self.dying = RedisStore(url, clock=lambda: self.now)
-        self.healthy = RedisStore(url, clock=lambda: self.now)
+        self.dying = RedisStore(url, clock=lambda: self.now, **PATIENT)
+        self.healthy = RedisStore(url, clock=lambda: self.now, **PATIENT)
 
     def dies_before(self, owner: Any, name: str) -> None:
         async def crash(*args: Any, **options: Any) -> Any:
@@ -142,7 +142,7 @@ async def test_an_expiry_that_was_cut_short_counts_nothing_twice(replicas: Repli
 
 async def test_leases_outlive_a_restart_of_redis() -> None:
     server = RedisServer()
-    store = RedisStore(server.url)
+    store = RedisStore(server.url, **PATIENT)
 
     async def patient(call: Callable[[], Awaitable[Any]]) -> Any:
         for _ in range(20):

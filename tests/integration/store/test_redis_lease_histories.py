@@ -7,7 +7,7 @@ import pytest
 from proxy.store.memory import MemoryStore
 from proxy.store.redis import RedisStore
 from tests.support.lease_history import Play, Step, history
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 
 SETTLED_BY_A_LATE_TURN = [
     Step("group", 0, 0), Step("limit", 0, 0), Step("unsettled", 0, 0), Step("late", 0, 0),
@@ -29,7 +29,7 @@ async def test_a_late_turn_tells_the_run_nothing_else(server: RedisServer) -> No
 async def _same(server: RedisServer, steps: list[Step]) -> None:
     with server.client() as client:
         client.flushall()
-    store = RedisStore(server.url)
+    store = RedisStore(server.url, **PATIENT)
     redis, memory = Play(store), Play(MemoryStore())
     try:
         await redis.run(steps)

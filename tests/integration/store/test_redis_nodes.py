@@ -7,15 +7,13 @@ from steno.doctor.findings import Level
 from steno.doctor.redis_checks import check_redis
 from tests.integration.store.test_redis_failover import cluster as cluster
 from tests.support.recordings import session
-from tests.support.redis_server import RedisServer
-
-BOUNDS = {"reply_timeout_s": 60.0, "call_timeout_s": 120.0}
+from tests.support.redis_server import PATIENT, RedisServer
 
 
 async def test_a_proxy_starts_by_whichever_node_is_there(cluster: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = cluster
     url = f"redis+cluster://127.0.0.1:{primary.port},127.0.0.1:{replica.port}"
-    store = RedisStore(url, **BOUNDS)
+    store = RedisStore(url, **PATIENT)
     await store.open()
     await store.register(session("before"))
     await store.close()
@@ -23,7 +21,7 @@ async def test_a_proxy_starts_by_whichever_node_is_there(cluster: tuple[RedisSer
     primary.kill()
     with replica.client() as client:
         client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
-    later = RedisStore(url, **BOUNDS)
+    later = RedisStore(url, **PATIENT)
     await later.open()
     assert (await later.session("before")).trial_id == "before"
     await later.register(session("after"))
@@ -39,7 +37,7 @@ async def test_a_replica_that_is_named_first_is_not_taken_for_the_primary(
 ) -> None:
     primary, replica = cluster
     url = f"redis+cluster://127.0.0.1:{replica.port},127.0.0.1:{primary.port}"
-    store = RedisStore(url, **BOUNDS)
+    store = RedisStore(url, **PATIENT)
     await store.open()
     await store.register(session("one"))
     await store.close()

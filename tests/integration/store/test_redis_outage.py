@@ -13,7 +13,7 @@ from proxy.store.redis import RedisStore
 from tests.integration.store.conftest import opened
 from tests.support.recording_contract import record
 from tests.support.recordings import conversation, row, session, turn
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.waiting import insist
 
 BOUND_S = 10.0  # call_timeout_s of the store under test, and room for two busy cores
@@ -79,7 +79,7 @@ async def test_a_process_that_was_busy_while_it_connected_is_not_told_that_the_s
     server: RedisServer,
 ) -> None:
     for steps in (1, 2, 3):
-        store = RedisStore(server.url, reply_timeout_s=60.0, call_timeout_s=120.0)
+        store = RedisStore(server.url, **PATIENT)
         asked = asyncio.create_task(store.ping())
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -6,7 +6,7 @@ from proxy.store.keys import update_key
 from proxy.store.policies import SUPERSEDED_TTL_S
 from proxy.store.redis import RedisStore
 from tests.support.policy_contract import PolicyContract, spec
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 
 
 class TestRedisPolicies(PolicyContract):
@@ -23,7 +23,7 @@ class TestRedisPolicies(PolicyContract):
             assert 0 < client.ttl(update_key(served.update_id)) <= SUPERSEDED_TTL_S
 
     async def test_all_replicas_know_the_same(self, store: RedisStore, server: RedisServer) -> None:
-        other = RedisStore(server.url)
+        other = RedisStore(server.url, **PATIENT)
         row = await store.policies.post(spec(1), now=1.0)
         await other.policies.serve(row.update_id)
         assert await other.policies.heads() == await store.policies.heads()
