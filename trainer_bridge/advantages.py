@@ -45,11 +45,20 @@ class Estimator(StrEnum):
 
 @dataclass(frozen=True)
 class Scored:
-    """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0."""
+    """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0.
+
+    shaping: added to the reward, for how the trial went rather than for what it came to (`overlong`). It makes no group say
+    something whose rewards are equal, as in DAPO, whose groups are judged by what is correct.
+    """
 
     trial_id: str
     group_id: str
     reward: float
+    shaping: float = 0.0
+
+    @property
+    def shaped(self) -> float:
+        return self.reward + self.shaping
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,11 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
     for trial in trials:
         if trial.trial_id in seen:
             raise BadBatch(f"trial {trial.trial_id}: more than one reward in a batch")
-        if not math.isfinite(trial.reward):
-            raise BadBatch(f"trial {trial.trial_id}: its reward is {trial.reward}")
+        if not math.isfinite(trial.shaped):
+            raise BadBatch(f"trial {trial.trial_id}: its reward is {trial.shaped}")
         seen.add(trial.trial_id)
         groups[trial.group_id].append(trial)
-    batch = [member.reward for members in groups.values() for member in members]
+    batch = [member.shaped for members in groups.values() for member in members]
     batch_std = _std(batch) if len(batch) > 1 else 0.0
     by_trial: dict[str, float] = {}
     dropped: dict[str, Reason] = {}
@@ -89,7 +98,7 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
         elif _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards):
             dropped[group_id] = Reason.ZERO_VARIANCE
         else:
-            values = _advantages(rewards, batch_std, estimator)
+            values = _advantages([member.shaped for member in members], batch_std, estimator)
             by_trial.update(zip((member.trial_id for member in members), values, strict=True))
     return Advantages(by_trial, dropped)
 

@@ -7,6 +7,7 @@ trained, by reason. What is left is what the step trains.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from trainer_bridge.batch import Row, Terms, read_samples
 from trainer_bridge.feed import Leased
 from trainer_bridge.ledger import Ledger, Reason
 from trainer_bridge.orders import Batch, make_batch
+from trainer_bridge.overlong import Overlong, OverlongFiltering, own_completions, was_cut
 
 
 @dataclass(frozen=True)
@@ -38,20 +40,29 @@ def says_something(lease: Lease) -> bool:
     return not group_advantages(scored, Estimator.GRPO).dropped
 
 
-def assemble(groups: Sequence[Leased], terms: Terms, estimator: Estimator) -> Assembled:
+def assemble(groups: Sequence[Leased], terms: Terms, estimator: Estimator, overlong: Overlong) -> Assembled:
     """Everything that these groups bring to a step by weights that `terms.history` ends in."""
     books = Ledger()
     for leased in groups:
         books.add(leased.books)
-    rows = read_samples((sample for leased in groups for sample in leased.samples), terms, books)
+    samples = [sample for leased in groups for sample in leased.samples]
+    trials = [trial for leased in groups for trial in leased.lease.trials]
+    rows = read_samples(samples, terms, books, overlong.left_out(trials, samples, terms.policy))
+    completions = own_completions(samples, terms.policy)
+    lengths: Counter[str] = Counter()
+    for trial_id, part in completions:
+        lengths[trial_id] += part.end - part.start
     scored = [
-        Scored(trial.trial_id, leased.group_id, trial.reward)
+        Scored(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(lengths[trial.trial_id]))
         for leased in groups
         for trial in leased.lease.trials
         if trial.reward is not None
     ]
     batch, dropped = make_batch(rows, scored, estimator, books)
-    return Assembled(batch, books, _values(groups, scored, batch, dropped))
+    values = _values(groups, scored, batch, dropped)
+    if completions:
+        values["length/truncated_fraction"] = _mean([was_cut(part) for _, part in completions])
+    return Assembled(batch, books, values | _overlong(overlong, scored, books))
 
 
 def _values(
@@ -86,6 +97,16 @@ def _values(
             "length/trained_mean": values["batch/trained_tokens"] / len(rows),
         }
         values |= _staleness(rows)
+    return values
+
+
+def _overlong(overlong: Overlong, scored: Sequence[Scored], books: Ledger) -> dict[str, float]:
+    values: dict[str, float] = {}
+    total = books.total()
+    if overlong.filtering is not OverlongFiltering.OFF and total.sampled:
+        values["overlong/masked_fraction"] = total.untrained.get(Reason.OVERLONG, 0) / total.sampled
+    if overlong.max_tokens is not None and scored:
+        values["overlong/penalty"] = _mean([-trial.shaping for trial in scored])
     return values
 
 

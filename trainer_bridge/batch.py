@@ -20,6 +20,7 @@ from torch import Tensor
 
 from proxy.contracts.records import Sample, SampledRange
 from trainer_bridge.ledger import UNKNOWN_VERSION, Ledger, Reason
+from trainer_bridge.overlong import LeaveOut
 from trainer_bridge.staleness import History, Verdict, judge
 
 
@@ -72,14 +73,18 @@ class Row:
         return +Counter(dict(zip(self.versions, counts, strict=True)))
 
 
-def read_samples(samples: Iterable[Sample], terms: Terms, ledger: Ledger) -> list[Row]:
+def read_samples(
+    samples: Iterable[Sample], terms: Terms, ledger: Ledger, left_out: LeaveOut = lambda sample, part: False
+) -> list[Row]:
     """The rows of the samples that can be trained, in their order. Everything else that they bring is booked as not trained.
 
-    Synthetic, superseded and constrained tokens and those of other policies are booked one by one; the first of these reasons
-    books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale, too_long.
-    Not booked here: `sampled`, which comes from the turns (`ledger.received`), and what becomes of the rows.
+    Synthetic, superseded, constrained and overlong tokens and those of other policies are booked one by one; the first of these
+    reasons books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale,
+    too_long. Not booked here: `sampled`, which comes from the turns (`ledger.received`), and what becomes of the rows.
+
+    Args: left_out: which completions are overlong.
     """
-    found = (_read(sample, terms, ledger) for sample in samples)
+    found = (_read(sample, terms, ledger, left_out) for sample in samples)
     return [row for row in found if row is not None]
 
 
@@ -96,9 +101,9 @@ def drop_groups(rows: Iterable[Row], dropped: Mapping[str, Reason], ledger: Ledg
     return kept
 
 
-def _read(sample: Sample, terms: Terms, ledger: Ledger) -> Row | None:
+def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> Row | None:
     """A row, or None; books what is not trained either way."""
-    view = _View.of(sample, terms)
+    view = _View.of(sample, terms, left_out)
     if view is None:
         for version, tokens in _claimed(sample).items():
             ledger.untrained(version, Reason.MALFORMED, tokens)
@@ -110,6 +115,7 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger) -> Row | None:
         (Reason.SUPERSEDED, view.superseded_T),
         (Reason.OTHER_POLICY, ~view.policy_T),
         (Reason.CONSTRAINED, ~view.loss_mask_T),
+        (Reason.OVERLONG, view.overlong_T),
     ):
         view.book(left_T & where_T, reason, ledger)
         left_T = left_T & ~where_T
@@ -162,10 +168,11 @@ class _View:
     own_T: NDArray[np.bool_]
     policy_T: NDArray[np.bool_]
     superseded_T: NDArray[np.bool_]
+    overlong_T: NDArray[np.bool_]
     versions: tuple[str, ...]
 
     @classmethod
-    def of(cls, sample: Sample, terms: Terms) -> _View | None:
+    def of(cls, sample: Sample, terms: Terms, left_out: LeaveOut) -> _View | None:
         """None: the sample contradicts itself."""
         n = len(sample.loss_mask)
         if len(sample.token_ids) != 4 * n or len(sample.sampling_logprobs) != 4 * n:
@@ -175,12 +182,12 @@ class _View:
         token_ids_T = np.frombuffer(sample.token_ids, "<i4").astype(np.int64)
         mask_T = np.frombuffer(sample.loss_mask, np.uint8)
         temperatures_T, version_T = np.ones(n, np.float32), np.full(n, -1)
-        sampled_T, own_T, policy_T, superseded_T = (np.zeros(n, np.bool_) for _ in range(4))
+        sampled_T, own_T, policy_T, superseded_T, overlong_T = (np.zeros(n, np.bool_) for _ in range(5))
         for part in sample.completions:
             at = slice(part.start, part.end)
             temperatures_T[at], sampled_T[at] = part.temperature, True
             own_T[at], superseded_T[at] = not part.shared, part.superseded
-            policy_T[at] = part.policy == terms.policy
+            policy_T[at], overlong_T[at] = part.policy == terms.policy, left_out(sample, part)
         versions: dict[str, int] = {}
         for span in sample.spans:
             at = slice(span.start, span.end)
@@ -200,7 +207,8 @@ class _View:
             return None
         logprobs_T = np.frombuffer(sample.sampling_logprobs, "<f4").astype(np.float32)
         return cls(
-            token_ids_T, trained_T, logprobs_T, temperatures_T, version_T, own_T, policy_T, superseded_T, tuple(versions)
+            token_ids_T, trained_T, logprobs_T, temperatures_T, version_T, own_T, policy_T, superseded_T, overlong_T,
+            tuple(versions),
         )  # fmt: skip
 
     def versions_of(self, where_T: NDArray[np.bool_]) -> list[str]:

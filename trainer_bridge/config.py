@@ -15,6 +15,7 @@ from proxy.contracts.errors import ConfigError
 from proxy.contracts.settings import Settings, SettingsConfigDict
 from trainer_bridge.advantages import Estimator
 from trainer_bridge.aggregation import Aggregation
+from trainer_bridge.overlong import Overlong, OverlongFiltering
 
 
 class TrainerSettings(Settings):
@@ -53,6 +54,17 @@ class TrainerSettings(Settings):
     clip_high: float = Field(
         0.28, ge=0, description="ratio is clipped above at 1 + this, for positive advantages (DAPO)"
     )
+    overlong_filtering: OverlongFiltering = Field(
+        OverlongFiltering.OFF,
+        description="what is left out of the loss: `completion`: completions that were cut; `trial`: trials that were, too",
+    )
+    overlong_max_tokens: int | None = Field(
+        None, ge=1, description="sampled tokens of a trial at which its punishment for length is whole; unset: none is"
+    )
+    overlong_buffer_tokens: int | None = Field(
+        None, ge=1, description="the last of these, over which the punishment grows from 0"
+    )
+    overlong_penalty_factor: float = Field(1.0, gt=0, description="the whole punishment, taken off the reward")
     mismatch: Literal["off", "truncated", "masked"] = Field(
         "truncated", description="importance weights against what the rollout engine recorded"
     )
@@ -108,12 +120,27 @@ class TrainerSettings(Settings):
         1800.0, gt=0, description="seconds after which a collective of the step has hung"
     )
 
+    @property
+    def overlong(self) -> Overlong:
+        return Overlong(
+            self.overlong_filtering,
+            self.overlong_max_tokens,
+            self.overlong_buffer_tokens or 1,
+            self.overlong_penalty_factor,
+        )
+
     def check(self) -> None:
         """Raises: ConfigError: names the field of a combination that can't be."""
         if (self.aggregation is Aggregation.CONSTANT) != (self.constant_tokens is not None):
             raise ConfigError(
                 "constant_tokens goes with aggregation: constant, and with nothing else", field="constant_tokens"
             )
+        if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):
+            raise ConfigError(
+                "overlong_max_tokens and overlong_buffer_tokens go together", field="overlong_buffer_tokens"
+            )
+        if (self.overlong_buffer_tokens or 0) > (self.overlong_max_tokens or 0):
+            raise ConfigError("overlong_buffer_tokens is more than overlong_max_tokens", field="overlong_buffer_tokens")
         if not self.mismatch_low < self.mismatch_high:
             raise ConfigError("mismatch_low must be below mismatch_high", field="mismatch_low")
         if self.schedule != "constant" and self.total_steps is None:

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     BAD_VERSION = "bad_version"  # a version that is no <lineage>/<step>, or is ahead of the trainer
     TOO_LONG = "too_long"  # the sample exceeds what one micro-batch may hold
     MALFORMED = "malformed"  # the sample contradicts itself
+    OVERLONG = "overlong"  # its completion was cut, or its trial at a limit (overlong filtering)
     MISSING_LOGPROB = "missing_logprob"  # a token to be trained has no finite log-probability (I1)
     MISMATCH = "mismatch"  # masked: rollout and trainer disagree too much about this token
 

@@ -153,7 +153,7 @@ class Loop:
             vocabulary=self._limits.vocabulary,
             policy=settings.policy,
         )
-        ready = await asyncio.to_thread(assemble, groups, terms, settings.estimator)
+        ready = await asyncio.to_thread(assemble, groups, terms, settings.estimator, settings.overlong)
         report: StepReport | None = None
         if ready.batch.rows:
             self._view.phase(f"training on {ready.trained_tokens:,} tokens")

@@ -47,6 +47,12 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("length/sample_max", "Tokens of the longest sample"),
         ("length/trained_mean", "Mean trained tokens of a sample"),
         ("length/turns_mean", "Mean turns of a trial"),
+        (
+            "length/truncated_fraction",
+            "Completions that were cut, by their length limit or otherwise, of those of the step: many say that limits are tight",
+        ),
+        ("overlong/masked_fraction", "Tokens left out as overlong, of those sampled for the step"),
+        ("overlong/penalty", "Mean punishment for length that was taken off the rewards, over trials"),
         ("loss", "The objective; its size means little, its explosion much"),
         ("policy/ratio", "Current against proximal probabilities; 1 with one optimizer step per batch"),
         ("policy/ratio_max", "The largest such ratio"),

@@ -288,6 +288,8 @@ class SampledRange(BaseModel):
     shared: an earlier sample of the session has these tokens too; they are trained and accounted for there.
     superseded: another turn took this one's place (`Turn.superseded_by`): not trained.
     mixed_kv: as in `Turn`; trained.
+    finish_reason, partial: as in `Turn`, for trainers that leave out what was cut. finish_reason None: not known, an older proxy
+        made the sample.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -298,6 +300,8 @@ class SampledRange(BaseModel):
     shared: bool = False
     superseded: bool = False
     mixed_kv: bool = False
+    finish_reason: str | None = None
+    partial: bool = False
 
 
 class Sample(BaseModel):

@@ -107,6 +107,8 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
                 shared=turn.turn_id in taught,
                 superseded=turn.superseded_by is not None,
                 mixed_kv=turn.mixed_kv,
+                finish_reason=turn.finish_reason,
+                partial=turn.partial,
             )
         )
         taught.add(turn.turn_id)

@@ -74,6 +74,15 @@ def test_each_completion_says_where_it_stands_how_it_was_drawn_and_whether_it_co
     assert [(c.start, c.end, c.shared) for c in second.completions] == [(3, 5, True), (7, 8, False)]
 
 
+def test_each_completion_says_how_it_ended():
+    root = ROOT.model_copy(update={"finish_reason": "tool_calls"})
+    cut = CHILD.model_copy(update={"finish_reason": "length"})
+    broken = FORK.model_copy(update={"finish_reason": "cancelled", "partial": True})
+    first, second = samples(session(), [root, cut, broken])
+    assert [(c.finish_reason, c.partial) for c in first.completions] == [("tool_calls", False), ("length", False)]
+    assert [(c.finish_reason, c.partial) for c in second.completions] == [("tool_calls", False), ("cancelled", True)]
+
+
 def test_versions_are_spans_of_positions_and_merged_where_they_touch():
     changed = turn(
         0, None, [1], [10, 11, 12],

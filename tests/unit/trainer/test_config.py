@@ -12,6 +12,7 @@ from proxy.contracts.errors import ConfigError
 from trainer_bridge.config import TrainerSettings
 from trainer_bridge.engine import learning_rate
 from trainer_bridge.mismatch import Correction
+from trainer_bridge.overlong import Overlong
 from trainer_bridge.zero import OWNED, deepspeed_config, reference_config
 
 
@@ -25,6 +26,9 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"aggregation": "constant"}, "constant_tokens"),
         ({"constant_tokens": 5}, "constant_tokens"),
         ({"mismatch_low": 2.0}, "mismatch_low"),
+        ({"overlong_max_tokens": 5}, "overlong_buffer_tokens"),
+        ({"overlong_buffer_tokens": 5}, "overlong_buffer_tokens"),
+        ({"overlong_max_tokens": 5, "overlong_buffer_tokens": 6}, "overlong_buffer_tokens"),
         ({"schedule": "cosine"}, "total_steps"),
         ({"warmup_steps": 5, "total_steps": 4}, "warmup_steps"),
         ({"offload_parameters": True}, "offload_parameters"),
@@ -39,6 +43,7 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
 
 def test_the_defaults_can_be() -> None:
     settings().check()
+    assert settings().overlong == Overlong()
     assert [c.value for c in Correction] == list(TrainerSettings.model_fields["mismatch"].annotation.__args__)
 
 
