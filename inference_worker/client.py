@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 
 from inference_worker.config import WorkerSettings, dial_url
 from inference_worker.engines.base import Engine
@@ -49,6 +49,16 @@ COALESCE_S = 0.002
 FIRST_BACKOFF_S = 0.1
 SETTLE_S = 2.0
 """How long a worker that leaves waits for the proxy to acknowledge what it said last."""
+
+
+def unreachable(error: Exception) -> str:
+    """Why a proxy could not be dialled, in words for the log."""
+    if isinstance(error, InvalidStatus) and 400 <= error.response.status_code < 500:
+        return (
+            f"HTTP {error.response.status_code}: no proxy takes workers there; dial its control plane, "
+            "ws://HOST:PORT and no path but the public URL's prefix"
+        )
+    return str(error) or type(error).__name__
 
 
 class Client:
@@ -147,7 +157,7 @@ class Client:
             )  # fmt: skip
         except (OSError, InvalidHandshake, InvalidMessage, TimeoutError, ConnectionClosed) as error:
             # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone
-            logger.warning("can't reach %s: %s", self.url, str(error) or type(error).__name__)
+            logger.warning("can't reach %s: %s", self.url, unreachable(error))
             return False
         if self._stop.is_set():  # told to leave while this was dialled: nobody would take leave on it
             await _close(websocket, CLOSE_GOING_AWAY, "", [])

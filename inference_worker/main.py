@@ -11,7 +11,7 @@ import importlib
 import logging
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import prometheus_client
@@ -22,9 +22,14 @@ from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
 from inference_worker.weights.updates import Updates
 from proxy.contracts.errors import CannotListen, ConfigError, EngineFailed, WorkerLost
+from proxy.contracts.frames import ModelCard
+from proxy.contracts.packets import UNAUTHORIZED
 
 logger = logging.getLogger(__name__)
 STOPPED, ENGINE_DIED, REFUSED = 0, 1, 2
+EXTRAS = {"vllm": "vllm", "litellm": "litellm"}
+"""Engine -> the extra of the distribution that brings what it needs, where that is not `worker`."""
+KEY_REMEDY = "; give it with --key-file or STENO_WORKER_KEY"
 
 
 def build_engine(settings: WorkerSettings) -> Engine:
@@ -34,9 +39,11 @@ def build_engine(settings: WorkerSettings) -> Engine:
     except ImportError as error:
         if error.name is None or error.name.startswith("inference_worker"):
             raise
-        raise ConfigError(
-            f"engine {settings.engine!r} needs {error.name}, which is not installed", field="engine"
-        ) from error
+        extra = EXTRAS.get(settings.engine, "worker")
+        hint = f"pip install '.[{extra}]' in the checkout" + (
+            ", or on a CPU requirements/vllm-cpu.txt" if extra == "vllm" else ""
+        )
+        raise ConfigError(f"engine {settings.engine} needs {error.name}: {hint}", field="engine") from error
     return cast(Engine, module.build(settings))
 
 
@@ -88,7 +95,8 @@ class Worker:
         refusals = [client.refused for client in self._clients if client.refused is not None]
         for client in self._clients:
             if client.refused is not None:
-                logger.error("%s refused this worker: %s", client.url, client.refused.reason)
+                remedy = KEY_REMEDY if client.refused.code == UNAUTHORIZED else ""
+                logger.error("%s refused this worker: %s%s", client.url, client.refused.reason, remedy)
         return REFUSED if len(refusals) == len(self._clients) else STOPPED
 
     async def _leave(self) -> None:
@@ -154,6 +162,15 @@ async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: W
             await engine.stop()
 
 
+def remarks(cards: Iterable[ModelCard]) -> list[str]:
+    """What who starts a worker should know of what it serves."""
+    return [
+        f"agents get the tool calls of {card.name} as text: no parser of them is named (vLLM: -- --tool-call-parser NAME)"
+        for card in cards
+        if "tools" not in card.capabilities and not card.text_only
+    ]
+
+
 async def _serve(settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics) -> int:
     worker = Worker(settings, engine, metrics)
     loop = asyncio.get_running_loop()
@@ -162,6 +179,8 @@ async def _serve(settings: WorkerSettings, engine: Engine, metrics: WorkerMetric
         loop.add_signal_handler(name, worker.stop)
     cards = ", ".join(card.name for card in engine.cards())
     logger.info("worker %s serves %s for %s", settings.worker_id, cards, ", ".join(settings.proxy))
+    for remark in remarks(engine.cards()):
+        logger.warning("%s", remark)
     try:
         return await worker.run()
     finally:

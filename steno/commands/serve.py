@@ -30,7 +30,7 @@ def worker(settings: WorkerSettings) -> None:
     """Run an inference worker: it loads an engine, dials one or more proxies and samples for them.
 
     Every flag is also an environment variable (--model: STENO_WORKER_MODEL) and a key of the --config file (model). What stands
-    after `--` goes to the engine as it is: steno worker --engine vllm --model DIR -- --max-num-seqs 64
+    after `--` goes to the engine as it is: steno worker --engine vllm --model DIR -- --tool-call-parser hermes
     """
     from inference_worker.main import main
 

@@ -121,8 +121,11 @@ def judge_workers(workers: list[Worker]) -> Iterator[Finding]:
 def _agreement(up: list[Worker]) -> Iterator[Finding]:
     digests: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     versions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    mute: dict[str, list[str]] = defaultdict(list)
     for worker in up:
         for card in worker["models"]:
+            if "tools" not in card.get("capabilities", ()):
+                mute[card["name"]].append(worker["id"])
             if card.get("tokenizer_digest"):
                 digests[card["name"]][card["tokenizer_digest"]].append(worker["id"])
             versions[card.get("policy", "default")][card.get("policy_version", "base/0")].append(worker["id"])
@@ -132,6 +135,9 @@ def _agreement(up: list[Worker]) -> Iterator[Finding]:
                       "give all workers of a model the same model directory")  # fmt: skip
         else:
             yield ok("workers.tokenizers", f"{name}: one tokenizer")
+    for name, ids in mute.items():
+        yield warning("workers.tools", f"{name}: agents get tool calls as text from {', '.join(ids)}",
+                      "start them with the model's --tool-call-parser; fine where agents call no tools")  # fmt: skip
     for policy, by_version in versions.items():
         if len(by_version) > 1:
             yield warning("workers.versions", f"{policy}: {_parts(by_version, 40)}",

@@ -17,9 +17,14 @@ SOUND = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noev
 
 
 def worker(name: str, **changed: Any) -> dict[str, Any]:
-    card = {"name": "m", "context_tokens": 1, "tokenizer_digest": "aaaa", "policy_version": "l/1"} | changed.pop(
-        "card", {}
-    )
+    card = {
+        "name": "m",
+        "context_tokens": 1,
+        "tokenizer_digest": "aaaa",
+        "policy_version": "l/1",
+        "capabilities": ["tools"],
+    }
+    card |= changed.pop("card", {})
     return {"id": name, "connected": True, "healthy": True, "draining": False, "behind": [], "models": [card]} | changed
 
 
@@ -31,6 +36,14 @@ def test_workers_that_disagree_are_named() -> None:
     found = list(judge_workers([worker("a"), worker("b", card={"tokenizer_digest": "bbbb", "policy_version": "l/2"})]))
     assert levels(found)["workers.tokenizers"] is Level.BAD and levels(found)["workers.versions"] is Level.WARNING
     assert "aaaa on a; bbbb on b" in next(f.message for f in found if f.check == "workers.tokenizers")
+
+
+def test_a_worker_that_parses_no_tool_calls_is_named() -> None:
+    [found] = [
+        f for f in judge_workers([worker("a"), worker("b", card={"capabilities": []})]) if f.check == "workers.tools"
+    ]
+    assert found.level is Level.WARNING and "m: agents get tool calls as text from b" in found.message
+    assert "workers.tools" not in levels(judge_workers([worker("a")]))
 
 
 def test_workers_that_are_away_ill_or_behind() -> None:

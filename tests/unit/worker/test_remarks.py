@@ -1,0 +1,41 @@
+"""What a worker's log says to who started it."""
+
+from __future__ import annotations
+
+import pytest
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
+
+from inference_worker import main
+from inference_worker.client import unreachable
+from inference_worker.config import WorkerSettings
+from inference_worker.main import build_engine, remarks
+from proxy.contracts.errors import ConfigError
+from proxy.contracts.frames import ModelCard
+
+
+def test_a_model_whose_tool_calls_nobody_parses_is_named() -> None:
+    parsed, unparsed = ModelCard("a", 1, capabilities=["tools"]), ModelCard("b", 1)
+    assert remarks([parsed]) == [] and remarks([ModelCard("c", 1, text_only=True)]) == []
+    [said] = remarks([parsed, unparsed])
+    assert "tool calls of b as text" in said and "--tool-call-parser" in said
+
+
+def test_a_wrong_address_is_told_from_a_proxy_that_is_away() -> None:
+    refused = InvalidStatus(Response(403, "Forbidden", Headers(), b""))
+    assert "HTTP 403" in unreachable(refused) and "ws://HOST:PORT" in unreachable(refused)
+    assert "ws://" not in unreachable(InvalidStatus(Response(502, "Bad Gateway", Headers(), b"")))
+    assert unreachable(TimeoutError()) == "TimeoutError"
+
+
+@pytest.mark.parametrize(("engine", "extra"), [("vllm", "vllm"), ("transformers", "worker"), ("litellm", "litellm")])
+def test_an_engine_that_is_not_installed_says_what_brings_it(
+    engine: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'it'", name="it")
+
+    monkeypatch.setattr(main.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=rf"needs it: pip install '\.\[{extra}\]' in the checkout"):
+        build_engine(WorkerSettings(engine=engine))
