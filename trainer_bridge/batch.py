@@ -45,7 +45,8 @@ class Row:
 
     token_ids_T int64; loss_mask_T bool, True where a token is trained from this row, never at position 0; sampling_logprobs_T
     float32, finite under the mask, NaN where nothing was sampled; temperatures_T float32, 1.0 where nothing was sampled;
-    version_T int64, index into `versions`, -1 where nothing was sampled.
+    version_T int64, index into `versions`, -1 where nothing was sampled. completion_starts: positions, ascending; a sampled token
+    is of the completion that starts last before it, or there.
     """
 
     trial_id: str
@@ -59,6 +60,7 @@ class Row:
     version_T: Tensor
     versions: tuple[str, ...]
     verdict: Verdict
+    completion_starts: tuple[int, ...] = (0,)
 
     @property
     def tokens(self) -> int:
@@ -140,6 +142,7 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> R
         version_T=torch.from_numpy(view.version_T),
         versions=view.versions,
         verdict=verdict,
+        completion_starts=tuple(part.start for part in sample.completions),
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from trainer_bridge.batch import Row
 from trainer_bridge.errors import BadBatch
 from trainer_bridge.ledger import Ledger, Reason
+from trainer_bridge.ratios import Level
 
 DUMMY_TOKENS = 2
 """Length of an empty micro-batch: the least that has a position before another one."""
@@ -31,6 +32,7 @@ class Packed:
 
     Of the trained tokens: predictor_N int64, the position in S whose state predicts it; targets_N int64; sampling_logprobs_N,
     temperatures_N, advantages_N, weights_N float32; version_N int64, index into `versions`. All finite. N is 0 in a dummy.
+    sequence_N int64: which of `sequences` a token is of (what has one importance ratio); sequence_tokens_N int64: of how many.
     """
 
     input_ids_1S: Tensor
@@ -43,6 +45,9 @@ class Packed:
     advantages_N: Tensor
     weights_N: Tensor
     version_N: Tensor
+    sequence_N: Tensor
+    sequence_tokens_N: Tensor
+    sequences: int
     versions: tuple[str, ...]
 
     @property
@@ -56,10 +61,13 @@ class Packed:
         return replace(self, **moved)
 
 
-def collate(rows: Sequence[Row], advantages: Mapping[str, float], weights: Sequence[float]) -> Packed:
+def collate(
+    rows: Sequence[Row], advantages: Mapping[str, float], weights: Sequence[float], level: Level = Level.TOKEN
+) -> Packed:
     """One micro-batch. No rows: a dummy, which runs like any other and trains nothing.
 
-    Args: advantages: by trial id, of every row's trial. weights: of the rows, from `aggregation.token_weights`.
+    Args: advantages: by trial id, of every row's trial. weights: of the rows, from `aggregation.token_weights`. level: what has
+        one importance ratio.
     Raises: BadBatch: a row whose trial has no advantage; not as many weights as rows.
     """
     if len(weights) != len(rows):
@@ -80,6 +88,8 @@ def collate(rows: Sequence[Row], advantages: Mapping[str, float], weights: Seque
     def spread(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
 
+    numbers_N = _sequences(rows, trained, starts, level)
+    _, sequence_N, tokens_Q = torch.unique_consecutive(numbers_N, return_inverse=True, return_counts=True)
     renumbered = [torch.tensor([versions.index(version) for version in row.versions]) for row in rows]
     return Packed(
         input_ids_1S=_cat([row.token_ids_T for row in rows] or [torch.zeros(DUMMY_TOKENS, dtype=torch.int64)])[None],
@@ -92,6 +102,9 @@ def collate(rows: Sequence[Row], advantages: Mapping[str, float], weights: Seque
         advantages_N=spread([advantages[row.trial_id] for row in rows]),
         weights_N=spread(weights),
         version_N=_cat([new[row.version_T[where]] for new, row, where in zip(renumbered, rows, trained, strict=True)]),
+        sequence_N=sequence_N,
+        sequence_tokens_N=tokens_Q[sequence_N],
+        sequences=len(tokens_Q),
         versions=versions,
     )
 
@@ -103,6 +116,22 @@ def book(packed: Packed, mismatch_masked_N: Tensor, ledger: Ledger) -> None:
         masked = int((here_N & mismatch_masked_N).sum())
         ledger.trained(version, int(here_N.sum()) - masked)
         ledger.untrained(version, Reason.MISMATCH, masked)
+
+
+def _sequences(rows: Sequence[Row], trained: Sequence[Tensor], starts: Sequence[int], level: Level) -> Tensor:
+    """Of each trained token, the position in S at which its sequence starts. int64 [N]"""
+
+    def begins(row: Row, where: Tensor) -> Tensor:
+        match level:
+            case Level.TOKEN:
+                return where
+            case Level.COMPLETION:
+                edges = torch.tensor(row.completion_starts)
+                return edges[torch.searchsorted(edges, where, right=True) - 1]
+            case Level.SEQUENCE:
+                return torch.zeros_like(where)
+
+    return _cat([begins(row, where) + start for row, where, start in zip(rows, trained, starts, strict=False)])
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:

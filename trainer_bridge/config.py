@@ -50,10 +50,18 @@ class TrainerSettings(Settings):
     estimator: Estimator = Field(Estimator.GRPO, description="how rewards become advantages")
     aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="what each token weighs")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
-    clip_low: float = Field(0.2, ge=0, le=1, description="ratio is clipped below at 1 - this, for negative advantages")
-    clip_high: float = Field(
-        0.28, ge=0, description="ratio is clipped above at 1 + this, for positive advantages (DAPO)"
+    importance_sampling_level: Literal["token", "completion", "sequence"] = Field(
+        "token",
+        description="what has one ratio, and is clipped as one: all that is trained of a sample is a `sequence` (GSPO)",
     )
+    clip_low: float | None = Field(
+        None, ge=0, le=1,
+        description="ratio is clipped below at 1 - this, for negative advantages; unset: 0.2, and 3e-4 where tokens share one",
+    )  # fmt: skip
+    clip_high: float | None = Field(
+        None, ge=0,
+        description="ratio is clipped above at 1 + this, for positive advantages; unset: 0.28 (DAPO), and 4e-4 (GSPO)",
+    )  # fmt: skip
     overlong_filtering: OverlongFiltering = Field(
         OverlongFiltering.OFF,
         description="what is left out of the loss: `completion`: completions that were cut; `trial`: trials that were, too",
@@ -134,6 +142,12 @@ class TrainerSettings(Settings):
         if (self.aggregation is Aggregation.CONSTANT) != (self.constant_tokens is not None):
             raise ConfigError(
                 "constant_tokens goes with aggregation: constant, and with nothing else", field="constant_tokens"
+            )
+        if self.importance_sampling_level != "token" and self.epochs * self.mini_batches == 1:
+            raise ConfigError(
+                f"importance_sampling_level {self.importance_sampling_level} does nothing with one optimizer step per batch, "
+                "whose ratios are 1: set mini_batches or epochs",
+                field="importance_sampling_level",
             )
         if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):
             raise ConfigError(

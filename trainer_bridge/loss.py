@@ -2,7 +2,7 @@
 
 Per trained token, with A the advantage of its trial, w its weight from `aggregation`, m its mismatch weight from `mismatch`:
 
-    r    = exp(logprobs - proximal_logprobs)
+    r    = exp(logprobs - proximal_logprobs), by token; by sequence as `ratios` has it (GSPO)
     loss = w (  -m min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  reference_kl k3  -  entropy_bonus H  )
     k3   = exp(reference_logprobs - logprobs) - (reference_logprobs - logprobs) - 1
 
@@ -27,12 +27,13 @@ from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
 from trainer_bridge.errors import BadBatch
-from trainer_bridge.mismatch import MAX_LOG_RATIO, Mismatch, correct
+from trainer_bridge.mismatch import Mismatch, correct
+from trainer_bridge.ratios import MAX_LOG_RATIO, Sequences, importance_ratios
 
 MEANS = (
     "policy/ratio", "policy/clip_high_fraction", "policy/clip_low_fraction", "policy/kl", "policy/entropy", "reference/kl",
     "mismatch/kl", "mismatch/kl_k3", "mismatch/ratio", "mismatch/logprob_difference", "mismatch/truncated_fraction",
-    "mismatch/masked_fraction",
+    "mismatch/masked_fraction", "policy/sequence_clip_high_fraction", "policy/sequence_clip_low_fraction",
 )  # fmt: skip
 """Names of `Loss.sums_M2`, in order. What each one means: docs/training.md."""
 MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
@@ -41,7 +42,7 @@ MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
 
 @dataclass(frozen=True)
 class Objective:
-    """clip_low, clip_high: dimensionless (DAPO's 0.2 and 0.28). reference_kl: weight of k3, 0.0 needs no reference.
+    """clip_low, clip_high: dimensionless (`ratios.CLIP`). reference_kl: weight of k3, 0.0 needs no reference.
     entropy_bonus: weight of the entropy in nats."""
 
     clip_low: float = 0.2
@@ -87,10 +88,13 @@ class Loss:
     maxima_X: Tensor
 
 
-def policy_loss(objective: Objective, tokens: Tokens, logprobs_N: Tensor, entropies_N: Tensor) -> Loss:
+def policy_loss(
+    objective: Objective, tokens: Tokens, logprobs_N: Tensor, entropies_N: Tensor, sequences: Sequences | None = None
+) -> Loss:
     """The step's loss on these tokens, as it adds to that of all others.
 
-    Args: logprobs_N, entropies_N: the current policy's, from `logprobs.token_logprobs`.
+    Args: logprobs_N, entropies_N: the current policy's, from `logprobs.token_logprobs`. sequences: what has one ratio; None:
+        every token.
     Raises: BadBatch: shapes that differ; reference_kl without a reference.
     """
     mask_N = tokens.loss_mask_N
@@ -106,7 +110,7 @@ def policy_loss(objective: Objective, tokens: Tokens, logprobs_N: Tensor, entrop
 
     corrected = correct(objective.mismatch, proximal_N, sampling_N, mask_N)
     log_ratios_N = logprobs_N - proximal_N
-    ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratios_N = importance_ratios(log_ratios_N, sequences)
     clipped_N = ratios_N.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
     losses_N = -corrected.weights_N * torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
     reference_k3_N = None
@@ -120,12 +124,18 @@ def policy_loss(objective: Objective, tokens: Tokens, logprobs_N: Tensor, entrop
         rho_N = corrected.ratios_N
         too_high_N = (advantages_N > 0) & (ratios_N > 1.0 + objective.clip_high)
         too_low_N = (advantages_N < 0) & (ratios_N < 1.0 - objective.clip_low)
-        metrics = (
+        by_token = (
             ratios_N, too_high_N, too_low_N, _k3(log_ratios_N), entropies_N, reference_k3_N,
             -corrected.log_ratios_N, _k3(corrected.log_ratios_N), rho_N, corrected.log_ratios_N.abs(),
             corrected.truncated_N, corrected.masked_N,
         )  # fmt: skip
-        sums_M2 = torch.stack([_sum_and_count(metric, mask_N) for metric in metrics])
+        by_sequence = (None, None) if sequences is None else (too_high_N, too_low_N)
+        # Each token stands for its part of a sequence, so that these add up over ranks that share one.
+        parts_N = 1.0 if sequences is None else 1.0 / sequences.tokens_N.double()
+        sums_M2 = torch.stack(
+            [_sum_and_count(metric, mask_N) for metric in by_token]
+            + [_sum_and_count(metric, mask_N, parts_N) for metric in by_sequence]
+        )
         maxima_X = torch.stack([_maximum(ratios_N, mask_N), _maximum(rho_N, mask_N)])
     return Loss((weights_N * losses_N).sum(), corrected.masked_N, sums_M2, maxima_X)
 
@@ -144,11 +154,12 @@ def _k3(log_ratios_N: Tensor) -> Tensor:
     return torch.expm1(cut_N) - cut_N
 
 
-def _sum_and_count(metric_N: Tensor | None, mask_N: Tensor) -> Tensor:
+def _sum_and_count(metric_N: Tensor | None, mask_N: Tensor, parts_N: Tensor | float = 1.0) -> Tensor:
     if metric_N is None:
         return torch.zeros(2, dtype=torch.float64, device=mask_N.device)
     # float64: a float32 sum over a million tokens would lose fractions below 1e-7 of it.
-    return torch.stack([torch.where(mask_N, metric_N.double(), 0.0).sum(), mask_N.sum().double()])
+    counted_N = torch.where(mask_N, parts_N, 0.0).double()
+    return torch.stack([(torch.where(mask_N, metric_N.double(), 0.0) * counted_N).sum(), counted_N.sum()])
 
 
 def _maximum(metric_N: Tensor, mask_N: Tensor) -> Tensor:

@@ -58,6 +58,11 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("policy/ratio_max", "The largest such ratio"),
         ("policy/clip_high_fraction", "Tokens whose push up was stopped by the clip"),
         ("policy/clip_low_fraction", "Tokens whose push down was stopped by the clip"),
+        (
+            "policy/sequence_clip_high_fraction",
+            "Completions or samples whose push up was stopped, where their tokens share one ratio",
+        ),
+        ("policy/sequence_clip_low_fraction", "The same, whose push down was stopped"),
         ("policy/kl", "How far the step has moved from where it started, in nats"),
         ("policy/entropy", "Entropy of the policy at trained tokens, in nats; a fall towards 0 is collapse"),
         ("optimizer/grad_norm", "Norm of the gradient before clipping"),

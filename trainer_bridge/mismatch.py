@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
-
-MAX_LOG_RATIO = 20.0
-"""Log ratios are cut to +-20 before exp (as verl and TRL): e^20 is 5e8, and a float32 sum of such stays finite."""
+from trainer_bridge.ratios import MAX_LOG_RATIO
 
 
 class Correction(StrEnum):

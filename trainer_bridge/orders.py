@@ -68,6 +68,7 @@ class SentRow(msgspec.Struct, frozen=True, array_like=True):
     temperatures: bytes
     version_index: bytes
     versions: tuple[str, ...]
+    completion_starts: tuple[int, ...]
 
 
 class Orders(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +184,7 @@ def _sent(row: Row) -> SentRow:
         temperatures=_bytes(row.temperatures_T),
         version_index=_bytes(row.version_T.to(torch.int16)),
         versions=row.versions,
+        completion_starts=row.completion_starts,
     )
 
 
@@ -199,6 +201,7 @@ def _received(sent: SentRow) -> Row:
         version_T=_tensor(sent.version_index, torch.int16).long(),
         versions=sent.versions,
         verdict=Verdict(None),
+        completion_starts=sent.completion_starts,
     )
 
 

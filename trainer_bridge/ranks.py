@@ -123,6 +123,13 @@ class Ranks:
         dist.all_reduce(total, group=self.control)
         return total
 
+    def add_shared(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks that share this one's micro-batch, on the device. A collective of these."""
+        total = tensor.detach().clone()
+        if self.sequence is not None:
+            dist.all_reduce(total, group=self.sequence)
+        return total
+
     def maximum(self, tensor: Tensor) -> Tensor:
         """The element-wise maximum over ranks, on the CPU. A collective."""
         largest = tensor.detach().cpu().clone()

@@ -46,7 +46,16 @@ def take_share(packed: Packed, *, ranks: int = 1, rank: int = 0, group: Any = No
         predictor_N=packed.predictor_N[chosen] - first,
         **{
             name: getattr(packed, name)[chosen]
-            for name in ("targets_N", "sampling_logprobs_N", "temperatures_N", "advantages_N", "weights_N", "version_N")
+            for name in (
+                "targets_N",
+                "sampling_logprobs_N",
+                "temperatures_N",
+                "advantages_N",
+                "weights_N",
+                "version_N",
+                "sequence_N",
+                "sequence_tokens_N",
+            )
         },
     )
     return Share(mine, segments, chosen)

@@ -30,6 +30,7 @@ from trainer_bridge.loss import MAXIMA, MEANS, Objective, Tokens, policy_loss
 from trainer_bridge.mismatch import Correction, Mismatch
 from trainer_bridge.orders import Batch, Layout, Orders, Pass, draw_up
 from trainer_bridge.packing import Item, Plan
+from trainer_bridge.ratios import CLIP, Level, Sequences
 from trainer_bridge.sequence import Share, take_share
 
 SCALARS = (
@@ -79,7 +80,8 @@ class Stepper:
         self.ranks = engine.ranks
         self.settings = engine.settings
         self.steps_done = steps_done
-        self._objective = _objective(self.settings)
+        self._level = Level(self.settings.importance_sampling_level)
+        self._objective = objective_of(self.settings)
         self._layout = _layout(self.settings, engine)
 
     def step(self, batch: Batch | None) -> StepReport:
@@ -148,7 +150,12 @@ class Stepper:
                 packed.sampling_logprobs_N, packed.advantages_N, packed.weights_N, packed.loss_mask_N,
                 _picked(proximal_N, where, logprobs_n), _picked(reference_N, where, logprobs_n),
             )  # fmt: skip
-            found = policy_loss(self._objective, tokens, logprobs_n, entropies_n)
+            sequences = None
+            if self._level is not Level.TOKEN:
+                sequences = Sequences(
+                    packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared
+                )
+            found = policy_loss(self._objective, tokens, logprobs_n, entropies_n, sequences)
             self.engine.backward(found.total)
             sums.loss += float(found.total.detach())
             sums.means_M2 += found.sums_M2.cpu()
@@ -168,7 +175,7 @@ class Stepper:
         return self.ranks.add(scored_N)
 
     def _share(self, rows: Sequence[Row], orders: Orders, weights: Sequence[float]) -> Share:
-        packed = collate(rows, orders.advantages, weights).to(self.ranks.device)
+        packed = collate(rows, orders.advantages, weights, self._level).to(self.ranks.device)
         return take_share(
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
         )
@@ -201,10 +208,11 @@ class Stepper:
         return found | {"memory/peak_bytes": peak}
 
 
-def _objective(settings: TrainerSettings) -> Objective:
+def objective_of(settings: TrainerSettings) -> Objective:
+    low, high = CLIP[Level(settings.importance_sampling_level)]
     return Objective(
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
+        clip_low=low if settings.clip_low is None else settings.clip_low,
+        clip_high=high if settings.clip_high is None else settings.clip_high,
         mismatch=Mismatch(Correction(settings.mismatch), settings.mismatch_low, settings.mismatch_high),
         reference_kl=settings.reference_kl,
         entropy_bonus=settings.entropy_bonus,

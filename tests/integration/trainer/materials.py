@@ -44,7 +44,7 @@ def random_model(
 
 
 def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40) -> Batch:
-    """Rows of uneven lengths, some trials with two; advantages of both signs."""
+    """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, advantages = [], {}
     for trial in range(trials):
@@ -60,6 +60,7 @@ def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40) -> Batch:
                     sampling_logprobs_T=torch.where(mask, -4.6 + torch.randn(tokens, generator=generator), torch.nan),
                     temperatures_T=torch.full((tokens,), rng.choice([0.7, 1.0])),
                     version_T=torch.where(mask, 0, -1), versions=(f"a/{trial % 2}",), verdict=Verdict(None),
+                    completion_starts=(1, tokens // 3),
                 )
             )  # fmt: skip
         advantages[f"t{trial}"] = rng.choice([-1.0, 1.0]) * (0.5 + rng.random())

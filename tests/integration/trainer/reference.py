@@ -27,12 +27,22 @@ class Reference:
             self.model.parameters(), lr=learning_rate, betas=(0.9, 0.95), eps=epsilon, weight_decay=0.0
         )
 
-    def step(self, batch: Batch, passes: Sequence[Sequence[int]], *, reference_kl: float = 0.0) -> dict[str, float]:
-        """passes: rows of each optimizer step. Returns: the loss, and the gradient's norm, averaged over passes."""
+    def step(
+        self,
+        batch: Batch,
+        passes: Sequence[Sequence[int]],
+        *,
+        reference_kl: float = 0.0,
+        level: str = "token",
+        low: float = 0.2,
+        high: float = 0.28,
+    ) -> dict[str, float]:
+        """passes: rows of each optimizer step. Returns: the loss, and the gradient's norm, averaged over passes. `stopped` is the
+        part of sequences (of tokens, by token) that were clipped."""
         with torch.no_grad():
             proximal = [self._logprobs(self.model, row)[0] for row in batch.rows]
             frozen = [self._logprobs(self.frozen, row)[0] for row in batch.rows]
-        losses, norms = [], []
+        losses, norms, stopped = [], [], []
         for part in passes:
             by_trial = Counter()
             for i in part:
@@ -44,11 +54,17 @@ class Reference:
                 start = proximal[i] if len(passes) > 1 else logprobs.detach()
                 advantage = batch.advantages[row.trial_id]
                 sampling = row.sampling_logprobs_T[row.loss_mask_T].double()
+                for number in set(numbers := _numbers(row, level)):
+                    of = torch.tensor([at for at, found in enumerate(numbers) if found == number])
+                    share = (logprobs[of] - start[of]).mean().exp().item()
+                    stopped.append(share > 1 + high if advantage > 0 else share < 1 - low)
                 for at in range(len(logprobs)):
                     rho = math.exp(start[at] - sampling[at])
                     m = rho if 0.5 <= rho <= 2.0 else 0.0
-                    ratio = (logprobs[at] - start[at]).exp()
-                    gain = m * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+                    same = torch.tensor([found == numbers[at] for found in numbers])
+                    change = (logprobs - start)[same].mean().detach()
+                    ratio = (change + logprobs[at] - logprobs[at].detach()).exp()
+                    gain = m * torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
                     away = frozen[i][at] - logprobs[at]
                     kl = away.exp() - away - 1
                     total = total + (-gain + reference_kl * kl - 0.01 * entropies[at]) / by_trial.total()
@@ -58,6 +74,7 @@ class Reference:
             self.optimizer.step()
             losses.append(total.item())
             norms.append(norm.item())
+        self.stopped = sum(stopped) / len(stopped)
         return {"loss": sum(losses) / len(losses), "optimizer/grad_norm": sum(norms) / len(norms)}
 
     def weights(self) -> dict[str, Tensor]:
@@ -71,3 +88,13 @@ class Reference:
         trained = row.loss_mask_T[1:]
         picked = logprobs.gather(-1, row.token_ids_T[1:, None])[:, 0]
         return picked[trained], -(logprobs.exp() * logprobs).sum(-1)[trained]
+
+
+def _numbers(row: Row, level: str) -> list[int]:
+    """Of each trained token, what names the sequence that it is of."""
+    trained = row.loss_mask_T.nonzero()[:, 0].tolist()
+    if level == "sequence":
+        return [0] * len(trained)
+    return [
+        max(start for start in row.completion_starts if start <= at) if level == "completion" else at for at in trained
+    ]

@@ -83,6 +83,33 @@ def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Pat
     compare(found["weights"], plain.weights(), atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("count", "level", "more"),
+    [
+        (2, "sequence", {}),
+        (2, "completion", {"sequence_parallel": 2}),
+        (4, "sequence", {"sequence_parallel": 2}),
+    ],
+)
+def test_tokens_that_share_a_ratio_do_so_on_any_ranks(
+    count: int, level: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model")
+    bounds = {"clip_low": 0.01, "clip_high": 0.015}
+    given = {"importance_sampling_level": level, "epochs": 2, "learning_rate": 3e-3, "seed": 5, **bounds, **more}
+    batches = [{"seed": 2, "trials": 1}, {"seed": 1}]
+    found = run_ranks(count, {"settings": settings(model, **given), "batches": batches}, tmp_path / "job")
+    plain = Reference(model, learning_rate=3e-3, epsilon=EPSILON)
+    for report, drawn in zip(found["reports"], batches, strict=True):
+        batch = random_batch(**drawn)
+        expected = plain.step(batch, [range(len(batch.rows))] * 2, level=level, low=0.01, high=0.015)
+        assert {name: report["metrics"][name] for name in expected} == pytest.approx(expected, rel=1e-3)
+        stopped = sum(report["metrics"][f"policy/sequence_clip_{side}_fraction"] for side in ("high", "low"))
+        assert stopped == pytest.approx(plain.stopped, abs=1e-6)
+    assert plain.stopped > 0, "or the bounds were met by nothing"
+    compare(found["weights"], plain.weights(), atol=2e-5)
+
+
 def test_a_loss_that_is_no_number_ends_the_run_on_every_rank(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     weights = load_file(model / "model.safetensors")

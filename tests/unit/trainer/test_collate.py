@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
+from trainer_bridge.aggregation import Aggregation
 from trainer_bridge.batch import Terms, read_samples
 from trainer_bridge.collate import DUMMY_TOKENS, book, collate
 from trainer_bridge.errors import BadBatch
 from trainer_bridge.ledger import Account, Ledger, Reason
+from trainer_bridge.orders import Batch, Layout, Orders, draw_up
+from trainer_bridge.packing import CostModel
+from trainer_bridge.ratios import Level
 from trainer_bridge.staleness import History, Version
 
 TERMS = Terms(History((Version("a", 5),)), max_staleness_steps=9, max_tokens=1000, vocabulary=VOCABULARY)
@@ -64,9 +68,36 @@ def test_an_empty_micro_batch_is_a_dummy_of_the_same_form():
         "advantages_N",
         "weights_N",
         "version_N",
+        "sequence_N",
+        "sequence_tokens_N",
     ):
         ours, theirs = getattr(dummy, name), getattr(full, name)
         assert (ours.shape, ours.dtype) == ((0,), theirs.dtype)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (Level.TOKEN, [0, 1, 2, 3, 4, 5]),
+        (Level.COMPLETION, [0, 0, 1, 1, 2, 2]),
+        (Level.SEQUENCE, [0, 0, 0, 0, 1, 1]),
+    ],
+)
+def test_each_token_knows_its_sequence_and_how_many_are_of_it(level, expected):
+    """The last row's completion has a gap in its middle, which is constrained."""
+    packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125], level)
+    assert packed.sequence_N.tolist() == expected
+    assert packed.sequence_tokens_N.tolist() == [expected.count(number) for number in expected]
+    assert packed.sequences == len(set(expected))
+    assert collate([], {}, [], level).sequences == 0
+
+
+def test_a_row_keeps_its_completions_on_its_way_to_other_ranks():
+    made = rows()
+    batch = Batch(made, {"g.0": 0.5, "g.1": -1.0})
+    layout = Layout(2, 100, 100, Aggregation.TOKEN_MEAN, None, CostModel(1.0, 1.0, 1.0))
+    sent = Orders.decode(draw_up(batch, layout, seed="s").encode()).rows()
+    assert [row.completion_starts for row in sent] == [row.completion_starts for row in made] == [(3, 6), (2,)]
 
 
 def test_tensors_move_together():

@@ -11,8 +11,11 @@ import pytest
 from proxy.contracts.errors import ConfigError
 from trainer_bridge.config import TrainerSettings
 from trainer_bridge.engine import learning_rate
+from trainer_bridge.loss import Objective
 from trainer_bridge.mismatch import Correction
 from trainer_bridge.overlong import Overlong
+from trainer_bridge.ratios import Level
+from trainer_bridge.step import objective_of
 from trainer_bridge.zero import OWNED, deepspeed_config, reference_config
 
 
@@ -26,6 +29,7 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"aggregation": "constant"}, "constant_tokens"),
         ({"constant_tokens": 5}, "constant_tokens"),
         ({"mismatch_low": 2.0}, "mismatch_low"),
+        ({"importance_sampling_level": "sequence"}, "importance_sampling_level"),
         ({"overlong_max_tokens": 5}, "overlong_buffer_tokens"),
         ({"overlong_buffer_tokens": 5}, "overlong_buffer_tokens"),
         ({"overlong_max_tokens": 5, "overlong_buffer_tokens": 6}, "overlong_buffer_tokens"),
@@ -44,7 +48,16 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
 def test_the_defaults_can_be() -> None:
     settings().check()
     assert settings().overlong == Overlong()
-    assert [c.value for c in Correction] == list(TrainerSettings.model_fields["mismatch"].annotation.__args__)
+    for name, words in (("mismatch", Correction), ("importance_sampling_level", Level)):
+        assert [word.value for word in words] == list(TrainerSettings.model_fields[name].annotation.__args__)
+
+
+def test_bounds_that_nobody_set_are_those_of_the_level() -> None:
+    assert objective_of(settings()) == Objective(0.2, 0.28)
+    by_sequence = {"importance_sampling_level": "sequence", "mini_batches": 4}
+    assert objective_of(settings(**by_sequence)) == Objective(3e-4, 4e-4)
+    assert objective_of(settings(**by_sequence, clip_high=0.01)) == Objective(3e-4, 0.01)
+    settings(**by_sequence).check()
 
 
 def test_the_rate_warms_up_and_ends_at_nothing() -> None:

@@ -81,7 +81,7 @@ def by_hand(objective, tokens, logprobs, entropies):
             "policy/ratio_max": r,
             "mismatch/ratio_max": rho,
         })  # fmt: skip
-    metrics = {name: sum(row[name] for row in rows) / len(rows) for name in MEANS if rows[0][name] is not None}
+    metrics = {name: sum(row[name] for row in rows) / len(rows) for name in MEANS if rows[0].get(name) is not None}
     return total, metrics | {name: max(row[name] for row in rows) for name in MAXIMA}
 
 

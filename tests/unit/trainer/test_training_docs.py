@@ -11,13 +11,16 @@ from trainer_bridge.aggregation import Aggregation
 from trainer_bridge.ledger import UNKNOWN_VERSION, Reason
 from trainer_bridge.loss import MAXIMA, MEANS
 from trainer_bridge.mismatch import Correction
+from trainer_bridge.overlong import OverlongFiltering
+from trainer_bridge.ratios import Level
 from trainer_bridge.step import SCALARS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "names", [Reason, MEANS + MAXIMA, SCALARS, Estimator, Aggregation, Correction, [UNKNOWN_VERSION]]
+    "names",
+    [Reason, MEANS + MAXIMA, SCALARS, Estimator, Aggregation, Correction, Level, OverlongFiltering, [UNKNOWN_VERSION]],
 )
 def test_every_name_that_a_user_meets_is_explained(names):
     assert [name for name in names if f"`{name}`" not in PAGE] == []
