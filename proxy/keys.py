@@ -24,6 +24,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from proxy import metrics
 from proxy.config import ProxySettings
 from proxy.contracts.errors import Forbidden, StoreUnavailable, Unauthorized
 
@@ -108,7 +109,7 @@ class Keyring:
         self.check_settled()
         shape = _AGENT.fullmatch(key) if key else None
         generation = int(shape[1]) if shape and shape[1] else FIRST
-        self._check(key, [_agent(secret, trial_id, generation).encode() for secret in self._secrets])
+        self._check(key, [_agent(secret, trial_id, generation).encode() for secret in self._secrets], "agents")
         return generation
 
     async def check_current(self, key: bytes | None, trial_id: str) -> None:
@@ -120,14 +121,14 @@ class Keyring:
     def check_admin(self, key: bytes | None) -> None:
         """Raises: Unauthorized, Forbidden."""
         if self.enabled:
-            self._check(key, self._admin)
+            self._check(key, self._admin, "control")
 
     def check_harness(self, key: bytes | None, group_id: str | None) -> None:
         """The admin key, or the harness key of this group. Raises: Unauthorized, Forbidden."""
         if self.enabled:
             self.check_settled()
             harness = [_harness(secret, group_id).encode() for secret in self._secrets] if group_id is not None else []
-            self._check(key, [*self._admin, *harness])
+            self._check(key, [*self._admin, *harness], "control")
 
     def is_admin(self, key: bytes | None) -> bool:
         return not self.enabled or (key is not None and _is_one_of(key, self._admin))
@@ -137,11 +138,13 @@ class Keyring:
         return not self.enabled or _is_one_of(key.encode(), [good.encode() for good in (*self.workers, self.own)])
 
     @staticmethod
-    def _check(key: bytes | None, good: Sequence[bytes]) -> None:
+    def _check(key: bytes | None, good: Sequence[bytes], plane: str) -> None:
+        if key and _is_one_of(key, good):
+            return
+        metrics.REFUSED_KEYS.labels(plane).inc()
         if not key:
             raise Unauthorized("no key was given: send it as `Authorization: Bearer …` or `x-api-key`")
-        if not _is_one_of(key, good):
-            raise Forbidden("this key does not open this")
+        raise Forbidden("this key does not open this")
 
 
 async def _first(trial_id: str) -> int:
@@ -151,6 +154,7 @@ async def _first(trial_id: str) -> int:
 def check_generation(shown: int | None, current: int) -> None:
     """Args: shown: by the request, as `check_agent` says. current: of the trial. Raises: Forbidden."""
     if shown is not None and shown != current:
+        metrics.REFUSED_KEYS.labels("agents").inc()
         raise Forbidden("this key of the trial has been rotated away")
 
 

@@ -18,6 +18,12 @@ REQUESTS = Counter(
     "steno_proxy_requests_total", "Requests on the generation routes, by how they were answered; 499: the client left",
     ["dialect", "status"],
 )  # fmt: skip
+REFUSED_KEYS = Counter(
+    "steno_proxy_refused_keys_total",
+    "Requests without a key, or with one that does not open what they asked for: of the `agents`' routes, or of the `control` "
+    "plane",
+    ["plane"],
+)  # fmt: skip
 TURNS = Counter(
     "steno_proxy_turns_total", "Turns committed, by how they ended; cancelled and error are partial turns",
     ["dialect", "finish"],
@@ -214,8 +220,8 @@ PANELS = (
     ),
     Panel(
         "Requests with a wrong key",
-        'sum by (dialect) (rate(steno_proxy_requests_total{status="401"}[5m]))',
-        "A sandbox that tries doors, or a harness with keys of another secret",
+        "sum by (plane) (rate(steno_proxy_refused_keys_total[5m]))",
+        "A sandbox that tries doors, or somebody with keys of another secret",
         "> 1 for 15m",
         "I8",
         name="WrongKeys",

@@ -3,8 +3,8 @@
     StenoError                       status  retry   boundary
     ├── BadRequest                   400     no      a request that can't be honoured; names the field
     │   └── ContextOverflow          400     no      prompt (+ 1 token) exceeds the model's context
-    ├── Unauthorized                 401     no      no key, or a key that is not one
-    ├── Forbidden                    403     no      a key that does not open this
+    ├── Unauthorized                 401     no      no key
+    ├── Forbidden                    403     no      a key that does not open this, whatever it is
     ├── NotFound                     404     no      no such trial, group, turn or model
     ├── Conflict                     409     no      contradicts what is on record
     │   └── WeightsRefused           409     no      an update's weights are not what was said, or not this model's

@@ -6,6 +6,7 @@ import inspect
 import re
 
 import pytest
+from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 import proxy.keys
@@ -36,6 +37,24 @@ def test_each_key_opens_its_own_thing_only() -> None:
         keys.check_harness(harness.encode(), None)
     with pytest.raises(Unauthorized):
         keys.check_agent(None, "a")
+
+
+def test_what_a_key_did_not_open_is_counted_by_plane() -> None:
+    def counted(plane: str) -> float:
+        return REGISTRY.get_sample_value("steno_proxy_refused_keys_total", {"plane": plane}) or 0.0
+
+    keys, before = Keyring("admin"), {plane: counted(plane) for plane in ("agents", "control")}
+    for attempt in (
+        lambda: keys.check_agent(None, "a"),
+        lambda: keys.check_agent(b"admin", "a"),
+        lambda: check_generation(1, 2),
+        lambda: keys.check_admin(b"x"),
+        lambda: keys.check_harness(b"x", "g"),
+    ):
+        with pytest.raises((Forbidden, Unauthorized)):
+            attempt()
+    keys.check_admin(b"admin")
+    assert {plane: counted(plane) - before[plane] for plane in before} == {"agents": 3.0, "control": 2.0}
 
 
 def test_a_trial_secret_outlives_the_admin_key() -> None:
