@@ -1,21 +1,25 @@
-"""`steno`, but that the embedded engine fails at its Nth step of running sequences.
+"""`steno`, but that the embedded engine fails at its Nth step of running sequences; half way there it waits until it has M.
 
-python -m tests.integration.fleet.faulty N worker …
+python -m tests.integration.fleet.faulty N M worker …
 """
 
 from __future__ import annotations
 
 import sys
+import time
 
 from inference_worker.engines.batch import Batch
 from steno.cli import main
 
 
-def arm(at: int) -> None:
+def arm(at: int, together: int) -> None:
     step, steps = Batch.step, 0
 
     def fail(self: Batch):  # type: ignore[no-untyped-def]
         nonlocal steps
+        if steps >= at // 2 and len(self) < together:
+            time.sleep(0.01)
+            return []
         steps += self.running > 0
         if steps >= at:
             raise RuntimeError("the GPU has fallen off the bus")
@@ -25,5 +29,5 @@ def arm(at: int) -> None:
 
 
 if __name__ == "__main__":
-    arm(int(sys.argv.pop(1)))
+    arm(int(sys.argv.pop(1)), int(sys.argv.pop(1)))
     main()

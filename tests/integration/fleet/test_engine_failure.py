@@ -31,7 +31,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     with running(tmp_path, None, proxy=["--resume-grace-s", "60"]) as one:
         one.start_worker(*words("good"), name="good")
         with (tmp_path / "bad.log").open("ab") as log:
-            faulty = [sys.executable, "-m", "tests.integration.fleet.faulty", str(FAILS_AT)]
+            faulty = [sys.executable, "-m", "tests.integration.fleet.faulty", str(FAILS_AT), "2"]
             command = [*faulty, "worker", "--proxy", f"ws://127.0.0.1:{one.port}", *words("bad")]
             one.workers.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
         wait_for(one, "good", "bad")
