@@ -40,11 +40,11 @@ def say(trial: Trial, *texts: str) -> list[dict[str, Any]]:
 
 
 def test_a_group_from_its_making_to_its_rewards(steno: Steno, locked: Stack) -> None:
-    made = steno.create_group(GroupSpec(group_id="g1", size=2, task={"name": "t"}))
-    assert [trial.session.group_id for trial in made.trials] == ["g1", "g1"]
-    assert steno.create_group(GroupSpec(group_id="g1", size=2, task={"name": "t"})).group == made.group
+    made = steno.create_group(GroupSpec(group_id="pair", size=2, task={"name": "t"}))
+    assert [trial.session.group_id for trial in made.trials] == ["pair", "pair"]
+    assert steno.create_group(GroupSpec(group_id="pair", size=2, task={"name": "t"})).group == made.group
     with pytest.raises(Conflict):
-        steno.create_group(GroupSpec(group_id="g1", size=3))
+        steno.create_group(GroupSpec(group_id="pair", size=3))
     first, second = made.trials
     say(first, "one", "two")
     turns = list(steno.turns(first.session.trial_id))
@@ -61,8 +61,8 @@ def test_a_group_from_its_making_to_its_rewards(steno: Steno, locked: Stack) -> 
     (sample,) = steno.samples(first.session.trial_id)
     assert sample.reward == 0.0 and sample.turn_ids == [turn.turn_id for turn in turns]
     assert len(sample.token_ids) // 4 == len(sample.loss_mask)
-    assert [found.trial_id for found in steno.sessions(group_id="g1", status="open")] == [second.session.trial_id]
-    assert steno.group("g1").trial_ids == [first.session.trial_id, second.session.trial_id]
+    assert [found.trial_id for found in steno.sessions(group_id="pair", status="open")] == [second.session.trial_id]
+    assert steno.group("pair").trial_ids == [first.session.trial_id, second.session.trial_id]
 
 
 def test_events_come_as_they_happen_and_end_with_the_session(steno: Steno) -> None:
