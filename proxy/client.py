@@ -98,7 +98,7 @@ class _Table:
 
     @call
     def register(self, trial_id: str | None = None, spec: SessionSpec | None = None) -> Request[Trial]:
-        """One trial; registering it again returns what is on record."""
+        """One trial; registering it again returns what is on record. Conflict: that has other limits, sampling or another run."""
         path = _session(trial_id or (spec and spec.trial_id) or uuid.uuid4().hex)
         return Request("POST", path, Trial.model_validate, body=spec or SessionSpec())
 

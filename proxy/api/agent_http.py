@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.answering import ClientLeft
-from proxy.contracts.errors import BadRequest, BodyTooLarge, StenoError
+from proxy.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
 from proxy.rates import body_digest
 
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 ID_HEADERS = {"messages": (b"x-request-id", b"request-id")}
 """Where a dialect's SDK looks for the request's id, if not in `x-request-id` alone."""
+NO_TRIAL_ID = "is reserved, or no trial id: 1 to 128 letters, digits, '.', '_' and '-'"
 _TRIAL_ID = re.compile(TRIAL_ID.replace("$", r"\Z"))
 _JSON = (b"content-type", b"application/json")
 _STREAM = [
@@ -39,6 +40,12 @@ class BodyTimeout(StenoError):
 
 def valid_trial_id(trial_id: str) -> bool:
     return _TRIAL_ID.match(trial_id) is not None and trial_id not in RESERVED_TRIAL_IDS
+
+
+def check_trial_id(trial_id: str) -> None:
+    """Raises: NotFound: no trial can have this id."""
+    if not valid_trial_id(trial_id):
+        raise NotFound(f"{trial_id[:128]!r} {NO_TRIAL_ID}")
 
 
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:

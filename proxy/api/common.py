@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from proxy.config import ProxySettings
-from proxy.contracts.errors import StenoError
+from proxy.contracts.errors import BadRequest, StenoError
 from proxy.contracts.records import Session, readable
 from proxy.contracts.rest import ErrorBody, ErrorEnvelope, Trial
 from proxy.hub import Hub
@@ -56,6 +56,15 @@ def services(request: Request) -> Services:
 async def admin(request: Request) -> None:
     """Dependency: the admin key, or no auth at all."""
     services(request).keys.check_admin(key_of(request.scope["headers"]))
+
+
+async def known_query(request: Request) -> None:
+    """Dependency: a misspelt filter must not pass for none. Raises: BadRequest."""
+    known = [str(parameter.alias) for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            there_are = f"there are {', '.join(known)}" if known else "this call has none"
+            raise BadRequest(f"{name[:64]}: no such query parameter; {there_are}", field=name[:64])
 
 
 async def harness_of_trial(request: Request, trial_id: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol
 from starlette.types import Receive, Scope, Send
 
 from proxy import logs, metrics
-from proxy.api.agent_http import ID_HEADERS, HttpClient, read_body, refusal_headers, valid_trial_id
+from proxy.api.agent_http import ID_HEADERS, HttpClient, check_trial_id, read_body, refusal_headers
 from proxy.contracts.canonical import Job
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.contracts.errors import StenoError
 from proxy.hub import Hub
 from proxy.keys import Keyring, key_of
 from proxy.rates import Rates
@@ -66,8 +66,7 @@ class Counting:
             metrics.REQUESTS.labels(f"{self._counter.name}_count", str(client.status)).inc()
 
     async def _count(self, trial_id: str, scope: Scope, receive: Receive) -> bytes:
-        if not valid_trial_id(trial_id):
-            raise NotFound("no such trial")
+        check_trial_id(trial_id)
         await self._keys.check_current(key_of(scope["headers"]), trial_id)
         self._rates.enter(trial_id)
         try:

@@ -186,6 +186,10 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
     field = ".".join(where) or None
     if problem["type"] == "json_invalid":
         return error_response(BadRequest("the body is not valid JSON"), request_id_of(request))
+    kind = request.headers.get("content-type", "")
+    if field is None and "json" not in kind:  # FastAPI takes no other for JSON: what a browser's form sends must not be
+        message = f"the body comes as {kind[:64] or 'nothing'}: send `content-type: application/json`"
+        return error_response(BadRequest(message, field="content-type"), request_id_of(request))
     message = problem["msg"].removeprefix("Value error, ")
     return error_response(BadRequest(f"{field or 'the body'}: {message}", field=field), request_id_of(request))
 
@@ -196,10 +200,18 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, StenoError):  # FastAPI words whatever stops it from reading a body as its own 400
         return await on_steno_error(request, error.__cause__)
     known: dict[int, type[StenoError]] = {403: Forbidden, 404: NotFound}
-    kind = known.get(error.status_code, BadRequest)
-    message = _not_served(request) if error.status_code == 404 else str(error.detail)
-    response = error_response(kind(message), request_id_of(request))
-    response.status_code = error.status_code
+    status, path = error.status_code, request.scope["path"]
+    if status == 405 and _ACTION.search(
+        path
+    ):  # Google's `models/{model}` takes GET, another action of it is another call
+        status = 404
+    message = str(error.detail)
+    if status == 404:
+        message = _not_served(request)
+    elif status == 405:
+        message = f"{request.method} {path[:100]} is not served here: it takes {(error.headers or {}).get('Allow', 'another')}"
+    response = error_response(known.get(status, BadRequest)(message), request_id_of(request))
+    response.status_code = status
     response.headers.update(error.headers or {})
     return response
 
@@ -210,9 +222,10 @@ def _not_served(request: Request) -> str:
     word = path.removeprefix("/").partition("/")[0]
     if word in ("v1", "v1beta"):
         return f"{request.method} {path[:100]}: the trial is missing, it comes first in the path"
-    if word in RESERVED_TRIAL_IDS:
-        return "Not Found"
-    return f"{request.method} {path[:100]} is not served here: agents can generate, count tokens and list models"
+    asked = f"{request.method} {path[:100]} is not served here"
+    if word in RESERVED_TRIAL_IDS or "/" not in path.strip("/"):
+        return f"{asked}: /openapi.json lists what is"
+    return f"{asked}: agents can generate, count tokens and list models"
 
 
 async def on_surprise(request: Request, error: Exception) -> Response:

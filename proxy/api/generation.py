@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy import logs, metrics
 from proxy.answering import Answering, ClientLeft
-from proxy.api.agent_http import ID_HEADERS, HttpClient, digest_body, read_body, refusal_headers, valid_trial_id
+from proxy.api.agent_http import ID_HEADERS, HttpClient, check_trial_id, digest_body, read_body, refusal_headers
 from proxy.api.models import Models
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, CanonicalRequest
-from proxy.contracts.errors import BadRequest, NotFound, StenoError, TooManyRequests
+from proxy.contracts.errors import BadRequest, StenoError, TooManyRequests
 from proxy.contracts.records import TRIAL_ID
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import Chat
@@ -90,8 +90,7 @@ class Generation:
             metrics.REQUESTS.labels(self._dialect.name, str(status)).inc()
 
     async def _serve(self, trial_id: str, scope: Scope, receive: Receive, client: HttpClient) -> None:
-        if not valid_trial_id(trial_id):
-            raise NotFound("no such trial")
+        check_trial_id(trial_id)
         shown = self._keys.check_agent(key_of(scope["headers"]), trial_id)
         try:
             self._rates.enter(trial_id)

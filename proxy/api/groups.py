@@ -7,7 +7,7 @@ import uuid
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from proxy.api.common import ERRORS, admin, encoded, services, trial
+from proxy.api.common import ERRORS, admin, encoded, known_query, services, trial
 from proxy.contracts.records import Group, SamplingPolicy, Session
 from proxy.contracts.rest import GroupSpec, GroupTrials
 from proxy.keys import key_of
@@ -25,7 +25,7 @@ def sampling_of(spec: GroupSpec) -> SamplingPolicy:
 
 @router.post(
     "/groups",
-    dependencies=[Depends(admin)],
+    dependencies=[Depends(admin), Depends(known_query)],
     response_model=GroupTrials,
     summary="Make a group and its trials (idempotent by group_id; another group of that id is a conflict)",
 )

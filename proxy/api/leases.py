@@ -8,14 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from proxy import leasing, metrics
-from proxy.api.common import ERRORS, admin, encoded, services
+from proxy.api.common import ERRORS, admin, encoded, known_query, services
 from proxy.contracts.errors import Conflict
 from proxy.contracts.leases import LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView
 
 log = logging.getLogger(__name__)
 
 LeaseId = Annotated[str, Path(max_length=2048, description="as granted")]
-router = APIRouter(tags=["leases"], responses=ERRORS, dependencies=[Depends(admin)])
+router = APIRouter(tags=["leases"], responses=ERRORS, dependencies=[Depends(admin), Depends(known_query)])
 
 
 @router.post("/leases", response_model=LeaseList, summary="Lease completed groups, oldest ready first; waits for them")

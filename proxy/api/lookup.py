@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Scope, Send
 
 from proxy import logs
-from proxy.api.agent_http import HttpClient, refusal_headers, valid_trial_id
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.api.agent_http import HttpClient, check_trial_id, refusal_headers
+from proxy.contracts.errors import StenoError
 from proxy.keys import Keyring, key_of
 
 
@@ -29,8 +29,7 @@ async def look_up(
     logs.bind(trial_id, request_id)
     client = HttpClient(send, request_id.encode())
     try:
-        if not valid_trial_id(trial_id):
-            raise NotFound("no such trial")
+        check_trial_id(trial_id)
         await keys.check_current(key_of(scope["headers"]), trial_id)
         body = await find(trial_id)
     except StenoError as error:

@@ -12,11 +12,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
-from proxy.api.common import ERRORS, admin, encoded, services
+from proxy.api.common import ERRORS, admin, encoded, known_query, services
 from proxy.contracts.policy import PolicyList, Received, Update, UpdateSpec
 
 MOST_WAIT_S = 60.0
-router = APIRouter(tags=["policy"], responses=ERRORS, dependencies=[Depends(admin)])
+router = APIRouter(tags=["policy"], responses=ERRORS, dependencies=[Depends(admin), Depends(known_query)])
 UpdateId = Annotated[str, Path(min_length=1, max_length=64)]
 
 

@@ -14,8 +14,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from proxy.api.agent_http import valid_trial_id
-from proxy.api.common import ERRORS, admin, encoded, harness_of_trial, services, trial
+from proxy.api.agent_http import NO_TRIAL_ID, valid_trial_id
+from proxy.api.common import ERRORS, admin, encoded, harness_of_trial, known_query, services, trial
 from proxy.contracts.errors import BadRequest, Conflict, Gone, StenoError
 from proxy.contracts.records import TRIAL_ID, Session
 from proxy.contracts.rest import Completion, KeyRotation, SampleList, SessionPage, SessionSpec, Trial, TurnPage
@@ -31,14 +31,14 @@ EVENT_KEEPALIVE_S = 15.0
 
 TrialId = Annotated[str, Path(pattern=TRIAL_ID, description="as registered")]
 router = APIRouter(tags=["sessions"], responses=ERRORS)
-_admin = [Depends(admin)]
-_harness = [Depends(harness_of_trial)]
+_admin = [Depends(admin), Depends(known_query)]
+_harness = [Depends(harness_of_trial), Depends(known_query)]
 
 
 def check_trial_id(trial_id: str, field: str = "trial_id") -> None:
     """Raises: BadRequest: an id that no trial may have."""
     if not valid_trial_id(trial_id):
-        raise BadRequest(f"{trial_id[:128]!r} is reserved, or no trial id", field=field)
+        raise BadRequest(f"{trial_id[:128]!r} {NO_TRIAL_ID}", field=field)
 
 
 async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Response:
@@ -55,10 +55,18 @@ async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Respo
         updated_at=now,
     )
     recorded = await services(request).store.register(session)
+    for name in ("run_id", "sampling", "limits"):  # what would silently not hold
+        if name in spec.model_fields_set and getattr(spec, name) != getattr(recorded, name):
+            raise Conflict(f"session {trial_id} is on record with another {name}", field=name)
     return encoded(request, trial(request, recorded))
 
 
-@router.post("/sessions", dependencies=_admin, response_model=Trial, summary="Register a trial (idempotent)")
+@router.post(
+    "/sessions",
+    dependencies=_admin,
+    response_model=Trial,
+    summary="Register a trial (idempotent; other limits, sampling or run: 409)",
+)
 async def register(request: Request, spec: SessionSpec) -> Response:
     return await _register(request, spec.trial_id or uuid.uuid4().hex, spec)
 
@@ -67,7 +75,7 @@ async def register(request: Request, spec: SessionSpec) -> Response:
     "/sessions/{trial_id}",
     dependencies=_admin,
     response_model=Trial,
-    summary="Register a trial by this id (idempotent)",
+    summary="Register a trial by this id (idempotent; other limits, sampling or run: 409)",
 )
 async def register_named(request: Request, trial_id: TrialId, spec: SessionSpec | None = None) -> Response:
     spec = spec or SessionSpec()

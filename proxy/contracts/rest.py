@@ -14,7 +14,9 @@ from proxy.contracts.storable import JsonObject, storable
 
 
 class SessionSpec(BaseModel):
-    """`POST /sessions` and `POST /sessions/{trial_id}`. Idempotent by trial_id; without one, a new id is made."""
+    """`POST /sessions` and `POST /sessions/{trial_id}`. Idempotent by trial_id; without one, a new id is made.
+
+    Of a trial that is on record, run_id, sampling and limits that are given must be its own (409); its metadata stays."""
 
     model_config = ConfigDict(extra="forbid")
     trial_id: str | None = Field(None, pattern=TRIAL_ID)

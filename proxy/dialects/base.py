@@ -165,8 +165,9 @@ def dotted(path: str) -> str:
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
     """Raises: BadRequest naming the field, when a value was given and lies outside [low, high]."""
     if value is not None and not low <= value <= high:
+        bound = f"at least {low:g}" if value < low else f"at most {high:g}"
         shown = f"{value:g}" if isinstance(value, float) or abs(value) < 10**300 else "far beyond"
-        raise BadRequest(f"{name} must be between {low:g} and {high:g}, is {shown}", field=name)
+        raise BadRequest(f"{name} must be {bound}, is {shown}", field=name)
 
 
 def check_wire(name: str, value: Any) -> None:

@@ -115,7 +115,8 @@ def canonical(body: Body) -> CanonicalRequest:
 def _message(i: int, given: _Message, seen: Seen) -> Message:
     role = "system" if given.role == "developer" else given.role
     if role not in ("system", "user", "assistant", "tool"):
-        raise BadRequest(f"messages.{i}.role: {role[:40]!r} is none of the roles", field=f"messages.{i}.role")
+        roles = "system, developer, user, assistant, tool"
+        raise BadRequest(f"messages.{i}.role: {role[:40]!r} is none of {roles}", field=f"messages.{i}.role")
     content: Any = given.content
     if not isinstance(content, str):
         content = _content(f"messages.{i}.content", content or [], seen, images=role in ("user", "tool"))

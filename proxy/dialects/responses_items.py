@@ -99,7 +99,8 @@ class _Reader:
             return
         if role not in ("user", "system", "developer"):
             shown = repr(role[:40]) if isinstance(role, str) else "nothing"
-            raise BadRequest(f"{path}.role: {shown} is none of the roles", field=f"{path}.role")
+            roles = "system, developer, user, assistant"
+            raise BadRequest(f"{path}.role: {shown} is none of {roles}", field=f"{path}.role")
         self.end()
         self.messages.append({"role": "system" if role == "developer" else role, "content": content})
 

@@ -170,8 +170,8 @@ def _text(path: str, tool: dict[str, Any], key: str, *, required: bool = True) -
     if value is None and not required:
         return ""
     if not isinstance(value, str) or (required and not value):
-        problem = "is required" if not value else "expected a string"
-        raise BadRequest(f"{path}.{key}: {problem}", field=f"{path}.{key}")
+        problem = " is required" if not value else ": expected a string"
+        raise BadRequest(f"{path}.{key}{problem}", field=f"{path}.{key}")
     return value
 
 

@@ -307,7 +307,7 @@ async def test_every_version_of_the_path_leads_here(proxy: Proxy) -> None:
     for version in ("/v1beta", "/v1", "/v1alpha", "/v1/v1beta", ""):
         answer = await proxy.http.post(f"/t{version}/models/org/name:8b:generateContent", json=body)
         assert (answer.status_code, answer.json()["modelVersion"]) == (200, "org/name:8b")
-    assert (await proxy.http.post("/t/v1beta/models/m:embedContent", json=body)).status_code == 405
+    assert (await proxy.http.post("/t/v1beta/models/m:embedContent", json=body)).status_code == 404
     assert (await proxy.http.post("/no%20trial/v1beta/models/m:generateContent", json=body)).status_code == 404
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from proxy.contracts.errors import Conflict, Gone, NotFound
+from proxy.contracts.records import Limits, SamplingPolicy
 from proxy.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
@@ -174,12 +175,43 @@ async def test_every_error_has_the_envelope_and_a_request_id(proxy: Proxy) -> No
         ("GET", "/sessions?limit=0", None, 400, "limit"),
         ("POST", "/sessions/leases", b"{}", 400, "trial_id"),
         ("POST", "/sessions/x/complete", b'{"reward": "NaN"}', 400, "reward"),
+        ("GET", "/sessions?group=g", None, 400, "group"),
+        ("POST", "/leases?run_id=r", b'{"consumer": "c"}', 400, "run_id"),
     ]:
         response = await proxy.http.request(method, path, content=body, headers={"content-type": "application/json"})
         envelope = response.json()
         assert response.status_code == status, (path, response.text)
         assert envelope["error"]["field"] == field, (path, response.text)
         assert envelope["request_id"] == response.headers["x-request-id"]
+
+
+async def test_an_error_says_what_would_be_right(proxy: Proxy) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    for method, path, headers, said in [
+        ("POST", "/sessions/x/complete", form, "send `content-type: application/json`"),
+        ("GET", "/sessions?statuss=open", {}, "there are status, group_id, since, until, cursor, limit"),
+        ("GET", "/sessions/x?full=1", {}, "this call has none"),
+        ("GET", "/session", {}, "/openapi.json lists what is"),
+        ("GET", "/sessions/x/turn", {}, "/openapi.json lists what is"),
+        ("GET", "/x/v1/chat/completions", {}, "it takes POST"),
+        ("POST", "/x/v1beta/models/m:embedContent", {}, "agents can generate, count tokens and list models"),
+        ("POST", "/groups/v1/chat/completions", {}, "'groups' is reserved, or no trial id"),
+        ("GET", "/a%20b/v1/models", {}, "1 to 128 letters, digits"),
+    ]:
+        content = b'{"reward": 1}' if method == "POST" else None
+        response = await proxy.http.request(method, path, content=content, headers=headers)
+        assert said in response.json()["error"]["message"], (path, response.text)
+
+
+async def test_a_trial_registered_again_keeps_its_limits_or_says_so(proxy: Proxy) -> None:
+    limits, law = Limits(max_turns=2), SamplingPolicy(neutralise=True)
+    await proxy.steno.register("t", SessionSpec(limits=limits, metadata={"a": 1}))
+    for same in (None, SessionSpec(limits=limits), SessionSpec(metadata={"b": 2})):
+        assert (await proxy.steno.register("t", same)).session.limits == limits
+    for other in (SessionSpec(limits=Limits(max_turns=3)), SessionSpec(run_id="r"), SessionSpec(sampling=law)):
+        with pytest.raises(Conflict) as refused:
+            await proxy.steno.register("t", other)
+        assert refused.value.field in other.model_fields_set
 
 
 async def test_a_surprise_answers_fixed_text_and_a_request_id(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
