@@ -22,7 +22,7 @@ class OverlongFiltering(StrEnum):
 
     OFF         nothing
     COMPLETION  completions that were cut: by their length limit, or `partial` for whatever reason
-    TRIAL       these, and all of a trial that spent one of its limits, or of which a path ends at a length limit: then the
+    TRIAL       these, and all of a trial that one of its limits ended, or of which a path ends at a length limit: then the
                 reward itself is of something that was cut. What others do with their trajectories
     """
 
