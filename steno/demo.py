@@ -23,7 +23,6 @@ from proxy.client import AsyncSteno
 from proxy.contracts.records import SamplingPolicy
 from proxy.contracts.rest import Completion, GroupSpec, Trial
 from steno.demo_processes import (
-    PORT,
     cancelled_by_sigterm,
     environment,
     free_port,
@@ -69,7 +68,7 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
 
     keep: go on serving after the report, until Ctrl-C or SIGTERM.
     """
-    port = port or free_port(PORT)
+    port = free_port(port)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="steno-demo-") as folder, cancelled_by_sigterm():
         async with AsyncSteno(url) as client, contextlib.AsyncExitStack() as stack:

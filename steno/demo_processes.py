@@ -133,12 +133,13 @@ def cancelled_by_sigterm() -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-def free_port(wanted: int) -> int:
-    """`wanted` if nothing listens there, else any."""
-    for port in (wanted, 0):
+def free_port(wanted: int | None) -> int:
+    """`wanted`, or if nobody wants one, PORT or any other. Raises: DemoFailed: something listens at the one that is wanted, and
+    the demo would record what it says."""
+    for port in (PORT, 0) if wanted is None else (wanted,):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return int(probe.getsockname()[1])
-    raise DemoFailed("there is no free port on 127.0.0.1")
+    raise DemoFailed(f"--port {wanted}: something listens there already" if wanted else "no port of 127.0.0.1 is free")

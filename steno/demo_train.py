@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from proxy.client import AsyncSteno
 from proxy.contracts.leases import RunView
 from proxy.contracts.records import SamplingPolicy
-from steno.demo_processes import PORT, Child, DemoFailed, cancelled_by_sigterm, free_port, start, until_healthy
+from steno.demo_processes import Child, DemoFailed, cancelled_by_sigterm, free_port, start, until_healthy
 from steno.demo_task import make_misleading_world
 from steno.demo_train_report import show_ledger, write_plot
 from steno.models import TINY
@@ -117,7 +117,7 @@ async def demo_train(
     console: Console, *, steps: int = STEPS, seed: int = 0, plot: Path, port: int | None = None
 ) -> Outcome:
     """Run the loop for `steps` optimisation steps, evaluated before and after. Raises: DemoFailed."""
-    port = port or free_port(PORT)
+    port = free_port(port)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="steno-demo-") as name, cancelled_by_sigterm():
         folder = Path(name)

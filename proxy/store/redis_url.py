@@ -48,9 +48,18 @@ def read_redis_url(url: str) -> RedisUrl:
     try:
         if kind == "sentinel":
             return _with_sentinels(scheme, urlsplit(url))
-        return _with_nodes(scheme, urlsplit(url)) if kind == "cluster" else RedisUrl(url)
+        return _with_nodes(scheme, urlsplit(url)) if kind == "cluster" else _with_server(scheme, url)
     except ValueError as error:
         raise _wrong(str(error)) from None
+
+
+def _with_server(scheme: str, url: str) -> RedisUrl:
+    parts = urlsplit(url)
+    db = parts.path.strip("/")
+    if scheme != "unix" and db and not db.isdigit():
+        raise _wrong(f"the database is {db!r}; a number was expected")  # redis-py takes what is none for 0
+    parse_url(url)  # type: ignore[no-untyped-call]
+    return RedisUrl(url)
 
 
 def _with_nodes(scheme: str, parts: SplitResult) -> RedisUrl:

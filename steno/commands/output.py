@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from proxy.contracts.errors import CannotListen, ConfigError, StenoError
+from proxy.contracts.errors import CannotListen, ConfigError, Forbidden, StenoError, Unauthorized
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -54,6 +54,8 @@ def one_line_errors() -> Iterator[None]:
         _fail(error.message, EXIT_FAILURE)
     except ConfigError as error:
         _fail(error.message, EXIT_USAGE)
+    except (Unauthorized, Forbidden) as error:
+        _fail(f"{error.message}; the admin key is given by --key-file, or STENO_ADMIN_KEY", EXIT_FAILURE)
     except StenoError as error:
         _fail(error.message, EXIT_FAILURE)
     except ModuleNotFoundError as error:

@@ -91,6 +91,15 @@ async def test_a_worker_that_does_not_come_up_is_shown_with_its_reason(
     assert not listens(port)
 
 
+async def test_a_port_that_is_taken_is_nothing_to_run_on() -> None:
+    """Or its agents would be recorded by whoever listens there."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(DemoFailed, match="something listens there already"):
+            await run(other.getsockname()[1])
+
+
 async def test_cancelling_it_ends_its_processes() -> None:
     port = free_port()
     task = asyncio.create_task(run(port))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import ConfigError, Gone
+from proxy.contracts.errors import ConfigError, Gone, Unauthorized
 from steno.cli import main
 from steno.commands.output import one_line_errors
 
@@ -83,6 +83,11 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
     [
         (ConfigError("port: no"), 2, "port: no"),
         (Gone("completed"), 1, "completed"),
+        (
+            Unauthorized("no key was given"),
+            1,
+            "no key was given; the admin key is given by --key-file, or STENO_ADMIN_KEY",
+        ),
         (
             ModuleNotFoundError("x", name="pyarrow.parquet"),
             2,

@@ -54,6 +54,8 @@ def test_what_is_named(url: str, named: RedisUrl) -> None:
     ("url", "said"),
     [
         ("http://h", "'http'"),
+        ("redis://h:6379/zero", "'zero'"),
+        ("redis://h:port/0", "[Pp]ort"),
         ("redis+ring://h", "'redis\\+ring'"),
         ("unix+cluster:///run/x", "'unix\\+cluster'"),
         ("redis+cluster://a:1,,b", "no HOST:PORT"),
