@@ -106,9 +106,9 @@ def draw_up(batch: Batch, layout: Layout, *, seed: str) -> Orders:
     """The orders of a step.
 
     Mini-batches are cut between trials, so that a trial's samples stay together, in an order that `seed` alone decides; each is
-    weighed as if it were the step.
+    weighed as if it were the step. Where fewer trials than mini-batches are left to train, each is one.
 
-    Raises: BadBatch: no rows, a trial without an advantage, fewer trials than mini-batches. BadPlan: a row over the budget.
+    Raises: BadBatch: no rows, a trial without an advantage. BadPlan: a row over the budget.
     """
     rows = batch.rows
     if not rows:
@@ -159,11 +159,10 @@ def _item(row: Row) -> Item:
 
 
 def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[int]]:
+    trials = sorted({row.trial_id for row in rows})
+    count = min(count, len(trials))
     if count == 1:
         return [list(range(len(rows)))]
-    trials = sorted({row.trial_id for row in rows})
-    if len(trials) < count:
-        raise BadBatch(f"{len(trials)} trials can't be cut into {count} mini-batches")
     random.Random(seed).shuffle(trials)
     part_of = {trial: i * count // len(trials) for i, trial in enumerate(trials)}
     parts: list[list[int]] = [[] for _ in range(count)]

@@ -51,13 +51,22 @@ def test_each_mini_batch_keeps_trials_whole_and_weighs_one() -> None:
     assert orders != draw_up(BATCH, replace(LAYOUT, epochs=2, mini_batches=2), seed="another")
 
 
+def test_where_few_trials_are_left_there_are_fewer_mini_batches() -> None:
+    """Or a step of which little says something would end the run, and each start after it."""
+    orders = draw_up(BATCH, replace(LAYOUT, mini_batches=5), seed="s")
+    assert len(orders.passes) == 4
+    assert {frozenset(ROWS[i].trial_id for i in part.rows) for part in orders.passes} == {
+        frozenset({f"t{i}"}) for i in range(4)
+    }
+    alone = draw_up(Batch(ROWS[:2], {"t0": 1.0}), replace(LAYOUT, mini_batches=5), seed="s")
+    assert [part.rows for part in alone.passes] == [(0, 1)]
+
+
 def test_what_can_not_be_trained_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(BadBatch, match="without samples"):
         draw_up(Batch([], {}), LAYOUT, seed="s")
     with pytest.raises(BadBatch, match="t3"):
         draw_up(Batch(ROWS, {"t0": 1.0, "t1": 1.0, "t2": 1.0}), LAYOUT, seed="s")
-    with pytest.raises(BadBatch, match="4 trials can't be cut into 5"):
-        draw_up(BATCH, replace(LAYOUT, mini_batches=5), seed="s")
     with pytest.raises(BadPlan, match="in a budget of 10"):
         draw_up(BATCH, replace(LAYOUT, budget_tokens=10), seed="s")
     with pytest.raises(BadBatch, match="not the orders"):
