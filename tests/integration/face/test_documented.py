@@ -16,10 +16,11 @@ import httpx
 
 from proxy.client import Steno
 from proxy.contracts.rest import Completion
+from steno.models import TINY
 from tests.integration.face.conftest import ADMIN
 from tests.support.ports import free_port
 from tests.support.processes import process, until_it_answers
-from tests.support.stack import ROOT, Stack
+from tests.support.stack import ROOT, Stack, running
 
 
 def commands(page: str, heading: str) -> list[str]:
@@ -74,6 +75,26 @@ def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> 
         said(export, port, tmp_path)
         [row] = (tmp_path / "my-trial.jsonl").read_text().splitlines()
         assert json.loads(row)["trial_id"] == "my-trial"
+
+
+def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
+    """As one program: a notebook's cells go on from one another."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/reading.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    with running(tmp_path, ["--engine", "transformers", "--model", str(TINY)]) as stack:
+        program = "\n".join(blocks).replace("http://127.0.0.1:8000", stack.url)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0, done.stderr
+        turn, sample = done.stdout.strip().split("\n", 1)
+        assert turn.startswith("0 ") and "base/0" in turn and sample.endswith(" 1.0")
+        with Steno(stack.url) as client:
+            assert client.run("mine").groups.acknowledged == 1
 
 
 def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Path) -> None:
