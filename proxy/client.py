@@ -18,6 +18,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
@@ -41,6 +42,7 @@ from proxy.client_call import (
     result,
 )
 from proxy.contracts.errors import StenoError
+from proxy.contracts.later import read
 from proxy.contracts.leases import Lease, LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView
 from proxy.contracts.policy import PolicyList, PolicyView, Received, Update, UpdateSpec
 from proxy.contracts.records import Group, Sample, Session, Turn
@@ -90,17 +92,17 @@ class _Table:
     def create_group(self, spec: GroupSpec) -> Request[GroupTrials]:
         """A group and its trials, each with URLs and key."""
         named = spec.model_copy(update={"group_id": spec.group_id or uuid.uuid4().hex})
-        return Request("POST", "/groups", GroupTrials.model_validate, body=named)
+        return Request("POST", "/groups", partial(read, GroupTrials), body=named)
 
     @call
     def group(self, group_id: str) -> Request[Group]:
-        return Request("GET", f"/groups/{quote(group_id, safe='')}", Group.model_validate)
+        return Request("GET", f"/groups/{quote(group_id, safe='')}", partial(read, Group))
 
     @call
     def register(self, trial_id: str | None = None, spec: SessionSpec | None = None) -> Request[Trial]:
         """One trial; registering it again returns what is on record. Conflict: that has other limits, sampling or another run."""
         path = _session(trial_id or (spec and spec.trial_id) or uuid.uuid4().hex)
-        return Request("POST", path, Trial.model_validate, body=spec or SessionSpec())
+        return Request("POST", path, partial(read, Trial), body=spec or SessionSpec())
 
     @call
     def session_page(
@@ -122,26 +124,26 @@ class _Table:
             "cursor": cursor,
             "limit": limit,
         }
-        return Request("GET", "/sessions", SessionPage.model_validate, query=query)
+        return Request("GET", "/sessions", partial(read, SessionPage), query=query)
 
     @call
     def session(self, trial_id: str) -> Request[Session]:
-        return Request("GET", _session(trial_id), Session.model_validate)
+        return Request("GET", _session(trial_id), partial(read, Session))
 
     @call
     def turn_page(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> Request[TurnPage]:
         query = {"start": start, "limit": limit}
-        return Request("GET", _session(trial_id, "turns"), TurnPage.model_validate, query=query)
+        return Request("GET", _session(trial_id, "turns"), partial(read, TurnPage), query=query)
 
     @call
     def samples(self, trial_id: str) -> Request[list[Sample]]:
         """One per leaf of the conversation tree."""
-        return Request("GET", _session(trial_id, "samples"), lambda body: SampleList.model_validate(body).items)
+        return Request("GET", _session(trial_id, "samples"), lambda body: read(SampleList, body).items)
 
     @call
     def complete(self, trial_id: str, outcome: Completion) -> Request[Session]:
         """Freeze the session and post its reward. The same again changes nothing."""
-        return Request("POST", _session(trial_id, "complete"), Session.model_validate, body=outcome)
+        return Request("POST", _session(trial_id, "complete"), partial(read, Session), body=outcome)
 
     @call
     def delete(self, trial_id: str) -> Request[None]:
@@ -151,12 +153,12 @@ class _Table:
     @call
     def policies(self) -> Request[list[PolicyView]]:
         """Every policy: its version in force, and who serves which version."""
-        return Request("GET", "/policy", lambda body: PolicyList.model_validate(body).items)
+        return Request("GET", "/policy", lambda body: read(PolicyList, body).items)
 
     @call
     def post_update(self, spec: UpdateSpec) -> Request[Update]:
         """Bring new weights to the workers. Returns at once; `update` says how far it is. The same again: the recorded update."""
-        return Request("POST", "/policy/updates", Update.model_validate, body=spec)
+        return Request("POST", "/policy/updates", partial(read, Update), body=spec)
 
     @call
     def update(self, update_id: str, *, wait_s: float = 0.0) -> Request[Update]:
@@ -165,7 +167,7 @@ class _Table:
         NotFound from a proxy that was started again and keeps nothing: post the same spec again.
         """
         path = f"/policy/updates/{quote(update_id, safe='')}"
-        return Request("GET", path, Update.model_validate, query={"wait_s": wait_s or None}, patience_s=wait_s)
+        return Request("GET", path, partial(read, Update), query={"wait_s": wait_s or None}, patience_s=wait_s)
 
     @call
     def upload_shard(self, update_id: str, name: str, offset: int, data: Body) -> Request[int]:
@@ -176,7 +178,7 @@ class _Table:
         """
         path = f"/policy/updates/{quote(update_id, safe='')}/shards/{quote(name, safe='')}"
         return Request(
-            "PUT", path, lambda body: Received.model_validate(body).received, query={"offset": offset}, content=data,
+            "PUT", path, lambda body: read(Received, body).received, query={"offset": offset}, content=data,
             patience_s=60.0,
         )  # fmt: skip
 
@@ -187,7 +189,7 @@ class _Table:
         return Request(
             "POST",
             "/leases",
-            lambda body: LeaseList.model_validate(body).items,
+            lambda body: read(LeaseList, body).items,
             body=named,
             patience_s=request.wait_s,
         )
@@ -195,24 +197,24 @@ class _Table:
     @call
     def acknowledge(self, lease_id: str) -> Request[LeaseTerm]:
         """The step that used the group is durable. Raises: Conflict: the lease was lost to another trainer."""
-        return Request("POST", f"/leases/{lease_id}/ack", LeaseTerm.model_validate)
+        return Request("POST", f"/leases/{lease_id}/ack", partial(read, LeaseTerm))
 
     @call
     def release(self, lease_id: str) -> Request[LeaseTerm]:
         """Give the group back, to be served again at once. Raises: Conflict, as `acknowledge`."""
-        return Request("POST", f"/leases/{lease_id}/release", LeaseTerm.model_validate)
+        return Request("POST", f"/leases/{lease_id}/release", partial(read, LeaseTerm))
 
     @call
     def extend(self, lease_id: str, ttl_s: float = 600.0, *, used: bool = False) -> Request[LeaseTerm]:
         """Hold the group for `ttl_s` from now; `used`: a step has used it, and only waits to be durable. Raises: Conflict, as
         `acknowledge`."""
         path = f"/leases/{lease_id}/extend"
-        return Request("POST", path, LeaseTerm.model_validate, body=LeaseExtension(ttl_s=ttl_s, used=used))
+        return Request("POST", path, partial(read, LeaseTerm), body=LeaseExtension(ttl_s=ttl_s, used=used))
 
     @call
     def run(self, run_id: str) -> Request[RunView]:
         """Where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
-        return Request("GET", f"/runs/{quote(run_id, safe='')}", RunView.model_validate)
+        return Request("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
 
     @call
     def workers(self) -> Request[list[dict[str, Any]]]:

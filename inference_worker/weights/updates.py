@@ -28,6 +28,7 @@ from inference_worker.weights.staging import Abandoned
 from inference_worker.weights.update import Send, Step, Update
 from proxy.contracts.errors import BadRequest, EngineFailed, NotFound, StenoError, WeightsRefused
 from proxy.contracts.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
+from proxy.contracts.later import read_json
 from proxy.contracts.policy import Probe, UpdateSpec
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Updates:
             update.report_to(send)
             return
         try:
-            spec = UpdateSpec.model_validate_json(frame.spec)
+            spec = read_json(UpdateSpec, frame.spec)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from proxy import metrics
 from proxy.contracts.errors import BadRequest, Conflict, NotFound, StenoError
 from proxy.contracts.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
+from proxy.contracts.later import read_json
 from proxy.contracts.policy import PolicyView, Update, UpdateSpec
 from proxy.links import Worker
 from proxy.policies.book import Book, Order
@@ -241,7 +242,7 @@ class Policies:
 
     def _run_of(self, row: UpdateRow) -> UpdateRun:
         return UpdateRun(
-            row.update_id, UpdateSpec.model_validate_json(row.spec), number=row.number, created_at=row.created_at,
+            row.update_id, read_json(UpdateSpec, row.spec), number=row.number, created_at=row.created_at,
             since=row.since, settle_until=max(self._clock(), self._settled_at), state=row.state, ended_at=row.ended_at,
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.contracts.errors import BadRequest
+from proxy.contracts.later import read_json
 from proxy.contracts.policy import Update, UpdateSpec
 from proxy.store.policies import UpdateRow
 
@@ -25,7 +26,7 @@ def check(spec: UpdateSpec) -> None:
 
 
 def recorded(row: UpdateRow) -> Update:
-    spec = UpdateSpec.model_validate_json(row.spec)
+    spec = read_json(UpdateSpec, row.spec)
     return Update.model_validate(
         {"update_id": row.update_id, "version": row.version, "policy": row.policy, "transport": spec.transport,
          "state": row.state, "created_at": row.created_at, "ended_at": row.ended_at}

@@ -127,6 +127,7 @@ class EncodedTurn(msgspec.Struct):
     retry_of: str | None
 
 
+_ROW_FIELDS = len(IndexRow.__struct_fields__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_stored = msgspec.msgpack.Decoder(_Stored).decode
 _decode_stored_row = msgspec.msgpack.Decoder(_StoredRow).decode
@@ -205,7 +206,7 @@ def decode_row(raw: bytes) -> IndexRow:
 
 
 def _row(fields: list[Any]) -> IndexRow:
-    return IndexRow(unpack_id(fields[0]), *fields[1:])
+    return IndexRow(unpack_id(fields[0]), *fields[1:_ROW_FIELDS])
 
 
 def path_ids(raw: Sequence[bytes]) -> bytes:

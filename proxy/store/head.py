@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.contracts.later import read
 from proxy.contracts.records import Counts, Session
 from proxy.store.codec import FORMAT
 from proxy.store.text import pack, to_json, unpack
@@ -73,7 +74,7 @@ def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
     kept: dict[str, Any] = unpack(doc)
     if kept.pop("format") != FORMAT:
         raise ValueError(f"the recording of trial {trial_id} is of another format than {FORMAT}")
-    return Session(
+    return read(Session, dict(
         trial_id=trial_id, group_id=head.group, status=head.status, end_reason=head.end_reason, reward=head.reward,
         metrics=dict(head.metrics), marks=list(head.marks), created_at=head.created, updated_at=head.updated,
         first_turn_at=head.first_turn, ended_at=head.ended, key_generation=head.rotations + 1, **kept,
@@ -81,7 +82,7 @@ def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
             turns=head.turns, prompt_tokens=head.prompt, completion_tokens=head.completion,
             constrained_tokens=head.constrained, forks=head.forks,
         ),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def head_to_hash(head: Head) -> list[str | bytes]:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from proxy.contracts.errors import Conflict, NotFound
+from proxy.contracts.later import read_json
 from proxy.contracts.records import Group, Session, Turn
 from proxy.store.base import Page
 from proxy.store.groups import same_group, with_recorded_ids
@@ -84,7 +85,7 @@ class RedisStore(RedisRecordings):
         written = group.model_dump_json().encode()
         before = await self._run("once", [group_key(group.group_id)], [written])
         if before is not None:
-            recorded = Group.model_validate_json(before)
+            recorded = read_json(Group, before)
             same_group(recorded, group)
             group, sessions = recorded, with_recorded_ids(recorded, sessions)
         await self.runs.open_group(group)
@@ -96,7 +97,7 @@ class RedisStore(RedisRecordings):
         raw = await self._link.call(self._link.client.get(group_key(group_id)))
         if raw is None:
             raise NotFound(f"no group {group_id}")
-        return Group.model_validate_json(raw)
+        return read_json(Group, raw)
 
     async def register(self, session: Session) -> Session:
         try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+from proxy.contracts.later import read_json
 from proxy.contracts.records import Group
 from proxy.store.head import Head, head_from_hash
 from proxy.store.keys import (
@@ -76,7 +77,7 @@ class RedisIndex:
         if group is not None and left == 0:
             raw = await self._link.call(self._link.client.getdel(group_key(group)))
             if raw is not None:
-                await self._group_gone(Group.model_validate_json(raw))
+                await self._group_gone(read_json(Group, raw))
 
     async def withdraw(self, member: str) -> None:
         """Instead of step 3, when step 2 changed nothing."""

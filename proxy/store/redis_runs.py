@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from proxy.contracts.errors import Conflict, NotFound, StoreUnavailable
+from proxy.contracts.later import read_json
 from proxy.contracts.leases import EvalGroups, Lease, LeaseName, LeaseRequest, RunGroups, RunView
 from proxy.contracts.records import Group, Session
 from proxy.store.keys import GROUPS_READY, RUNS, request_key, run_id_of, run_keys, run_tag
@@ -123,7 +124,7 @@ class RedisRuns:
         brings = {trial: found for trial, found in kept.items() if found and found["o"] == TRAIN}
         return Lease(
             lease_id=LeaseName(run_id, name.decode(), grant.decode()).encode(),
-            group=Group.model_validate_json(doc),
+            group=read_json(Group, doc),
             trials=await self._sessions([(trial, found["l"]) for trial, found in brings.items()]),
             left_out={trial: found["o"] if found else "late" for trial, found in kept.items() if trial not in brings},
             tokens={trial: found["k"] for trial, found in brings.items()},

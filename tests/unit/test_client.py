@@ -16,7 +16,17 @@ import pytest
 from proxy import client as module
 from proxy.client import AsyncSteno, Steno
 from proxy.contracts.errors import BudgetSpent, Gone, NotFound, NoWorker, ProtocolError, StenoError, Unreachable
-from proxy.contracts.records import Session, Timings, Turn, ids_to_bytes
+from proxy.contracts.records import (
+    Limits,
+    Sample,
+    SampledRange,
+    Session,
+    Timings,
+    TokenSpan,
+    Turn,
+    floats_to_bytes,
+    ids_to_bytes,
+)
 from proxy.contracts.rest import Completion, GroupSpec
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -70,6 +80,25 @@ def test_a_call_carries_key_prefix_and_escaped_ids() -> None:
     assert seen[0].url.raw_path == b"/prefix/sessions/a%20b%2Fc"
     assert seen[0].headers["authorization"] == "Bearer k"
     assert seen[0].headers["accept"] == module.MSGPACK
+
+
+def test_what_a_later_proxy_has_added_is_left_out() -> None:
+    """At every level: a trainer that is older than its proxy goes on training."""
+    ids, logprobs = ids_to_bytes([5, 6]), floats_to_bytes([float("nan"), -0.5])
+    sampled = SampledRange(start=1, end=2, finish_reason="stop")
+    known = Sample(
+        trial_id="t", leaf_id="l", turn_ids=["l"], token_ids=ids, loss_mask=b"\0\1", sampling_logprobs=logprobs,
+        spans=[TokenSpan(version="base/0", start=1, end=2)], completions=[sampled],
+    )  # fmt: skip
+    body = known.model_dump()
+    later = body | {
+        "later": 1,
+        "completions": [sampled.model_dump() | {"later": [2]}],
+        "spans": [body["spans"][0] | {"l": 3}],
+    }
+    assert steno(lambda request: msgpack({"items": [later], "later": 4})).samples("t") == [known]
+    grown = session("t") | {"later": {}, "limits": {"max_turns": 3, "max_later": 5}}
+    assert steno(lambda request: msgpack(grown)).session("t").limits == Limits(max_turns=3)
 
 
 def test_turns_come_page_by_page_with_their_arrays_as_raw_bytes() -> None:

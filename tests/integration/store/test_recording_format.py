@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from pathlib import Path
@@ -65,3 +66,14 @@ async def test_redis_holds_no_other_keys(server: RedisServer, store: RedisStore)
         short = name if "completed" not in name and "aborted" not in name else "…:" + name.rpartition(":")[2]
         line = next((line for line in page.splitlines() if line.startswith("|") and f"`{short}`" in line), "")
         assert f"| {kind} |" in line, f"{key}, a {kind}, is not on the page"
+
+
+async def test_what_a_later_replica_added_to_a_group_is_left_out(server: RedisServer, store: RedisStore) -> None:
+    """A rolling upgrade: older replicas read the groups that newer ones have made, and list and lease them."""
+    group, sessions = make_group("g1", 1)
+    await store.create_group(group, sessions)
+    with server.client() as redis:
+        [key] = redis.scan_iter("steno:group:*g1*")
+        redis.set(key, json.dumps(group.model_dump(mode="json") | {"later": 1, "limits": {"max_later": 2}}))
+    assert await store.group("g1") == group
+    assert await store.create_group(group, sessions) == group

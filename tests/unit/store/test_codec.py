@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,18 +156,43 @@ def test_format_1_is_read_as_it_was_written() -> None:
     """The fixture was written once, by the first version of the format, and is never written again: what records have gained
     since is at its default."""
     golden = json.loads(GOLDEN.read_text())
-    stored = golden["stored"]
-    entries = [decode_entry(bytes.fromhex(raw)) for raw in stored["turns"]]
+    assert read_back(golden["stored"]) == (
+        [LATER | turn for turn in golden["turns"]],
+        {"key_generation": 1} | golden["session"],
+    )
+    assert path_ids([bytes.fromhex(raw) for raw in golden["stored"]["ids"]]).hex() == golden["path_ids"]
+
+
+def test_what_a_later_replica_added_to_a_turn_is_left_out() -> None:
+    """A rolling upgrade: older replicas go on with sessions that newer ones have written in."""
+    encoded = encode_turn(*conversation(1)[0])
+    raw = join_entry(encoded, range(len(encoded.texts)))
+    said, refs, meta = msgspec.msgpack.decode(raw)
+    later = msgspec.msgpack.encode([[*said, "later"], refs, [*meta, {"later": 1}], "later"])
+    assert decode_entry(later) == decode_entry(raw)
+    assert decode_row(later) == decode_row(raw)
+
+
+def test_what_a_later_replica_added_to_a_session_is_left_out() -> None:
+    stored = json.loads(GOLDEN.read_text())["stored"]
+    doc = unpack(bytes.fromhex(stored["doc"]))
+    doc |= {"later": 1, "limits": doc.get("limits", {}) | {"max_later": 2}}
+    later = stored | {"session": stored["session"] | {"later": "4"}, "doc": pack(to_json(doc)).hex()}
+    assert read_back(later) == read_back(stored)
+
+
+def read_back(stored: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Turns and session of a recording at rest, its bytes given as hex."""
     ids, logprobs, texts = ([bytes.fromhex(raw) for raw in stored[name]] for name in ("ids", "logprobs", "texts"))
-    read = [
-        decode_turn(number, entry, ids[number], logprobs[number], lambda at: unpack(texts[at]), None)
-        for number, entry in enumerate(entries)
+    turns = [
+        decode_turn(
+            number, decode_entry(bytes.fromhex(raw)), ids[number], logprobs[number], lambda at: unpack(texts[at]), None
+        )
+        for number, raw in enumerate(stored["turns"])
     ]
-    assert [plain(one) for one in read] == [LATER | turn for turn in golden["turns"]]
-    assert path_ids(ids).hex() == golden["path_ids"]
     head = head_from_hash({name.encode(): value.encode() for name, value in stored["session"].items()})
-    session = session_of("golden", head, bytes.fromhex(stored["doc"])).model_dump(mode="json")
-    assert session == {"key_generation": 1} | golden["session"]
+    session = session_of("golden", head, bytes.fromhex(stored["doc"]))
+    return [plain(one) for one in turns], session.model_dump(mode="json")
 
 
 def plain(one: Turn) -> dict[str, Any]:
