@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from proxy.contracts.errors import CannotListen, ConfigError, Forbidden, StenoError, Unauthorized
+from proxy.contracts.errors import CannotListen, ConfigError, Forbidden, NotFound, StenoError, Unauthorized
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -35,6 +35,8 @@ EXTRAS = {
     "aiohttp": "litellm",
 }
 """Module -> the extra of the distribution that brings it."""
+NO_CONTROL_PLANE = "; where a proxy has a --control-port, that one is meant"
+"""On a port that is the agents' alone, a proxy says of the control plane only that it is not there."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -57,7 +59,8 @@ def one_line_errors() -> Iterator[None]:
     except (Unauthorized, Forbidden) as error:
         _fail(f"{error.message}; the admin key is given by --key-file, or STENO_ADMIN_KEY", EXIT_FAILURE)
     except StenoError as error:
-        _fail(error.message, EXIT_FAILURE)
+        nothing = isinstance(error, NotFound) and error.message.startswith("Not Found")
+        _fail(error.message + (NO_CONTROL_PLANE if nothing else ""), EXIT_FAILURE)
     except ModuleNotFoundError as error:
         top = (error.name or "").partition(".")[0]
         if top not in EXTRAS:

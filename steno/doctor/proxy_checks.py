@@ -78,6 +78,10 @@ def guarded(url: str, open_to_all: bool, has_key: bool, status: int) -> Iterator
         else:
             yield bad("proxy.keys", f"no admin key, and it is reached at {host}: everybody can read and reward (I8)",
                       "set STENO_ADMIN_KEY; if something forwards to it, it must not")  # fmt: skip
+    elif status == 404:
+        yield bad("proxy.control", "agents have this port, and the control plane another one",
+                  "give the control port: --url, as --control-port says")  # fmt: skip
+        return
     elif not has_key:
         yield warning("proxy.keys", "an admin key is set; workers and metrics can't be seen without it",
                       "give it: --key-file, or STENO_ADMIN_KEY")  # fmt: skip

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from proxy.client import AsyncSteno
-from proxy.contracts.errors import NotFound
+from proxy.contracts.errors import Conflict, NotFound
 from proxy.contracts.records import Limits, SamplingPolicy
 from proxy.contracts.rest import GroupSpec, GroupTrials
 from trainer_bridge.rollouts.admission import Admission, InHand
@@ -159,7 +159,10 @@ class Rollouts:
             sampling=options.sampling,
             limits=options.limits,
         )
-        group = await self._client.create_group(spec)
+        try:
+            group = await self._client.create_group(spec)
+        except Conflict as error:
+            raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
         for observer in self._observers:
             observer.group_started(group)
         return group

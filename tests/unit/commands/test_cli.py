@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import ConfigError, Gone, Unauthorized
+from proxy.contracts.errors import ConfigError, Gone, NotFound, Unauthorized
 from steno.cli import main
 from steno.commands.output import one_line_errors
 
@@ -83,6 +83,7 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
     [
         (ConfigError("port: no"), 2, "port: no"),
         (Gone("completed"), 1, "completed"),
+        (NotFound("Not Found (request 1)"), 1, "where a proxy has a --control-port, that one is meant"),
         (
             Unauthorized("no key was given"),
             1,

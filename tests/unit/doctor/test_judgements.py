@@ -62,6 +62,11 @@ def test_an_open_control_plane_is_bad_beyond_loopback() -> None:
     }
 
 
+def test_an_agents_port_is_not_taken_for_a_guarded_control_plane() -> None:
+    for has_key in (True, False):
+        assert levels(guarded("http://127.0.0.1:8000", False, has_key, 404)) == {"proxy.control": Level.BAD}
+
+
 def test_clocks_are_judged_by_what_is_known_of_them() -> None:
     assert clock("c", 2.9, 1.0).level is Level.OK
     assert clock("c", -3.5, 1.0).level is Level.BAD
