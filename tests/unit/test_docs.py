@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 
 from proxy.config import ProxySettings
 from proxy.contracts.errors import BY_CODE
+from proxy.contracts.records import ForkReason
 from proxy.main import create_app
 from proxy.metrics import PANELS
 from scripts.generate_docs import PAGES, PROGRAMS, ROOT, proxy_metrics
@@ -66,6 +67,11 @@ def test_every_setting_metric_route_and_error_is_documented() -> None:
     assert [metric.name for metric in proxy_metrics() if metric.name not in metrics] == []
     assert [path for path in create_app(ProxySettings()).openapi()["paths"] if f" {path}`" not in api] == []
     assert [code for code, kind in BY_CODE.items() if kind.status != 500 and f"`{code}`" not in api] == []
+
+
+def test_every_fork_reason_is_explained() -> None:
+    explained = (ROOT / "docs/reading.md").read_text().partition("## Why a turn forked")[2]
+    assert [reason for reason in ForkReason if f"`{reason}`" not in explained] == []
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
