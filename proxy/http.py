@@ -1,19 +1,23 @@
-"""uvicorn's HTTP protocol, with four things that it lacks with httptools.
+"""uvicorn's HTTP protocol, with six things that it lacks with httptools.
 
 A bound on what a request may say outside of its body: an address, a header or a trailer that never ends would be kept whole,
 before any key is looked at. A bound on how long a head may take: connections that never say what they want would add up until no
 file descriptor is left. And the bodies of requests that offer another protocol than WebSocket: the parser ends such a request
 with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8). And an end of what
 asks for WebSocket in a head that the WebSocket parser does not take: uvicorn leaves such a connection open and silent for ever.
+And an end of connections that were closed to clients who do not read what was left to write. And answers of unknown length to
+HTTP/1.0, where uvicorn uses chunks that its clients can't know (RFC 9112, 6.1).
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head, or of a body's trailers; what uvicorn allows with its other parser. Never looked at within one read of
@@ -67,15 +71,43 @@ def _without_offer(name: bytes, value: bytes) -> bytes:
     return b",".join(kept) or b"keep-alive"
 
 
+class EndsWithConnection(RequestResponseCycle):
+    """An answer to HTTP/1.0. Where nobody knows its length, its end is the connection's; a reset, if it is not whole (I3)."""
+
+    _unknown = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            named = {name.lower() for name, _ in message.get("headers", ())}
+            self._unknown = not named & {b"content-length", b"transfer-encoding"}
+            if self._unknown:
+                self.chunked_encoding = False
+                self._reset_at_end(True)
+        elif self._unknown:
+            while self.flow.write_paused and not self.disconnected:
+                await self.flow.drain()
+            self.expected_content_length = len(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._reset_at_end(False)
+        await super().send(message)
+
+    def _reset_at_end(self, reset: bool) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and not self.disconnected:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+
+
 class BoundedHttp(WithoutUpgrades):
     """Closes a connection that sends more than MAX_HEAD_BYTES without a head, a body's piece or an end among them, and one whose
-    head takes longer than `head_s`. That is looked at by one timer a connection, so that a request costs nothing more."""
+    head takes longer than `head_s`; breaks one that was closed, if its client reads nothing of what is left for so long. That is looked
+    at by one timer a connection, so that a request costs nothing more."""
 
     head_s = HEAD_S
     _quiet_bytes = 0
     _came = False
     _in_message = False
     _head_at: float | None = None
+    _left_bytes: int | None = None
     _look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -101,10 +133,15 @@ class BoundedHttp(WithoutUpgrades):
 
     def _look_at_head(self) -> None:
         now = self.loop.time()
-        if self._head_at is not None and now - self._head_at >= self.head_s:
-            self.transport.close()
-            return
         since = now if self._head_at is None else self._head_at
+        if now - since >= self.head_s:
+            self.transport.close()
+        if self.transport.is_closing():
+            left_bytes = self.transport.get_write_buffer_size()
+            if left_bytes == self._left_bytes:
+                self.transport.abort()
+                return
+            self._left_bytes, since = left_bytes, now
         self._look = self.loop.call_at(since + self.head_s, self._look_at_head)
 
     def data_received(self, data: bytes) -> None:
@@ -122,7 +159,10 @@ class BoundedHttp(WithoutUpgrades):
     def on_headers_complete(self) -> Any:
         self._came = self._in_message = True
         self._head_at = None
-        return super().on_headers_complete()
+        paused = super().on_headers_complete()
+        if self.parser.get_http_version() < "1.1" and self.cycle is not None and self.cycle.scope is self.scope:
+            self.cycle.__class__ = EndsWithConnection
+        return paused
 
     def on_body(self, body: bytes) -> None:
         self._came = True

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from proxy.answering import Client
+from proxy.answering import Client, Patience
 from proxy.contracts.canonical import CanonicalRequest
 from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Started
@@ -59,6 +59,7 @@ class Joined:
         self._accepted = False
         self._ended = False
         self._failure: StenoError | None = None
+        self._patience = Patience()
 
     # -- what the host says
 
@@ -107,6 +108,7 @@ class Joined:
         if self._failure is None and not self._ended:
             self._failure = error
             self._woken.set()
+            self._patience.over(error)
 
     def _begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         """The events before a choice's first, until that is put; made before it is, since events may be numbered."""
@@ -127,6 +129,11 @@ class Joined:
 
     def abort(self, error: StenoError) -> None:
         self.fail(error)
+        self._patience.over(error)
+
+    def unrecorded(self) -> tuple[int, int]:
+        """The request has its turns."""
+        return 0, 0
 
     def broken(self, error: StenoError) -> bytes:
         if isinstance(self._writer, Breaker):
@@ -136,10 +143,11 @@ class Joined:
     async def run(self) -> None:
         self._reads = True
         try:
-            for index in self._unsaved:
-                await self._host.saved(index)
-            while not await self._flush():
-                await self._woken.wait()
+            async with self._patience:
+                for index in self._unsaved:
+                    await self._host.saved(index)
+                while not await self._flush():
+                    await self._woken.wait()
         finally:
             self._host.leave(self)
             self.done.set()

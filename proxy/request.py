@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from proxy import metrics
-from proxy.answering import Client, ClientLeft, Stopping
+from proxy.answering import ABORT_S, Client, ClientLeft, Stopping
 from proxy.choice import OpenChoice
 from proxy.contracts.canonical import CanonicalRequest
 from proxy.contracts.errors import EngineFailed, StenoError, TooManyRequests
@@ -31,8 +31,6 @@ from proxy.recording import Recording
 from proxy.retries import Sought
 from proxy.sessions import limits
 
-ABORT_S = 2.0
-"""After an abort, how long a turn may stay stuck in a write to a client that does not read. Seconds."""
 STALL_S = 2.0
 """How long the client that came first may hold up those who joined its request, once. Seconds."""
 MOST_JOINED = 16
@@ -227,12 +225,14 @@ class Request:
             if choice.finished is not None:
                 joined.finish(choice.finished)
         self._joined.append(joined)
+        self.recording.in_flight.add(joined)
         self._shared = True
         return joined
 
     def leave(self, joined: Joined) -> None:
         """This client has its answer, or has left."""
         self._joined.remove(joined)
+        self.recording.in_flight.discard(joined)
         if self._client.gone and not self._joined and not self._over:
             self.abort(ClientLeft("the client closed the connection"))
 

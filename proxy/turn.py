@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from proxy import metrics, retries, stored
-from proxy.answering import Answering, Client, Stopping
+from proxy.answering import ABORT_S, Answering, Client, Stopping
 from proxy.choice import OpenChoice
 from proxy.contracts.canonical import CanonicalRequest, Job
 from proxy.contracts.errors import BudgetSpent, StenoError
@@ -30,7 +30,7 @@ from proxy.record import Facts
 from proxy.recorder import Recorder
 from proxy.recording import Recording
 from proxy.replay import Replay
-from proxy.request import ABORT_S, Request
+from proxy.request import Request
 from proxy.retries import Sought
 from proxy.routing import NoTokenizer
 from proxy.sessions import law, limits

@@ -119,6 +119,7 @@ class HttpClient:
         "_send",
         "_sent_at",
         "_timer",
+        "_writing",
         "breaks",
         "gone",
         "started",
@@ -140,6 +141,7 @@ class HttpClient:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._sent_at = 0.0
+        self._writing = 0  # events that wait for the client to read
 
     def keep_alive_with(self, comment: bytes) -> None:
         """The answer is a stream: fill its silences with this."""
@@ -153,8 +155,12 @@ class HttpClient:
     async def write(self, data: bytes) -> None:
         if not self.gone:
             self._sent_at = self._loop.time()
-            await self._start()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._writing += 1
+            try:
+                await self._start()
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            finally:
+                self._writing -= 1
 
     async def end(self, data: bytes) -> None:
         self.close()
@@ -194,7 +200,7 @@ class HttpClient:
         self._timer = None
         if self.gone or not self._keepalive:
             return
-        silent_s = self._loop.time() - self._sent_at
+        silent_s = 0.0 if self._writing else self._loop.time() - self._sent_at
         if silent_s >= self._keepalive_s - 0.001:
             task = self._loop.create_task(self.write(self._keepalive))
             task.add_done_callback(_observed)

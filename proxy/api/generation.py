@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Messages(), Responses())
 MAX_MODEL_CHARS = 512
 """Of the model's name that a request asks for. Every event of its stream says it again, and so does the record."""
+LAST_WORDS_S = 10.0
+"""How long a client that reads nothing is waited for with the events that say why its answer breaks. Seconds."""
 WATCH_AFTER_S = 0.05
 """How long a request runs before anybody looks whether its client is still there. Seconds."""
 
@@ -147,7 +149,9 @@ class Generation:
             # No end without its last chunk: an answer that is not whole must not look like one (I3).
             data = client.breaks(error) if client.breaks else self._dialect.broken(error)
             if data:
-                await client.end(data)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_WORDS_S):
+                        await client.end(data)
             return
         await client.respond(error.status, self._dialect.error(error, request_id), refusal_headers(error))
 
