@@ -99,8 +99,8 @@ class EndsWithConnection(RequestResponseCycle):
 
 class BoundedHttp(WithoutUpgrades):
     """Closes a connection that sends more than MAX_HEAD_BYTES without a head, a body's piece or an end among them, and one whose
-    head takes longer than `head_s`; breaks one that was closed, if its client reads nothing of what is left for so long. That is looked
-    at by one timer a connection, so that a request costs nothing more."""
+    head takes longer than `head_s`; breaks one that was closed, if its client reads nothing of what is left for so long. That is
+    looked at by one timer a connection, so that a request costs nothing more."""
 
     head_s = HEAD_S
     _quiet_bytes = 0

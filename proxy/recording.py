@@ -28,7 +28,7 @@ class InFlight(Protocol):
     done: asyncio.Event
 
     def unrecorded(self) -> tuple[int, int]:
-        """Its turns that are not on record yet, and the tokens sampled for them so far."""
+        """Its turns that its recording does not count yet, and the tokens sampled so far that it does not."""
         ...
 
     def abort(self, error: StenoError) -> None:
@@ -41,6 +41,7 @@ class Recording:
 
     opening: requests that are about to be in flight: they wait for the store, or for a place on a worker.
     running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
+    tokens: sampled ones of the turns that are known here. saved: of which those of a turn that is still open and runs here.
     elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
         they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
     echoed_replies: of turns that a client may have written back as something else, as they were needed.
@@ -56,7 +57,9 @@ class Recording:
         "opening",
         "prompts",
         "running",
+        "saved",
         "session",
+        "tokens",
         "tree",
         "trial_id",
     )
@@ -69,6 +72,8 @@ class Recording:
         self.in_flight: set[InFlight] = set()
         self.opening = 0
         self.running: dict[str, int] = {}
+        self.saved: dict[str, int] = {}
+        self.tokens = 0
         self.elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
         self.echoed_replies: dict[int, dict[str, Any]] = {}
@@ -89,8 +94,10 @@ class Recording:
         runs_here = row.finish == OPEN and row.turn_id in self.running
         if runs_here:
             self.running[row.turn_id] = number
+            self.saved[row.turn_id] = row.completion_tokens or 0
         elif row.finish == OPEN:
             self.elsewhere[number] = now + OPEN_WAIT_S
+        self.tokens += row.completion_tokens or 0
         self.prompts.add(number, row)
         self.tree.add(row, running=runs_here)
 
@@ -98,9 +105,17 @@ class Recording:
         """A turn that runs here was committed whole, under its number."""
         place = self.running.pop(row.turn_id, -1)
         if place >= 0:
+            self.tokens += (row.completion_tokens or 0) - self.saved.pop(row.turn_id, 0)
             self.tree.settle(place, row)
         elif number == len(self.tree):
             self.add(row, now)
+
+    def unrecorded(self, turn_id: str, tokens: int) -> tuple[int, int]:
+        """Of a turn that runs here and has sampled so many tokens: what `turns` and `tokens` do not count of it. A turn that is
+        being recorded is in the one or in the other, never in none and never in both."""
+        if self.tree.number(turn_id) < 0:
+            return 1, tokens
+        return 0, tokens - self.saved[turn_id] if turn_id in self.saved else 0
 
     def unread(self, now: float) -> int:
         """The first row to read: after the last, or the earliest that may have changed since."""
@@ -119,6 +134,7 @@ class Recording:
         self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
         self.echoed_replies, self.echoes = {}, {}
         self.running = dict.fromkeys(self.running, -1)
+        self.saved, self.tokens = {}, 0
 
     def recount(self) -> int:
         """Bring `cost_bytes` up to date; returns by how much it has changed."""

@@ -120,11 +120,12 @@ class Request:
             self.abort(error)
 
     def unrecorded(self) -> tuple[int, int]:
-        """Turns that are not on record in any form yet, and the tokens sampled for them."""
-        tokens = [
-            choice.transcript.tokens for choice in self.choices if choice.commit is None and choice.saving is None
-        ]
-        return len(tokens), sum(tokens)
+        """Turns that the recording does not count yet, and the tokens of all that it does not."""
+        turns, tokens = 0, 0
+        for choice in self.choices:
+            more = self.recording.unrecorded(choice.transcript.turn_id, choice.transcript.tokens)
+            turns, tokens = turns + more[0], tokens + more[1]
+        return turns, tokens
 
     def _unstick(self) -> None:
         if self._task is not None:
@@ -388,10 +389,8 @@ class Request:
     async def _check_tokens(self, limit: int) -> None:
         """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by
         what is on its way from the workers."""
-        session = self.recording.session
-        assert session is not None
         running = sum(request.unrecorded()[1] for request in self.recording.in_flight)
-        if session.counts.completion_tokens + running > limit:
+        if self.recording.tokens + running > limit:
             await self._end("max_tokens")
 
     async def _begun(self, choice: OpenChoice) -> None:

@@ -121,6 +121,7 @@ class Turns:
                 try:
                     request.choices.append(await self._open(request, index, facts))
                 except NoTokenizer:
+                    await self._check_room(recording, asked.n)  # it may have waited
                     request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
                     request.choices.append(await self._open(request, index, facts))
         except BaseException as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.store.memory import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
@@ -119,3 +120,63 @@ async def test_what_is_counted_may_be_as_large_as_what_is_generated_from(proxy: 
     async with running(max_body_bytes=2**20) as small:
         answer = await small.http.post(f"/t/v1/{path}", json={"model": "any", "max_tokens": 4} | said)
         assert answer.status_code == 413, answer.text[:300]
+
+
+class SlowToCommit(MemoryStore):
+    """Commits wait for the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = 0
+
+    async def commit(self, *args: Any, **options: Any) -> int:
+        self.waiting += 1
+        await self.gate.wait()
+        return await super().commit(*args, **options)
+
+
+async def test_a_turn_that_is_being_recorded_counts_against_the_limit_of_turns() -> None:
+    store = SlowToCommit()
+    async with running(store=store) as proxy:
+        await limited(proxy, max_turns=1)
+        first = asyncio.create_task(proxy.chat("t", "x"))
+        await until(lambda: store.waiting)
+        second = await proxy.chat("t", "y")
+        assert (second.status_code, second.json()["error"]["code"]) == (403, "budget_spent")
+        store.gate.set()
+        assert (await first).status_code == 200 and len(proxy.engine.requests) == 1
+
+
+async def test_what_a_turn_beside_it_has_used_up_a_turn_that_runs_can_not_use_again() -> None:
+    gate = asyncio.Event()
+    says = [Say("x" * 500, gates={30: gate, 45: asyncio.Event()}), Say("y" * 59)]
+    async with running(ParrotEngine(lambda request: says[len(proxy.engine.requests) - 1])) as proxy:
+        await limited(proxy, max_tokens=100)
+        long = asyncio.create_task(proxy.chat("t", "x"))
+        await until(lambda: proxy.engine.requests)
+        assert (await proxy.chat("t", "y")).status_code == 200  # 60 tokens
+        gate.set()
+        assert (await long).status_code == 403
+        assert await end_of(proxy) == ("completed", "limit:max_tokens")
+        *_, turn = await proxy.turns("t", at_least=2)
+        assert turn.partial and 40 < turn.completion_tokens <= 45
+
+
+async def test_what_is_on_record_of_an_open_turn_counts_once() -> None:
+    """A block of it was closed before it had ended."""
+    gate = asyncio.Event()
+    calls = [("c0", "f", "{}"), ("c1", "f", "{}")]
+    says = [Say("x" * 40, calls=calls, gates={42: gate}), Say("y" * 29), Say("z" * 9)]
+    async with running(ParrotEngine(lambda request: says[len(proxy.engine.requests) - 1])) as proxy:
+        await limited(proxy, max_tokens=100)
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 90, "stream": True}
+        body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+        long = asyncio.create_task(proxy.http.post("/t/v1/messages", json=body))
+        await proxy.turns("t", 1)
+        assert (await proxy.chat("t", "y")).status_code == 200  # 30 tokens beside its 43
+        assert (await proxy.chat("t", "z")).status_code == 200  # 10
+        gate.set()
+        assert "message_stop" in (await long).text
+        assert (await proxy.store.session("t")).counts.completion_tokens == 83
+        assert (await end_of(proxy))[0] == "open"
