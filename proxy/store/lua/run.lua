@@ -218,6 +218,13 @@ local function grant(name, group, consumer, expires, token)
   save(name, group)
 end
 
+-- Names of dead trainers do not pile up: one that holds nothing any more is forgotten.
+local function holds_less(consumer)
+  if #redis.call('XPENDING', ready, TRAINERS, '-', '+', 1, consumer) == 0 then
+    redis.call('XGROUP', 'DELCONSUMER', ready, TRAINERS, consumer)
+  end
+end
+
 local function older(a, b)
   local a_ms, a_seq = string.match(a.o, '^(%d+)-(%d+)$')
   local b_ms, b_seq = string.match(b.o, '^(%d+)-(%d+)$')
@@ -268,6 +275,7 @@ function run.lease()
   for i = 1, math.min(most, #again) do
     local group = again[i]
     redis.call('XCLAIM', ready, TRAINERS, ARGV[3], 0, group.o, 'FORCE')
+    if group.c ~= ARGV[3] then holds_less(group.c) end
     chosen[i] = {group.name, group}
     group.name = nil
   end
@@ -305,9 +313,7 @@ function run.finish()
     redis.call('XDEL', ready, group.o)
     redis.call('ZREM', leased, name)
     redis.call('HINCRBY', totals, 'train:acknowledged', 1)
-    if #redis.call('XPENDING', ready, TRAINERS, '-', '+', 1, group.c) == 0 then
-      redis.call('XGROUP', 'DELCONSUMER', ready, TRAINERS, group.c)  -- names of dead trainers do not pile up
-    end
+    holds_less(group.c)
     group.s, group.a, group.l = 'acknowledged', token, nil
     if group.z then drop(name) end
   end
