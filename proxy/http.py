@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with six things that it lacks with httptools.
+"""uvicorn's HTTP protocol, with seven things that it lacks with httptools.
 
 A bound on what a request may say outside of its body: an address, a header or a trailer that never ends would be kept whole,
 before any key is looked at. A bound on how long a head may take: connections that never say what they want would add up until no
@@ -6,7 +6,8 @@ file descriptor is left. And the bodies of requests that offer another protocol 
 with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8). And an end of what
 asks for WebSocket in a head that the WebSocket parser does not take: uvicorn leaves such a connection open and silent for ever.
 And an end of connections that were closed to clients who do not read what was left to write. And answers of unknown length to
-HTTP/1.0, where uvicorn uses chunks that its clients can't know (RFC 9112, 6.1).
+HTTP/1.0, where uvicorn uses chunks that its clients can't know (RFC 9112, 6.1). And word of a connection's end to the request
+that is being answered, where others wait behind it: uvicorn tells the last of them.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class BoundedHttp(WithoutUpgrades):
     _head_at: float | None = None
     _left_bytes: int | None = None
     _look: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -117,7 +119,15 @@ class BoundedHttp(WithoutUpgrades):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_looking()
+        answered = self._answered
+        if answered is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_looking()
