@@ -118,16 +118,18 @@ class Worker:
 
     async def _streams_end(self, *, within_s: float) -> None:
         """Wait for every generation to end, unless time runs out or a second stop hurries."""
-        waits = [asyncio.create_task(client.streams.finished()) for client in self._clients]
+        done = asyncio.create_task(self._streams_finished())
         hurry = asyncio.create_task(self._hurry.wait())
-        done: asyncio.Future[Any] = asyncio.gather(*waits)
         try:
             await asyncio.wait({done, hurry}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*waits, hurry):
-                task.cancel()
-            await asyncio.gather(*waits, hurry, return_exceptions=True)
             done.cancel()
+            hurry.cancel()
+            await asyncio.gather(done, hurry, return_exceptions=True)
+
+    async def _streams_finished(self) -> None:
+        for client in self._clients:
+            await client.streams.finished()
 
     def _announce(self) -> None:
         """Cards or health have changed by an update."""

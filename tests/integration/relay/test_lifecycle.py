@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 
@@ -34,7 +35,7 @@ async def test_a_worker_told_to_stop_takes_no_new_turns_and_finishes_what_it_has
         await until(lambda: not running.hub.workers())
 
 
-async def test_what_is_not_finished_in_time_fails_with_what_was_made() -> None:
+async def test_what_is_not_finished_in_time_fails_with_what_was_made(caplog: pytest.LogCaptureFixture) -> None:
     async with relay() as running:
         worker = await running.worker(CountingEngine(pace_s=0.005), drain_s=0.1)
         stream = running.open(100_000)
@@ -45,6 +46,8 @@ async def test_what_is_not_finished_in_time_fails_with_what_was_made() -> None:
                 taken += await stream.next()
         assert ids_of(taken) == list(range(worker.engine.generated.popitem()[1]))
         assert await worker.task == 0
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"], "an exception that nobody looked at"
 
 
 async def test_a_dead_engine_fails_its_streams_tells_the_proxy_and_ends_the_worker() -> None:
