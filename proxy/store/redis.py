@@ -18,7 +18,7 @@ from proxy.contracts.records import Group, Session, Turn
 from proxy.store.base import Page
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
-from proxy.store.keys import group_key, kept_key, trial_keys
+from proxy.store.keys import TrialKeys, group_key, kept_key, trial_keys
 from proxy.store.redis_accounts import RedisAccounts
 from proxy.store.redis_index import RedisIndex
 from proxy.store.redis_link import RedisLink
@@ -55,6 +55,7 @@ class RedisStore(RedisRecordings):
         self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS)
         self._accounts = RedisAccounts(self._link, self.runs)
         self._index = RedisIndex(self._link, clock, self._group_gone)
+        self._watchers = 0
         self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
         self._clock = clock
         self.waited_replicas = wait.replicas if wait else 0
@@ -260,7 +261,16 @@ class RedisStore(RedisRecordings):
         await self.session(trial_id)
         if after == END:
             return
-        seen = turns_seen(after)
+        self._watchers += 1
+        try:
+            async for event in self._happening(keys, turns_seen(after)):
+                yield event
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                await self._watch_link.rest()
+
+    async def _happening(self, keys: TrialKeys, seen: int) -> AsyncGenerator[Event, None]:
         watched = [keys.events, keys.session, keys.turns]
         while True:
             wake, fields, entries = await self._run("watch", watched, [seen, WATCH_TTL_S, CHUNK_TURNS], writes=False)

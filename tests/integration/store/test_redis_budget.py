@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from proxy.store.keys import trial_keys
 from proxy.store.redis import RedisStore
 from tests.support.recordings import conversation, row, session, turn
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 TOKEN_BYTES = 14
 TURN_BYTES = 400
@@ -69,3 +72,17 @@ async def test_an_unwatched_session_has_no_stream(server: RedisServer, store: Re
         assert redis.type(trial_keys(TRIAL).events) == b"stream"
         assert 0 < redis.ttl(trial_keys(TRIAL).events) <= 60
     await events.aclose()
+
+
+async def test_watchers_that_have_gone_leave_no_connection(server: RedisServer, store: RedisStore) -> None:
+    await store.register(session(TRIAL))
+    with server.client() as redis:
+        watchers = [store.events(TRIAL) for _ in range(30)]
+        events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
+        await until(lambda: sum(client["cmd"] == "xread" for client in redis.client_list()) == 30)
+        [(one, its_row)] = conversation(1)
+        await store.commit(TRIAL, one, its_row, now=1.0)
+        await asyncio.gather(*events)
+        for watcher in watchers:
+            await watcher.aclose()
+        await until(lambda: not any(client["cmd"] == "xread" for client in redis.client_list()))

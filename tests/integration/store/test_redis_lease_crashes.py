@@ -140,7 +140,9 @@ async def test_an_expiry_that_was_cut_short_counts_nothing_twice(replicas: Repli
     assert (view.groups.acknowledged, unaccounted(view, one)) == (1, {})
 
 
-async def test_the_names_of_trainers_that_never_come_back_do_not_pile_up(server: RedisServer, store: RedisStore) -> None:
+async def test_the_names_of_trainers_that_never_come_back_do_not_pile_up(
+    server: RedisServer, store: RedisStore
+) -> None:
     """Each start of a trainer may have another name."""
     for name in ("a", "b"):
         await finished(store, name)
@@ -148,7 +150,9 @@ async def test_the_names_of_trainers_that_never_come_back_do_not_pile_up(server:
         assert len(await lease(store, 1000.0 * start, most=2, consumer=f"trainer-{start}")) == 2
     ready = run_keys(RUN).ready
     with server.client() as client:
-        assert [(one["name"], one["pending"]) for one in client.xinfo_consumers(ready, "trainers")] == [(b"trainer-4", 2)]
+        assert [(one["name"], one["pending"]) for one in client.xinfo_consumers(ready, "trainers")] == [
+            (b"trainer-4", 2)
+        ]
         for one in await lease(store, 9000.0, most=2, consumer="trainer-4"):
             await store.runs.acknowledge(one.lease_id, now=9001.0)
         assert client.xinfo_consumers(ready, "trainers") == []
