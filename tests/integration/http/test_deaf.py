@@ -106,7 +106,7 @@ async def test_nor_is_their_connection(recorded: bool, monkeypatch: pytest.Monke
         connection_lost(self, error)
 
     monkeypatch.setattr(BoundedHttp, "connection_lost", noted)
-    monkeypatch.setattr(BoundedHttp, "head_s", 0.5)
+    monkeypatch.setattr(BoundedHttp, "head_s", 3.0)
     async with running(ParrotEngine(lambda request: Say("x" * LETTERS))) as proxy:
         if recorded:
             assert (await proxy.http.post(PATHS[0], json=BODY)).status_code == 200
