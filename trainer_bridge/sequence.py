@@ -5,7 +5,7 @@ Shapes: S packed tokens, P ranks, N trained tokens; S / P tokens are a rank's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from trainer_bridge.attention import Segments
 from trainer_bridge.collate import Packed
+
+BY_TOKEN = [field.name for field in fields(Packed) if field.name.endswith("_N") and field.name != "predictor_N"]
+"""What a rank has of its trained tokens as it is; positions count from its own first token."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,6 @@ def take_share(packed: Packed, *, ranks: int = 1, rank: int = 0, group: Any = No
         position_ids_1S=positions_1S[:, first : first + length],
         starts_Q1=starts_Q1,
         predictor_N=packed.predictor_N[chosen] - first,
-        **{
-            name: getattr(packed, name)[chosen]
-            for name in (
-                "targets_N",
-                "sampling_logprobs_N",
-                "temperatures_N",
-                "advantages_N",
-                "weights_N",
-                "version_N",
-                "sequence_N",
-                "sequence_tokens_N",
-            )
-        },
+        **{name: getattr(packed, name)[chosen] for name in BY_TOKEN},
     )
     return Share(mine, segments, chosen)

@@ -201,10 +201,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         return await on_steno_error(request, error.__cause__)
     known: dict[int, type[StenoError]] = {403: Forbidden, 404: NotFound}
     status, path = error.status_code, request.scope["path"]
-    if status == 405 and _ACTION.search(
-        path
-    ):  # Google's `models/{model}` takes GET, another action of it is another call
-        status = 404
+    if status == 405 and _ACTION.search(path):
+        status = 404  # Google's `models/{model}` takes GET; what it is asked to do is another call
     message = str(error.detail)
     if status == 404:
         message = _not_served(request)

@@ -35,14 +35,9 @@ _admin = [Depends(admin), Depends(known_query)]
 _harness = [Depends(harness_of_trial), Depends(known_query)]
 
 
-def check_trial_id(trial_id: str, field: str = "trial_id") -> None:
-    """Raises: BadRequest: an id that no trial may have."""
-    if not valid_trial_id(trial_id):
-        raise BadRequest(f"{trial_id[:128]!r} {NO_TRIAL_ID}", field=field)
-
-
 async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Response:
-    check_trial_id(trial_id)
+    if not valid_trial_id(trial_id):
+        raise BadRequest(f"{trial_id[:128]!r} {NO_TRIAL_ID}", field="trial_id")
     law.check(spec.sampling)
     now = time.time()
     session = Session(

@@ -58,7 +58,7 @@ def _with_server(scheme: str, url: str) -> RedisUrl:
     db = parts.path.strip("/")
     if scheme != "unix" and db and not db.isdigit():
         raise _wrong(f"the database is {db!r}; a number was expected")  # redis-py takes what is none for 0
-    parse_url(url)  # type: ignore[no-untyped-call]
+    parse_url(url)  # type: ignore[no-untyped-call]  # raises for what it can't take
     return RedisUrl(url)
 
 

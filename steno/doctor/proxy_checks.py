@@ -128,7 +128,7 @@ def _agreement(up: list[Worker]) -> Iterator[Finding]:
     mute: dict[str, list[str]] = defaultdict(list)
     for worker in up:
         for card in worker["models"]:
-            if "tools" not in card.get("capabilities", ()):
+            if "tools" not in card.get("capabilities", ()) and not card.get("text_only"):
                 mute[card["name"]].append(worker["id"])
             if card.get("tokenizer_digest"):
                 digests[card["name"]][card["tokenizer_digest"]].append(worker["id"])

@@ -43,7 +43,8 @@ def test_a_worker_that_parses_no_tool_calls_is_named() -> None:
         f for f in judge_workers([worker("a"), worker("b", card={"capabilities": []})]) if f.check == "workers.tools"
     ]
     assert found.level is Level.WARNING and "m: agents get tool calls as text from b" in found.message
-    assert "workers.tools" not in levels(judge_workers([worker("a")]))
+    upstream = worker("c", card={"capabilities": [], "text_only": True})  # whose calls its provider parses, or nobody
+    assert "workers.tools" not in levels(judge_workers([worker("a"), upstream]))
 
 
 def test_workers_that_are_away_ill_or_behind() -> None:
