@@ -22,13 +22,30 @@ find_python() {
   die "no Python 3.11, 3.12 or 3.13 found on PATH. Debian and Ubuntu: apt install python3 python3-venv"
 }
 
+# need_commands COMMAND=PACKAGE...: Debian's packages of the commands that are missing, installed by apt where that may be done; else
+# all that is missing is named in one line.
+need_commands() {
+  local pair missing=()
+  for pair in "$@"; do
+    command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
+  done
+  need_packages "${missing[@]}"
+}
+
+need_packages() {
+  [ $# -gt 0 ] || return 0
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "missing: $*. Debian and Ubuntu: sudo apt install $*"
+  say "installing $*"
+  apt-get update -qq || die "missing: $*, and apt-get update failed: is there a network?"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
 # make_venv FOLDER: a virtual environment with pip, made anew if the one there does not work (a moved checkout, a Python that is gone).
 make_venv() {
   local folder=$1 python
   if "$folder/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
   python=$(find_python)
-  "$python" -c 'import venv, ensurepip' 2>/dev/null \
-    || die "$python lacks venv or pip. Debian and Ubuntu: apt install python3-venv"
+  "$python" -c 'import venv, ensurepip' 2>/dev/null || need_packages python3-venv
   say "making ${folder#"$PWD"/} with $("$python" --version)"
   "$python" -m venv --clear "$folder"
 }
