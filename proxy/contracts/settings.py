@@ -76,6 +76,7 @@ class Settings(BaseSettings):
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _secret_files: dict[str, Path] = PrivateAttr(default_factory=dict)
+    _file: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def settings_customise_sources(
@@ -125,7 +126,13 @@ class Settings(BaseSettings):
             raise ConfigError(_explain(error, origins), field=_dotted(error.errors()[0]["loc"])) from None
         settings._origins.update(origins)
         settings._secret_files.update(files)
+        settings._file = file
         return settings
+
+    @property
+    def file(self) -> Path | None:
+        """The settings' file, if one was given."""
+        return self._file
 
     @property
     def secret_files(self) -> dict[str, Path]:

@@ -40,6 +40,14 @@ async def _rollout(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     prepared = Prepared.of(settings, run_id)
     known = ended_trials(settings.results)
     out = console(stderr=True)
+    for warning in prepared.warnings:
+        out.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    if prepared.confinement is not None:
+        out.print(
+            "trials are confined: your processes, keys and Docker's socket are hidden (--confine)",
+            style="dim",
+            markup=False,
+        )
     groups = len(prepared.tasks) * settings.epochs
     out.print(
         f"run {run_id}: {groups} groups of {settings.group_size} trials, {settings.trials_at_once} at a time",

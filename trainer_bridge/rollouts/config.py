@@ -52,12 +52,23 @@ class RolloutSettings(Settings):
         description="seconds that a trial may take; unset: what its task.toml says (agent.timeout_sec), else 3600",
     )  # fmt: skip
     grace_s: float = Field(5.0, ge=0, description="seconds between SIGTERM and SIGKILL")
+    confine: Literal["auto", "require", "off"] = Field(
+        "auto",
+        description="hide your processes and keys from trials, by bubblewrap; auto: where that works, else with a warning",
+    )
+    private: list[Path] = Field(
+        default_factory=list, description="more files and folders that confined trials find empty"
+    )
     retries: int = Field(1, ge=0, le=100, description="further attempts at a trial that failed before its first turn")
 
     # -- what it is worth
     reward: str | None = Field(
         None, description="FILE.py:function that scores a trial; unset: reward.json or reward.txt in its working folder"
     )
+    timeout_reward: float | None = Field(
+        None, ge=-1e6, le=1e6,
+        description="reward of a trial that reached its time limit, where nothing else scores it; unset: it is not trained",
+    )  # fmt: skip
     reward_timeout_s: float = Field(300.0, gt=0, description="seconds that the reward function may take")
     results: Path | None = Field(None, description="file that gets a JSON line per trial that has ended")
 

@@ -31,7 +31,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a job ended. code: its exit status; -N: by signal N; None: it never ran, and `error` says why."""
+    """How a job ended. code: its exit status; -N, or 128 + N where it was
+    confined: by signal N; None: it never ran, and `error` says why."""
 
     code: int | None
     timed_out: bool = False

@@ -1,8 +1,8 @@
 """Trials as processes of this machine: each in a session and process group of its own, ended as a whole.
 
 A job ends when its first process does, or at its time limit: SIGTERM to the group, some seconds, SIGKILL to what is left of it.
-A process that leaves the group (a daemon) escapes. Nothing is isolated: whoever runs code that a model wrote wants a sandbox
-inside the command.
+Unconfined, a process that leaves the group (a daemon) escapes, and a trial can read whatever its operator can. `confine.py` hides
+the operator's processes and keys; there a daemon ends with its trial.
 
 While a job runs, `pid` in its folder names its group, so that rollouts that were killed can be cleaned up after (`clear`).
 """
@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer_bridge.rollouts.confine import Confinement
 from trainer_bridge.rollouts.executor import Exit, Job
 
 log = logging.getLogger(__name__)
@@ -27,16 +30,22 @@ GRACE_S = 5.0
 
 
 class LocalExecutor:
-    """An `Executor`. Needs Linux (pidfd)."""
+    """An `Executor`. Needs Linux (pidfd). Args: confinement: what trials must not see; None: they see everything."""
 
-    def __init__(self, grace_s: float = GRACE_S) -> None:
+    def __init__(self, grace_s: float = GRACE_S, confinement: Confinement | None = None) -> None:
         self._grace_s = grace_s
+        self._confinement = confinement
 
     async def run(self, job: Job) -> Exit:
+        command = list(job.command)
+        if self._confinement is not None:
+            if not _is_there(job):  # bwrap would start, and say so in its own words
+                return Exit(None, error=f"{job.command[0]}: {os.strerror(errno.ENOENT)}")
+            command = self._confinement.command(job)
         with job.stdout.open("ab") as stdout, job.stderr.open("ab") as stderr:
             try:
                 process = subprocess.Popen(  # noqa: ASYNC220  # returns once exec has happened; asyncio's reaps too early, see _end
-                    list(job.command),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
@@ -66,7 +75,10 @@ class LocalExecutor:
         can't be given to anybody else."""
         try:
             if not exited.done():
-                _signal(process.pid, signal.SIGTERM)
+                if self._confinement is None:
+                    _signal(process.pid, signal.SIGTERM)
+                else:
+                    _signal_inside(process.pid, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._grace_s):
                         await asyncio.shield(exited)
@@ -110,6 +122,23 @@ def _signal(group: int, number: signal.Signals) -> None:
     # All gone; or one that changed its user, out of our reach.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _signal_inside(group: int, number: signal.Signals) -> None:
+    """To all of the group but its first process: bwrap would end at once, and everything in it without a grace."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        fields = _stat(path)
+        if fields and fields[2] == str(group) and path.parent.name != str(group):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(path.parent.name), number)
+
+
+def _is_there(job: Job) -> bool:
+    """Whether the job's program can be found, as its own environment and folder say."""
+    program = job.command[0]
+    if "/" in program:
+        return (job.workdir / program).exists()
+    return shutil.which(program, path=job.environment.get("PATH", os.defpath)) is not None
 
 
 def _is_left(pid: int, started_at: str) -> bool:

@@ -10,7 +10,8 @@ from proxy.contracts.records import Session, SessionStatus
 
 
 class EndReason(StrEnum):
-    """Why a trial ended, as its session's `end_reason` says it. The session is `completed` for the first three, else `aborted`.
+    """Why a trial ended, as its session's `end_reason` says it. The session is `completed` for the first three, and for any
+    that has a reward; else `aborted`.
 
     A completed trial without a reward is unscored: accounted for, never trained, and still open to a reward that is posted later.
     """
@@ -18,7 +19,7 @@ class EndReason(StrEnum):
     COMPLETED = "completed"  # it ran to its end, and has a reward
     NO_REWARD = "no_reward"  # it ran to its end, and nothing said what that was worth
     REWARD_ERROR = "reward_error"  # its reward file is malformed, or the reward function raised, or took too long
-    TIMEOUT = "timeout"  # it was ended at its time limit
+    TIMEOUT = "timeout"  # it was ended at its time limit; scored where the reward function or `timeout_reward` says so
     EXIT_CODE = "exit_code"  # the command failed, and no reward was found
     START_FAILED = "start_failed"  # the command could not be run at all
     CANCELLED = "cancelled"  # ended by Ctrl-C, SIGTERM, or whoever awaited the rollouts

@@ -52,6 +52,7 @@ class RunnerOptions:
     proxy_url: str
     work_dir: Path
     timeout_s: float | None = None
+    timeout_reward: float | None = None
     retries: int = 1
     keep: Literal["failed", "all", "none"] = "failed"
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -118,33 +119,46 @@ class TrialRunner:
         timeout_s = self._options.timeout_s or task.timeout_s or DEFAULT_TIMEOUT_S
         job = Job(trial.session.trial_id, command, variables, folder, work, timeout_s)
         ended = await self._executor.run(job)
+        failed = None
         if ended.timed_out:
-            return ended, Verdict(EndReason.TIMEOUT, detail=f"ended after {timeout_s:g} s")
-        if ended.code is None:
+            failed = Verdict(EndReason.TIMEOUT, detail=f"ended after {timeout_s:g} s")
+        elif ended.code is None:
             return ended, Verdict(EndReason.START_FAILED, detail=ended.error)
-        return ended, await self._score(assignment, job, ended)
+        elif ended.code:
+            failed = Verdict(EndReason.EXIT_CODE, detail=f"exit code {ended.code}")
+        return ended, await self._score(assignment, job, ended, failed)
 
-    async def _score(self, assignment: Assignment, job: Job, ended: Exit) -> Verdict:
-        """A reward decides, whatever the exit code: agents exit with 1 for a task that they missed. Only a command that failed
-        before its first turn is not scored."""
-        failed = Verdict(EndReason.EXIT_CODE, detail=f"exit code {ended.code}")
+    async def _score(self, assignment: Assignment, job: Job, ended: Exit, failed: Verdict | None) -> Verdict:
+        """A reward decides, whatever the exit code: agents exit with 1 for a task that they missed, and one that stalls until its
+        time limit is to be punished for it. Only a command that failed before its first turn is not scored.
+
+        Args: failed: what became of the trial if nothing says what it was worth; None: it ran to its end.
+        """
+        played = failed is None or bool((await self._client.session(job.trial_id)).counts.turns)
         try:
-            if self._reward is None:
-                verdict = await asyncio.to_thread(read_reward, job.workdir)
-            elif ended.code and not (await self._client.session(job.trial_id)).counts.turns:
-                verdict = None
-            else:
-                key = assignment.harness_key
-                transcript = Transcript(self._options.proxy_url, key, job.trial_id)
-                scored = Scored(
-                    assignment.task, job.workdir, ended.code, job.stdout, job.stderr, job.trial_id, transcript
-                )
-                verdict = await self._reward(scored)
+            verdict = await self._verdict(assignment, job, ended, played)
         except RewardError as error:
             return Verdict(EndReason.REWARD_ERROR, detail=error.message)
-        if verdict is None:
-            return failed if ended.code else Verdict(EndReason.NO_REWARD, detail="no reward.json and no reward.txt")
-        return verdict
+        if failed is None:
+            return verdict or Verdict(EndReason.NO_REWARD, detail="no reward.json and no reward.txt")
+        if failed.reason is EndReason.TIMEOUT:
+            if verdict is None or verdict.reward is None:
+                reward = self._options.timeout_reward if played else None
+                return replace(failed, reward=reward, metrics=verdict.metrics if verdict else {})
+            return replace(verdict, reason=EndReason.TIMEOUT, detail=failed.detail)
+        return verdict or failed
+
+    async def _verdict(self, assignment: Assignment, job: Job, ended: Exit, played: bool) -> Verdict | None:
+        """What the reward function or the reward file says; None: nothing. Raises: RewardError."""
+        if self._reward is None:
+            return await asyncio.to_thread(read_reward, job.workdir)
+        if not played:
+            return None
+        transcript = Transcript(self._options.proxy_url, assignment.harness_key, job.trial_id)
+        code = None if ended.timed_out else ended.code
+        return await self._reward(
+            Scored(assignment.task, job.workdir, code, job.stdout, job.stderr, job.trial_id, transcript)
+        )
 
     async def _close(
         self, assignment: Assignment, verdict: Verdict, began: float, attempts: int, ended: Exit, folder: Path
@@ -169,7 +183,7 @@ class TrialRunner:
         """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with."""
         outcome = Completion(
             reward=verdict.reward,
-            status=verdict.reason.status,
+            status="completed" if verdict.reward is not None else verdict.reason.status,
             end_reason=verdict.reason.value,
             metrics={**verdict.metrics, "rollout/wall_s": wall_s},
         )
