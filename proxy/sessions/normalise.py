@@ -126,8 +126,10 @@ def _other_part(part: dict[str, Any]) -> bytes:
 
 def _text(text: str, system: bool) -> str:
     if system:
-        while found := _VOLATILE_HEADER.match(text):
-            text = text[found.end() :]
+        at = 0
+        while found := _VOLATILE_HEADER.match(text, at):
+            at = found.end()
+        text = text[at:]
     return "" if text.isspace() else text
 
 
