@@ -61,14 +61,62 @@ def messages_of(body: Fields, seen: Seen) -> list[Message]:
         raise BadRequest("contents is required, as a list that is not empty", field="contents")
     for i, content in enumerate(contents):
         reader.content(Fields(content, f"contents.{i}"))
+    reader.end()
     return reader.messages
+
+
+class _OpenCalls:
+    """Calls of one assistant message that have no result yet. Each result costs the same, however many calls there are: they
+    are sorted by id and by name once, with the first result, since all calls of a message come before it."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, str]] = []  # (id, name)
+        self._answered = bytearray()
+        self._all: list[int] = []
+        self._by_id: dict[str, list[int]] = {}
+        self._by_name: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        """How many were made."""
+        return len(self._calls)
+
+    def add(self, call_id: str, name: str) -> None:
+        self._calls.append((call_id, name))
+
+    def answer(self, call_id: str, name: str) -> tuple[str, str] | None:
+        """(id, name) of the call that a result is of, which is open no more: the first of that id; without an id the first of
+        that name, else the first of all. None: there is none."""
+        if self._calls and not self._answered:
+            self._sort()
+        if call_id:
+            return self._first(self._by_id.get(call_id))
+        return self._first(self._by_name.get(name)) or self._first(self._all)
+
+    def _sort(self) -> None:
+        """The oldest last, so that it is taken off in no time."""
+        self._answered = bytearray(len(self._calls))
+        self._all = list(range(len(self._calls) - 1, -1, -1))
+        for place in self._all:
+            call_id, name = self._calls[place]
+            self._by_id.setdefault(call_id, []).append(place)
+            self._by_name.setdefault(name, []).append(place)
+
+    def _first(self, places: list[int] | None) -> tuple[str, str] | None:
+        while places:
+            place = places.pop()
+            if not self._answered[place]:
+                self._answered[place] = 1
+                return self._calls[place]
+        return None
 
 
 class _Reader:
     def __init__(self, seen: Seen) -> None:
         self.messages: list[Message] = []
         self._seen = seen
-        self._open: list[tuple[str, str]] = []  # (id, name) of calls without a result, of the last assistant message
+        self._reply: Message = {}  # the last assistant message
+        self._open = _OpenCalls()  # of it
+        self._said: dict[str, list[str]] = {}  # its texts so far, by the key that they become
 
     def system(self, content: Fields) -> None:
         texts = self._texts(content)
@@ -90,20 +138,27 @@ class _Reader:
         if self.messages and self.messages[-1]["role"] == "assistant":
             message = self.messages[-1]
         else:
+            self.end()
             message = {"role": "assistant", "content": ""}
             self.messages.append(message)
-            self._open = []
+            self._reply, self._open = message, _OpenCalls()
         for part in content.each("parts"):
             kind = self._kind(part)
             if kind == "text":
                 key = "reasoning_content" if part.flag("thought") else "content"
                 text = part.text("text") or ""
                 if text:
-                    message[key] = message.get(key, "") + text
+                    self._said.setdefault(key, []).append(text)
             elif kind == "functionCall":
                 message.setdefault("tool_calls", []).append(self._call(part))
             elif kind == "functionResponse" or kind in _DATA:
                 raise part.refuse(kind, "belongs into a content of the user")
+
+    def end(self) -> None:
+        """No more contents come for the assistant message that was the last."""
+        for key, texts in self._said.items():
+            self._reply[key] = "".join(texts)
+        self._said = {}
 
     def _call(self, part: Fields) -> dict[str, Any]:
         call = Fields(part.get("functionCall"), part.at("functionCall"))
@@ -115,7 +170,7 @@ class _Reader:
         call_id = (
             call.text("id") or signed(part.get("thoughtSignature")) or f"fc_{len(self.messages)}_{len(self._open)}"
         )
-        self._open.append((call_id, name))
+        self._open.add(call_id, name)
         text = raw if isinstance(raw, str) else to_json(arguments).decode()
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
@@ -145,11 +200,7 @@ class _Reader:
                 images.append(_image(part, kind, self._seen))
         response = result.sub("response", {}).given
         given = result.text("id") or ""
-        match = next((call for call in self._open if call[0] == given), None) if given else None
-        if not given:
-            match = next((call for call in self._open if call[1] == name), self._open[0] if self._open else None)
-        if match is not None:
-            self._open.remove(match)
+        match = self._open.answer(given, name)
         message: Message = {"role": "tool", "content": content_of([text_part(_said(response)), *images])}
         if call_id := given or (match[0] if match else ""):
             message["tool_call_id"] = call_id

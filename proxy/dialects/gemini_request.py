@@ -43,15 +43,16 @@ def tools_of(body: Fields, seen: Seen) -> tuple[list[Tool], str]:
         return tools, "none"
     if mode == "ANY" and not tools:
         raise config.refuse("mode", "ANY needs functions to call")
-    allowed = config.texts("allowedFunctionNames")
+    listed = config.texts("allowedFunctionNames")
     names = {tool["function"]["name"] for tool in tools}
-    for i, name in enumerate(allowed):
+    for i, name in enumerate(listed):
         if name not in names:
             raise config.refuse(f"allowedFunctionNames.{i}", f"{name[:80]!r} is no function that is declared")
+    allowed = set(listed)
     if not allowed or mode not in ("ANY", "VALIDATED"):
         return tools, "required" if mode == "ANY" else "auto"
-    if mode == "ANY" and len(set(allowed)) == 1:
-        return tools, f"function:{allowed[0]}"
+    if mode == "ANY" and len(allowed) == 1:
+        return tools, f"function:{listed[0]}"
     return [tool for tool in tools if tool["function"]["name"] in allowed], "required" if mode == "ANY" else "auto"
 
 

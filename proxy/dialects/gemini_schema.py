@@ -8,7 +8,7 @@ Keys that are none of a schema's own go through as they are: fields added later 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.contracts.errors import BadRequest
 from proxy.dialects.gemini_fields import snake
@@ -24,19 +24,41 @@ _RENAMED = {"defs": "$defs", "ref": "$ref"}
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 _LEFT_OUT = frozenset({"nullable", "propertyOrdering", "example"})
 _UNSPECIFIED = "TYPE_UNSPECIFIED"
+_SHOWN_CHARS = 80
+"""Of each name in the path that an error gives."""
+
+
+class _Where(NamedTuple):
+    """Where a schema stands: the name of its place, and what that is in. Written out only for an error: names are the
+    client's, of any length, and each of a million schemas below one would copy it."""
+
+    name: str
+    inside: _Where | None
+
+    def __str__(self) -> str:
+        names, at = [], self
+        while True:
+            names.append(at.name[:_SHOWN_CHARS])
+            if at.inside is None:
+                return ".".join(reversed(names))
+            at = at.inside
 
 
 def json_schema(given: Any, path: str) -> dict[str, Any]:
     """Raises: BadRequest naming what of the schema is no schema."""
+    return _schema(given, _Where(path, None))
+
+
+def _schema(given: Any, at: _Where) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise BadRequest(f"{path}: expected a schema", field=path)
+        raise _expected(at, "a schema")
     schema: dict[str, Any] = {}
     key: str
     for key, value in given.items():
         name = _CAMEL.get(key, key)
         if value is None or name in _LEFT_OUT:
             continue
-        schema[_RENAMED.get(name, name)] = _value(name, value, f"{path}.{name}")
+        schema[_RENAMED.get(name, name)] = _value(name, value, _Where(name, at))
     if schema.get("type") is None:
         schema.pop("type", None)
     if given.get("nullable") is True:
@@ -44,19 +66,19 @@ def json_schema(given: Any, path: str) -> dict[str, Any]:
     return schema
 
 
-def _value(name: str, value: Any, path: str) -> Any:
+def _value(name: str, value: Any, at: _Where) -> Any:
     if name == "type":
-        return _type(value, path)
+        return _type(value, at)
     if name in ("properties", "defs", "$defs"):
         if not isinstance(value, dict):
-            raise BadRequest(f"{path}: expected an object", field=path)
-        return {key: json_schema(inner, f"{path}.{key}") for key, inner in value.items()}
+            raise _expected(at, "an object")
+        return {key: _schema(inner, _Where(key, at)) for key, inner in value.items()}
     if name in ("anyOf", "prefixItems", "oneOf", "allOf"):
         if not isinstance(value, list):
-            raise BadRequest(f"{path}: expected a list", field=path)
-        return [json_schema(inner, f"{path}.{i}") for i, inner in enumerate(value)]
+            raise _expected(at, "a list")
+        return [_schema(inner, _Where(str(i), at)) for i, inner in enumerate(value)]
     if name == "items" or (name == "additionalProperties" and not isinstance(value, bool)):
-        return json_schema(value, path)
+        return _schema(value, at)
     if name == "ref" and isinstance(value, str):
         return value.replace("#/defs/", "#/$defs/", 1)
     if name in _COUNTS and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
@@ -64,10 +86,14 @@ def _value(name: str, value: Any, path: str) -> Any:
     return value
 
 
-def _type(value: Any, path: str) -> Any:
+def _expected(at: _Where, what: str) -> BadRequest:
+    return BadRequest(f"{at}: expected {what}", field=str(at))
+
+
+def _type(value: Any, at: _Where) -> Any:
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
-        raise BadRequest(f"{path}: expected a type's name", field=path)
+        raise _expected(at, "a type's name")
     lower = [name.lower() for name in names if name != _UNSPECIFIED]
     if isinstance(value, list):
         return lower

@@ -323,6 +323,27 @@ def test_bodies_that_are_none() -> None:
             GeminiCount().parse_count(body)
 
 
+def test_results_by_id_and_by_name_answer_each_call_once() -> None:
+    called = [{"functionCall": {"id": f"id{i}", "name": name}} for i, name in enumerate("aabac")]
+    results = [{"id": "id1"}, {"name": "a"}, {"name": "a"}, {"name": "c"}, {"name": "z"}, {"name": "z"}, {"id": "id1"}]
+    said = parse(
+        contents=[
+            {"role": "model", "parts": called},
+            {"role": "user", "parts": [{"functionResponse": one | {"response": {"output": "x"}}} for one in results]},
+        ]
+    ).job.messages
+    assert [message.get("tool_call_id") for message in said[1:]] == ["id1", "id0", "id3", "id4", "id2", None, "id1"]
+    assert [message.get("name") for message in said[1:]] == ["a", "a", "a", "c", "z", "z", None]
+
+
+def test_an_error_shows_the_beginning_of_each_name_above_it() -> None:
+    schema = {"properties": {"k" * 100_000: {"properties": {"a": {"items": 1}}}}}
+    with pytest.raises(BadRequest) as caught:
+        parse(tools=[{"functionDeclarations": [{"name": "f", "parameters": schema}]}])
+    shown = f"tools.0.functionDeclarations.0.parameters.properties.{'k' * 80}.properties.a.items"
+    assert caught.value.field == shown and caught.value.message == f"{shown}: expected a schema"
+
+
 def test_a_count_is_of_contents_or_of_a_whole_request() -> None:
     counter = GeminiCount()
     assert counter.parse_count(json.dumps({"contents": HI}).encode()) == parse().job
