@@ -20,6 +20,8 @@ ROOT_NAMESPACE = "functions"
 """What OpenAI's own models call the namespace of tools that have none; what is in it keeps its name."""
 _MOST_NAMESAKES = 8
 """Tools of one name in different namespaces; more are refused."""
+MAX_NAMESPACE_CHARS = 256
+"""Of a namespace's name, which stands before that of each tool in it. OpenAI allows 64 of a name."""
 _PARAMETERS = {
     "type": "object",
     "properties": {FREE_TEXT: {"type": "string", "description": "All of the tool's input, as plain text."}},
@@ -147,13 +149,17 @@ class _Reader:
     def _namespace(self, path: str, tool: dict[str, Any]) -> None:
         """Its description is said once, before that of its first tool: templates know no namespaces."""
         namespace = _text(path, tool, "name")
+        if len(namespace) > MAX_NAMESPACE_CHARS:
+            message = f"has {len(namespace)} characters, at most {MAX_NAMESPACE_CHARS} are allowed for a namespace"
+            raise BadRequest(f"{path}.name {message}", field=f"{path}.name")
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
         about = _text(path, tool, "description", required=False)
+        about = f"[{namespace}: {about}]\n" if about else ""
         for j, one in enumerate(inner):
             before = len(self.tools.functions)
-            self.take(f"{path}.tools.{j}", one, namespace, f"[{namespace}: {about}]\n" if about else "")
+            self.take(f"{path}.tools.{j}", one, namespace, about)
             if len(self.tools.functions) > before:
                 about = ""
 

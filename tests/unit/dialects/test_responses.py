@@ -245,6 +245,7 @@ def test_tool_choice(given: Any, canonical: str) -> None:
         ({"tools": [F, F]}, "tools.1.name"),
         ({"tools": [{**F, "parameters": 3}]}, "tools.0.parameters"),
         ({"tools": [{"type": "namespace", "name": "x"}]}, "tools.0.tools"),
+        ({"tools": [{"type": "namespace", "name": "x" * 257, "tools": []}]}, "tools.0.name"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
