@@ -187,7 +187,13 @@ def _document(path: str, block: dict[str, Any], seen: Seen) -> list[str]:
     if kind == "text":
         return [string(f"{path}.source.data", source.get("data"))]
     if kind == "content" and isinstance(content := source.get("content"), str | list):
-        return [content] if isinstance(content, str) else _texts(f"{path}.source.content", content, seen)
+        path = f"{path}.source.content"
+        inner = [content] if isinstance(content, str) else content
+        for j, one in enumerate(inner):
+            if isinstance(one, dict) and one.get("type") == "document":
+                at = f"{path}.{j}.type"
+                raise BadRequest(f"{at}: a document can't stand in a document", field=at)
+        return _texts(path, inner, seen)
     raise BadRequest(f"{path}.source.type: only documents of plain text can be read", field=f"{path}.source.type")
 
 

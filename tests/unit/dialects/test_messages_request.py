@@ -133,6 +133,9 @@ def test_blocks_and_tools_of_unknown_types_are_dropped_and_named() -> None:
         ),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
          "messages.0.content.0.source.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "content", "content": [
+            "a", {"type": "document", "source": {"type": "text", "data": "b"}}]}}]}]},
+         "messages.0.content.0.source.content.1.type"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
