@@ -166,7 +166,7 @@ class MessagesWriter:
         self._open = _NOTHING
         self._blocks = 0  # opened so far; the open one has the index before
         self._calls: dict[int, int] = {}  # tool call -> its block
-        self._space = ""  # white space that text began with: shown once there is more
+        self._space: list[str] = []  # white space that text began with: shown once there is more
 
     def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         message = _message(self._header) | {"usage": _usage(prompt_tokens, cached_tokens, 1)}
@@ -219,11 +219,10 @@ class MessagesWriter:
 
     def _text(self, text: str) -> bytes:
         if self._open != _TEXT:
-            text = self._space + text
+            self._space.append(text)
             if text.isspace():
-                self._space = text
                 return b""
-            self._space = ""
+            text, self._space = "".join(self._space), []
         start = self._start(_TEXT, b'{"type":"text","text":""}')
         return start + self._delta(b'{"type":"text_delta","text":' + to_json(text))
 
@@ -231,7 +230,7 @@ class MessagesWriter:
         start = b""
         block = self._calls.get(call.index)
         if block is None:
-            self._space = ""
+            self._space = []
             shown = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             start = self._start(call.index, to_json(shown))
             block = self._calls[call.index] = self._blocks - 1

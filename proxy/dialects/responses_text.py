@@ -13,30 +13,39 @@ _CLOSED = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _UNFINISHED = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?\\(?:u[0-9a-fA-F]{0,3})?$|\\u[dD][89abAB][0-9a-fA-F]{2}$")
 
 
+_LOOKED_AT = 64
+"""Characters at the beginning of arguments that say whether they are of the agreed shape."""
+
+
 class FreeText:
     """Reads the text out of `{"input": "…"}` while the arguments are still being sampled.
 
     Arguments of another shape are their own text (`raw`), since a client must see whatever the model said.
     """
 
-    __slots__ = ("_held", "_open", "raw", "text")
+    __slots__ = ("_held", "_open", "_texts", "raw")
 
     def __init__(self) -> None:
         self.raw: bool | None = None  # None: can't be told yet
-        self.text = ""
+        self._texts: list[str] = []
         self._held = ""
         self._open = True
+
+    @property
+    def text(self) -> str:
+        """What has been said so far."""
+        return "".join(self._texts)
 
     def feed(self, arguments: str) -> str:
         """The next piece of the arguments; returns what of the text can be said now."""
         self._held += arguments
         if self.raw is None:
-            bare = re.sub(r"\s", "", self._held[:64])
+            bare = re.sub(r"\s", "", self._held[:_LOOKED_AT])
             if bare.startswith(_OPENING):
                 found = _OPENS.match(self._held)
                 self.raw = found is None
                 self._held = self._held[found.end() :] if found else self._held
-            elif not _OPENING.startswith(bare):
+            elif not _OPENING.startswith(bare) or len(self._held) >= _LOOKED_AT:
                 self.raw = True
         return self._said()
 
@@ -63,7 +72,7 @@ class FreeText:
                 unfinished = _trailing(self._held)
                 said = _unescaped(self._held[: len(self._held) - unfinished])
                 self._held = self._held[len(self._held) - unfinished :] if unfinished else ""
-        self.text += said
+        self._texts.append(said)
         return said
 
 
