@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from proxy.contracts.errors import StenoError
@@ -59,8 +60,8 @@ class Tree:
     """
 
     __slots__ = (
-        "_anchors", "_best", "_context_of", "_contexts", "_ends", "_flags", "_history", "_keys", "_numbers", "_own",
-        "_trie", "_twins", "finishes", "ids", "parents", "tokenizers", "tokens",
+        "_anchors", "_asked_before", "_best", "_context_of", "_contexts", "_ends", "_flags", "_history", "_keys", "_numbers",
+        "_own", "_trie", "_twins", "finishes", "ids", "parents", "tokenizers", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class Tree:
         self.tokens = array("q")
         self.tokenizers: list[bytes] = []
         self._anchors = array("i")  # nearest turn that called tools: itself or an ancestor
+        self._asked_before = array("i")  # the turn that was asked at the same node before it, -1: none
         self._context_of = array("i")
         self._flags = bytearray()
         self.finishes: list[str] = []
@@ -110,10 +112,19 @@ class Tree:
         """Whether some turn goes on from this one."""
         return bool(self._flags[number] & PARENTED)
 
-    def shared(self, digests: Sequence[bytes]) -> tuple[int, int]:
-        """How many of these messages begin a conversation on record, and the node after them."""
-        nodes = self._trie.walk(digests)
-        return len(nodes) - 1, nodes[-1]
+    def shared(self, digests: Sequence[bytes], place: int = 0, node: int = ROOT) -> tuple[int, int]:
+        """How many of these messages begin a conversation on record, and the node after them. place, node: so many are known to,
+        and lead there."""
+        nodes = self._trie.walk(islice(digests, place, None), node)
+        return place + len(nodes) - 1, nodes[-1]
+
+    def replied(self, node: int) -> bool:
+        """Whether a completion was recorded right after this node."""
+        return bool(self._trie.flags[node] & REPLIED)
+
+    def child(self, node: int, digest: bytes) -> int:
+        """The node after one more message, -1: none."""
+        return self._trie.child(node, digest)
 
     def echoed(self, digests: Sequence[bytes], known: Mapping[tuple[int, bytes], Echo]) -> dict[int, Echo]:
         """Which of these messages stand for recorded replies that they do not say, by place.
@@ -135,21 +146,24 @@ class Tree:
     def asked(self, digests: Sequence[bytes], tools: bytes, options: bytes, *, after: int = -1) -> list[int]:
         """Turns that were asked exactly these messages (after turn `after`), under these tools and options; newest first.
 
-        Linear in the session's turns if there are several, so not for every request. Turns added as running are not reliably
-        among them, nor kept out.
+        Linear in how many there are, so not for every request. Turns added as running are not reliably among them, nor kept out.
         """
-        trie = self._trie
-        node = self._ends[after] if after >= 0 else ROOT
-        for digest in digests:
-            node = trie.child(node, digest)
-            if node < 0:
-                return []
-        newest = trie.asked_at[node]
-        context = self._contexts.get((tools, options), -1)
-        if newest < 0 or context < 0:
-            return []
-        numbers = range(newest, -1, -1) if trie.flags[node] & ASKED_AGAIN else (newest,)
-        return [n for n in numbers if self._context_of[n] == context and trie.above[self._ends[n]] == node]
+        place, node = self.shared(digests, 0, self._ends[after] if after >= 0 else ROOT)
+        return list(self.asked_at(node, tools, options)) if place == len(digests) else []
+
+    def asked_at(self, node: int, tools: bytes, options: bytes) -> Iterator[int]:
+        """The same of a node, as far as they are wanted."""
+        number = self._trie.asked_at[node]
+        while number >= 0:
+            if self.was_asked(number, node, tools, options):
+                yield number
+            number = self._asked_before[number]
+
+    def was_asked(self, number: int, node: int, tools: bytes, options: bytes) -> bool:
+        """Whether this turn was asked at this node, under these tools and options, and has a reply there."""
+        if self._trie.above[self._ends[number]] != node:
+            return False
+        return self._context_of[number] == self._contexts.get((tools, options), -1)
 
     def path(self, number: int) -> list[int]:
         """Turn numbers from the root to `number`; empty for -1."""
@@ -328,6 +342,7 @@ class Tree:
         trie = self._trie
         first = trie.asked_at[node]
         trie.asked_at[node] = number
+        self._asked_before.append(first)
         if first >= 0 and not trie.flags[node] & ASKED_AGAIN:
             trie.flags[node] |= ASKED_AGAIN
             self._prefer(self._twins, (node, self._context_of[first], self.parents[first]), first)

@@ -8,7 +8,7 @@ digests, the ancestor at a depth.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from proxy.sessions.normalise import SYSTEM
 
@@ -62,9 +62,9 @@ class Trie:
         self.asked_at.append(-1)
         return new
 
-    def walk(self, digests: Sequence[bytes]) -> list[int]:
-        """Nodes of the longest recorded beginning: element i is the node after i messages, element 0 the root."""
-        edges, node, nodes = self._edges, ROOT, [ROOT]
+    def walk(self, digests: Iterable[bytes], start: int = ROOT) -> list[int]:
+        """Nodes of the longest recorded beginning: element i is the node after i messages, element 0 where it starts."""
+        edges, node, nodes = self._edges, start, [start]
         for digest in digests:
             node = edges.get(digest + node.to_bytes(4, "little"), -1)
             if node < 0:
