@@ -11,8 +11,9 @@ the place of, would leave the heap full of holes, three bytes for each that is h
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from proxy.contracts.canonical import Message
 from proxy.store.base import Path
 
 MAX_BYTES = 16 * 2**20
@@ -39,6 +40,11 @@ class Paths:
         self._held.move_to_end(key)
         return Path(b"".join(found.pieces), found.reply)
 
+    def reply(self, trial_id: str, created_at: float, number: int) -> Message | None:
+        """The reply of the turn that ends a path, if that is here."""
+        found = self._held.get((trial_id, created_at, number))
+        return found.reply if found is not None else None
+
     def put(self, trial_id: str, created_at: float, number: int, path: Path, parent: int) -> None:
         """A turn is on record, whole. What it goes on from (`parent`, -1 for none) is no end any more, and makes room."""
         before = self._drop((trial_id, created_at, parent))
@@ -48,7 +54,7 @@ class Paths:
         if size > self._max_bytes // 4:
             return
         pieces = [*before.pieces, path.ids[before.size :]] if before is not None else [path.ids]
-        weight = size + _ENTRY_BYTES + _PIECE_BYTES * len(pieces) + _text_bytes(path.reply)
+        weight = size + _ENTRY_BYTES + _PIECE_BYTES * len(pieces) + text_bytes(path.reply)
         self._held[key] = _Held(pieces, size, weight, path.reply)
         self.held_bytes += weight
         while self.held_bytes > self._max_bytes:
@@ -61,7 +67,7 @@ class Paths:
         return found
 
 
-def _text_bytes(reply: dict[str, Any]) -> int:
+def text_bytes(reply: Message) -> int:
     """Of a reply's texts, about."""
     calls = reply.get("tool_calls") or ()
     texts = len(reply.get("content") or "") + len(reply.get("reasoning_content") or "")
@@ -74,4 +80,4 @@ class _Held(NamedTuple):
     pieces: list[bytes]
     size: int
     weight: int
-    reply: dict[str, Any]
+    reply: Message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -19,11 +20,13 @@ from proxy.recorder import Recorder
 from proxy.recording import Recording
 from proxy.sessions.call_ids import echoed_ids
 from proxy.sessions.calls import answer_reply, restore_calls
-from proxy.sessions.echoes import Echo, EchoedAs, begins_with_tag, echo_of, named_turn
-from proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from proxy.sessions.echoes import Echo, EchoedAs, echo_of, named_turn
+from proxy.sessions.normalise import ASSISTANT, message_digest, options_digest, tools_digest
 from proxy.sessions.tree import Recognition
 
 _NO_TOOLS = b"\0" * 8
+MOST_CANDIDATES = 16
+"""Turns asked at one place whose replies a message is compared with, so that 3,000 siblings cost no more than these."""
 
 
 @dataclass(slots=True)
@@ -131,38 +134,50 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
 async def _recognise(
     recorder: Recorder, recording: Recording, found: Plan, echoed: Sequence[Sequence[str]]
 ) -> Recognition:
-    if recording.echoes:
-        _stand_in(found, recording.tree.echoed(found.digests, recording.echoes))
-    while True:
-        seen = recording.tree.recognise(found.digests, found.tools, found.options, echoed)
-        if seen.fork_reason is not ForkReason.ASSISTANT_REWRITTEN or not await _mend(recorder, recording, found):
-            return seen
-
-
-async def _mend(recorder: Recorder, recording: Recording, found: Plan) -> bool:
-    """Where the request leaves what is recorded: if it does so with its client's own writing of a reply (`sessions/echoes.py`),
-    then from now on that reply stands there. False: it does not.
-
-    Costs a read of the store for each turn that may be meant, once; a message that was seen before costs nothing here (I5)."""
+    """Where the request leaves what is recorded with its client's own writing of a reply (`sessions/echoes.py`), that reply
+    stands there from now on, and the request is looked at from there."""
     tree = recording.tree
+    if recording.echoes:
+        _stand_in(found, tree.echoed(found.digests, recording.echoes))
     place, node = tree.shared(found.digests)
-    said = found.messages[place]
-    named, running = tree.number(named_turn(said)), recording.running.values()
-    may_be_any = named < 0 and begins_with_tag(said)
-    for number in tree.asked(found.digests[:place], found.tools, found.options):
-        if number in running or not (number == named or may_be_any or tree.partial(number)):
-            continue
-        reply = recording.echoed_replies.get(number)
+    while place < len(found.digests) and found.digests[place][0] == ASSISTANT and tree.replied(node):
+        echo = await _echo(recorder, recording, found, place, node)
+        if echo is None:
+            break
+        if tree is recording.tree:
+            recording.keep_echo(node, found.digests[place], echo)
+        _stand_in(found, {place: echo})
+        if tree is recording.tree:
+            place, node = tree.shared(found.digests, place, node)
+        else:  # it was read again meanwhile
+            tree = recording.tree
+            place, node = tree.shared(found.digests)
+    return recording.tree.recognise(found.digests, found.tools, found.options, echoed)
+
+
+async def _echo(recorder: Recorder, recording: Recording, found: Plan, place: int, node: int) -> Echo | None:
+    """The reply that a message stands for, though it says something else: that of the turn which its call ids name, else the
+    newest whole one, else the newest. `node`: after which the message stands.
+
+    Costs a read of the store for each turn that may be meant, MOST_CANDIDATES at most, once."""
+    tree, said = recording.tree, found.messages[place]
+    running = set(recording.running.values())
+    newest = (n for n in tree.asked_at(node, found.tools, found.options) if n not in running)
+    candidates = list(islice(newest, MOST_CANDIDATES))
+    named = tree.number(named_turn(said))
+    if named >= 0 and named not in (*candidates, *running) and tree.was_asked(named, node, found.tools, found.options):
+        candidates = [named, *candidates[: MOST_CANDIDATES - 1]]
+    candidates.sort(key=lambda n: (n != named, tree.partial(n)))
+    for number in candidates:
+        turn_id, partial = tree.ids[number], tree.partial(number)
+        reply = recording.replies.get(number) if tree is recording.tree else None
         if reply is None:
-            reply = (await recorder.path(recording, number)).reply
-            recording.echoed_replies[number] = reply
-        echo = echo_of(said, reply, tree.ids[number], partial=tree.partial(number))
-        if echo is not None:
+            reply = await recorder.reply(recording, number)
             if tree is recording.tree:
-                recording.echoes[node, found.digests[place]] = echo
-            _stand_in(found, {place: echo})
-            return True
-    return False
+                recording.keep_reply(number, reply)
+        if (echo := echo_of(said, reply, turn_id, partial=partial)) is not None:
+            return echo
+    return None
 
 
 def _stand_in(found: Plan, echoes: dict[int, Echo]) -> None:

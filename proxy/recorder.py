@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from proxy import metrics
+from proxy.contracts.canonical import Message
 from proxy.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
 from proxy.contracts.records import OPEN, IndexRow, Session, Turn
 from proxy.keys import check_generation
@@ -172,6 +173,14 @@ class Recorder:
         assert recording.session is not None
         held = self._paths.get(recording.trial_id, recording.session.created_at, number)
         return held or await self.store.path(recording.trial_id, recording.tree.path(number))
+
+    async def reply(self, recording: Recording, number: int) -> Message:
+        """What a turn said. Raises: NotFound, Gone, StoreUnavailable."""
+        assert recording.session is not None
+        held = self._paths.reply(recording.trial_id, recording.session.created_at, number)
+        if held is not None:
+            return held
+        return (await self.store.path(recording.trial_id, [number])).reply  # of the path, this turn's own tokens only
 
     def keep_path(self, recording: Recording, number: int, path: Path, parent: int) -> None:
         """A turn was committed here, whole: what `path` will say of it. parent: the number that it goes on from, or -1."""

@@ -7,17 +7,23 @@ replica or at another (docs/adr/0007): which of them the tree may be gone on fro
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from proxy.contracts.canonical import Message
 from proxy.contracts.errors import StenoError
 from proxy.contracts.records import OPEN, IndexRow, Session
+from proxy.paths import text_bytes
 from proxy.prompts import PromptIndex
 from proxy.sessions.echoes import Echo
 from proxy.sessions.tree import Tree
 
 _OVERHEAD_BYTES = 4000
 """What a recording takes beside its tree's own count: the session record, mostly. About."""
+_ECHO_BYTES = 600
+"""What an echo takes beside the texts of its reply. About."""
+MOST_REPLIES = 64
 OPEN_WAIT_S = 600.0
 """How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
 
@@ -44,18 +50,19 @@ class Recording:
     tokens: sampled ones of the turns that are known here. saved: of which those of a turn that is still open and runs here.
     elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
         they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
-    echoed_replies: of turns that a client may have written back as something else, as they were needed.
+    replies: of turns that a client may have written back as something else, the last MOST_REPLIES that were looked at.
     echoes: what such messages stand for, by the node of the tree after which they stood and their digest.
     """
 
     __slots__ = (
         "cost_bytes",
-        "echoed_replies",
+        "echo_bytes",
         "echoes",
         "elsewhere",
         "in_flight",
         "opening",
         "prompts",
+        "replies",
         "running",
         "saved",
         "session",
@@ -76,8 +83,9 @@ class Recording:
         self.tokens = 0
         self.elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
-        self.echoed_replies: dict[int, dict[str, Any]] = {}
+        self.replies: OrderedDict[int, Message] = OrderedDict()
         self.echoes: dict[tuple[int, bytes], Echo] = {}
+        self.echo_bytes = 0
 
     @property
     def in_use(self) -> bool:
@@ -132,11 +140,26 @@ class Recording:
     def reset(self) -> None:
         """Read everything again."""
         self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
-        self.echoed_replies, self.echoes = {}, {}
+        self.replies.clear()
+        self.echoes, self.echo_bytes = {}, 0
         self.running = dict.fromkeys(self.running, -1)
         self.saved, self.tokens = {}, 0
 
+    def keep_reply(self, number: int, reply: Message) -> None:
+        """A reply was read, to be compared with what may stand for it."""
+        if number not in self.replies:
+            self.replies[number] = reply
+            self.echo_bytes += text_bytes(reply)
+        if len(self.replies) > MOST_REPLIES:
+            self.echo_bytes -= text_bytes(self.replies.popitem(last=False)[1])
+
+    def keep_echo(self, node: int, digest: bytes, echo: Echo) -> None:
+        """A message that was recognised as an echo will be from now on, without a look at the store (I5)."""
+        if (node, digest) not in self.echoes:
+            self.echoes[node, digest] = echo
+            self.echo_bytes += _ECHO_BYTES + text_bytes(echo.reply)
+
     def recount(self) -> int:
         """Bring `cost_bytes` up to date; returns by how much it has changed."""
-        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes()
+        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes() + self.echo_bytes
         return self.cost_bytes - before

@@ -1,6 +1,7 @@
 """An assistant message that stands for a recorded reply although it says something else: what it is told by.
 
     BEGINNING   what a client kept of a turn that was cut off (`cuts.py`)
+    SPACE       a reply but for white space around its text, which clients take off (Hermes) or put on (Inspect AI)
     CALL_IDS    a client's own writing of a whole reply: the text is the same but for space around it, there are as many calls,
                 and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
@@ -24,7 +25,7 @@ import msgspec
 
 from proxy.contracts.canonical import Message
 from proxy.sessions.call_ids import parse_call_id
-from proxy.sessions.cuts import is_beginning, text_of
+from proxy.sessions.cuts import is_beginning, same_calls, text_of
 from proxy.sessions.normalise import message_digest
 
 
@@ -32,6 +33,7 @@ class EchoedAs(StrEnum):
     """How an echo was recognised that does not say what is on record."""
 
     BEGINNING = "beginning"
+    SPACE = "space"
     CALL_IDS = "call_ids"
     CALLS = "calls"
     REASONING = "reasoning"
@@ -55,6 +57,8 @@ def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Ec
         how = EchoedAs.BEGINNING
     elif bare is not said and message_digest(bare) == message_digest(reply):
         how = EchoedAs.REASONING
+    elif _is_but_for_space(bare, reply):
+        how = EchoedAs.SPACE if bare is said else EchoedAs.REASONING
     elif _has_its_calls(bare, reply, turn_id):
         how = EchoedAs.CALL_IDS
     elif _is_its_calls(bare, reply, turn_id):
@@ -72,11 +76,6 @@ def named_turn(message: Message) -> str:
     return ""
 
 
-def begins_with_tag(message: Message) -> bool:
-    """Whether a message's text may have reasoning before it: no turn is named by that."""
-    return _TAG.match(text_of(message.get("content"))) is not None
-
-
 def _without_reasoning(said: Message, reply: Message) -> Message:
     """The same message, or without the recorded reasoning, where that stands between tags before its text."""
     text, reasoning = text_of(said.get("content")), (reply.get("reasoning_content") or "").strip()
@@ -90,6 +89,14 @@ def _without_reasoning(said: Message, reply: Message) -> Message:
     if rest.strip() != whole.strip():
         whole = whole[: len(whole) - len(whole.lstrip())] + rest.lstrip()
     return {**said, "content": whole}
+
+
+def _is_but_for_space(said: Message, reply: Message) -> bool:
+    calls, sampled = said.get("tool_calls") or [], reply.get("tool_calls") or []
+    text, whole = text_of(said.get("content")), text_of(reply.get("content"))
+    if len(calls) != len(sampled) or text == whole or text.strip() != whole.strip():
+        return False
+    return not calls or same_calls(calls, sampled)
 
 
 def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
@@ -115,8 +122,7 @@ def _has_its_ids(calls: Sequence[dict[str, Any]], turn_id: str) -> bool:
 def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any]) -> bool:
     if call["function"]["name"] != sampled["function"]["name"] or not _is_object(sampled["function"]["arguments"]):
         return True
-    bare: Message = {"role": "assistant", "content": ""}
-    return message_digest({**bare, "tool_calls": [call]}) == message_digest({**bare, "tool_calls": [sampled]})
+    return same_calls([call], [sampled])
 
 
 def _is_object(arguments: Any) -> bool:

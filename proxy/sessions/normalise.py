@@ -11,8 +11,8 @@ differ only in:
                    names the very turn that asked)
     the rest       reasoning, `name`, `cache_control`, provider fields; the billing header some put before a system prompt
 
-Everything else counts, to the byte: role, order, tool names, and all other whitespace, leading and trailing too, since no
-client was seen to touch it, and a sampled token may be what it came from.
+Everything else counts, to the byte: role, order, tool names, and all other whitespace, leading and trailing too, since a
+sampled token may be what it came from. What a client makes of a reply beyond this is told by the reply itself (`echoes.py`).
 
 A message digest is one byte for the role and 15 of blake2b, so that a tree built from digests alone still knows who spoke.
 """
