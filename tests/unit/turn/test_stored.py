@@ -1,0 +1,34 @@
+"""Requests that refer to what is on record, made whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.contracts.canonical import RECORDED, CanonicalRequest, Job, Message
+from proxy.contracts.errors import BadRequest
+from proxy.contracts.records import IndexRow, Timings, Turn
+from proxy.recorder import Recorder
+from proxy.sessions.normalise import message_digest
+from proxy.store.memory import MemoryStore
+from proxy.stored import whole
+
+USER: Message = {"role": "user", "content": "hi"}
+
+
+async def test_a_reply_is_referred_to_in_one_place() -> None:
+    """A reference has forty bytes and the reply any number: a body of references would be gigabytes for a worker."""
+    recorder = Recorder(MemoryStore(), cache_bytes=10**9, implicit=True, clock=lambda: 100.0)
+    reply: Message = {"role": "assistant", "content": "done"}
+    turn = Turn(turn_id="0" * 12, messages=[USER], reply=reply, timings=Timings(queued=1.0))
+    row = IndexRow("0" * 12, -1, message_digest(USER) + message_digest(reply), b"\0" * 8, b"\0" * 8, "stop", False, 0)
+    recording = await recorder.enter("t")
+    await recorder.commit(recording, turn, row)
+    named: Message = {"role": "assistant", "content": "", RECORDED: "0" * 12}
+
+    def asked(*messages: Message) -> CanonicalRequest:
+        return CanonicalRequest("responses", "m", Job(messages=[*messages]), refers=True)
+
+    assert (await whole(recorder, recording, asked(USER, named, USER))).job.messages == [USER, reply, USER]
+    with pytest.raises(BadRequest, match="stand in two places") as caught:
+        await whole(recorder, recording, asked(USER, named, USER, named, USER))
+    assert caught.value.field == "input"
