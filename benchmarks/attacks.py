@@ -63,6 +63,15 @@ def _declared(count: int) -> bytes:
     return json.dumps({"contents": contents, "tools": tools, "toolConfig": config}).encode()
 
 
+def _unanswered(count: int) -> bytes:
+    """As many calls, and responses that answer none of them."""
+    calls = ",".join(['{"functionCall": {"name": "f", "args": {}}}'] * count)
+    responses = ",".join(['{"functionResponse": {"id": "other", "name": "f", "response": {}}}'] * count)
+    go = '{"role": "user", "parts": [{"text": "go"}]}'
+    model, user = '{"role": "model", "parts": [' + calls + "]}", '{"role": "user", "parts": [' + responses + "]}"
+    return ('{"contents": [' + ", ".join((go, model, user)) + "]}").encode()
+
+
 _USER = [{"role": "user", "content": "x"}]
 BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     # name: (path after the trial, how many at once, body)
@@ -72,11 +81,7 @@ BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
         1,
         lambda: _chat(messages=[{"role": "system", "content": "x-anthropic-billing-header: a\n" * (8 * MIB // 30)}, *_USER]),
     ),
-    "gemini_responses": (
-        GEMINI,
-        1,
-        lambda: _gemini(",".join(['{"functionResponse": {"name": "f", "response": {}}}'] * 32_000)),
-    ),
+    "gemini_responses": (GEMINI, 1, lambda: _unanswered(16_000)),
     "gemini_texts": (GEMINI, 1, lambda: _gemini(",".join(['{"text": "abcd"}'] * 250_000))),
     "gemini_names": (GEMINI, 1, lambda: _declared(20_000)),
     "messages": (
@@ -147,7 +152,7 @@ def one(name: str, python: str, after_s: float) -> dict[str, Any]:
             if name == "sockets":
                 answers = asyncio.run(_sockets(url))
             elif name == "groups":
-                spec = {"group_id": "g", "run": "r", "size": GROUPS}
+                spec = {"group_id": "g", "run_id": "r", "size": GROUPS}
                 answers = _posts(url + "/groups", admin, json.dumps(spec).encode(), 1)
             else:
                 answers = _posts(f"{url}/attacker/{path}", headers, data, times)
