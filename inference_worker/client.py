@@ -41,7 +41,7 @@ from proxy.contracts.frames import (
     Prepare,
 )
 from proxy.contracts.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS, TO_PROXY
-from proxy.contracts.peer import HANDSHAKE_S, Drop, Event, Lost, State, Up
+from proxy.contracts.peer import EVENTS_SHARE, HANDSHAKE_S, Drop, Event, Lost, State, Up
 
 logger = logging.getLogger(__name__)
 COALESCE_S = 0.002
@@ -59,6 +59,40 @@ def unreachable(error: Exception) -> str:
             "ws://HOST:PORT and no path but the public URL's prefix"
         )
     return str(error) or type(error).__name__
+
+
+class Outlet:
+    """Where the generations and the updates of one channel speak. Once that channel is over, or another one has taken its place,
+    what they still say is dropped: on the next one their stream numbers would be another turn's (I9).
+    """
+
+    def __init__(self, client: Client, peer: WorkerPeer) -> None:
+        self.channel = peer.channel
+        self._client = client
+        self._peer = peer
+        self._most = int(peer.max_retained_bytes * EVENTS_SHARE)
+        self._acknowledged = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        return self.channel.retained_bytes >= self._most
+
+    def __call__(self, frame: Frame) -> None:
+        """Raises BodyTooLarge: it fits in no packet."""
+        peer = self._peer
+        if peer.channel is self.channel and peer.state is not State.ENDED:
+            self._client.send(frame)
+        elif type(frame) is Delta:
+            self._client.dropped(frame)
+
+    async def room(self) -> None:
+        """Wait until more has been acknowledged. Cancel-safe."""
+        self._acknowledged.clear()
+        await self._acknowledged.wait()
+
+    def acknowledged(self) -> None:
+        """Something may have been."""
+        self._acknowledged.set()
 
 
 class Client:
@@ -89,8 +123,7 @@ class Client:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._abandoning: set[asyncio.Task[None]] = set()
-        self._peer = self._new_peer()
-        self.streams = self._new_streams()
+        self._begin(self._new_peer())
 
     # -- life
 
@@ -110,7 +143,7 @@ class Client:
                 backoff_s = min(backoff_s * 2, self._settings.max_backoff_s)
         finally:
             self._disarm()
-            await self.streams.abandon()
+            self._abandon()
             if self._abandoning:
                 await asyncio.wait(self._abandoning)
 
@@ -136,12 +169,14 @@ class Client:
     def send(self, frame: Frame) -> None:
         """Queue a frame; it leaves with whatever else there is. Raises BodyTooLarge."""
         started = time.thread_time()
-        if self._peer.state is State.ENDED and isinstance(frame, Delta):  # a moment before its stream is told
-            self._metrics.unacknowledged.inc(len(frame.ids) >> 2)
         self._peer.send(frame, self._clock())
         if self._flush is None:
             self._send_soon()
         self._metrics.spent(time.thread_time() - started)
+
+    def dropped(self, delta: Delta) -> None:
+        """It was said too late: its channel is over."""
+        self._metrics.unacknowledged.inc(len(delta.ids) >> 2)
 
     # -- one socket
 
@@ -215,9 +250,11 @@ class Client:
                     if isinstance(event, Generate | Cancel | Credit | Count):
                         self.streams.handle(event)
                     elif isinstance(event, Prepare | Chunk | Apply | Abandon):
-                        self._updates.handle(event, self.send)
+                        self._updates.handle(event, self._outlet)
                     elif not isinstance(event, Heartbeat):
                         self._handle(event)
+                if not self._outlet.full:
+                    self._outlet.acknowledged()
                 if self._leaving and self._peer.channel.settled:
                     self._settled.set()
                 if self._peer.wants_write and self._flush is None:
@@ -253,21 +290,30 @@ class Client:
             if not self._leaving:
                 logger.warning("the channel with %s is lost: %s (%s)", self.url, event.code, event.reason)
             self._metrics.channels_lost.labels(event.code).inc()
-            self._metrics.unacknowledged.inc(tokens_in(self._peer.channel.unacknowledged()))
-            self._updates.forget(self.send)
+            self._metrics.unacknowledged.inc(tokens_in(self._outlet.channel.unacknowledged()))
+            self._updates.forget(self._outlet)
             self._abandon()
+            self._begin(self._peer)
         elif isinstance(event, Drop) and self._closing is not None and not self._closing.done():
             self._closing.set_result((event.close_code, event.reason))
 
     def _abandon(self) -> None:
-        task = asyncio.create_task(self.streams.abandon())
-        self._abandoning.add(task)
-        task.add_done_callback(self._abandoning.discard)
-        self.streams = self._new_streams()
+        tasks = self.streams.abandon()
+        self._abandoning |= tasks
+        for task in tasks:
+            task.add_done_callback(self._abandoning.discard)
+
+    def _begin(self, peer: WorkerPeer) -> None:
+        """A channel of this peer: nothing of an earlier one can be said on it."""
+        self._peer = peer
+        self._outlet = Outlet(self, peer)
+        self.streams = Streams(self._engine, self._outlet, self._metrics, self._on_trouble, self._updates.gate)
 
     def _renew(self) -> None:
         """After a channel's end: a new one, to be offered on the next socket."""
-        self._peer = self._new_peer()
+        for event in self._peer.handle_timeout(self._clock()):  # its end, if nobody has been told yet
+            self._handle(event)
+        self._begin(self._new_peer())
         if self._announced is not None:
             self._announced = Announce(self._updates.cards(), self._announced.healthy, self._announced.draining)
 
@@ -307,9 +353,6 @@ class Client:
         self._dirty.set()
         if self._peer.state is State.ENDED:  # by an overflow: only the deadline tells
             self._touch()
-
-    def _new_streams(self) -> Streams:
-        return Streams(self._engine, self.send, self._metrics, self._on_trouble, self._updates.gate)
 
     def _on_trouble(self) -> None:
         """A generation failed in a way that may be the engine's end; its load tells."""

@@ -1,7 +1,7 @@
 """The generations of one channel: one task each, which pulls from the engine as fast as its reader has given credit.
 
-Owns what happens between a Generate frame and its last frame. Knows nothing of sockets: frames leave by `send`. Each stream
-ends in exactly one Finish or Failed, whatever happens to it; only when the whole channel is given up it ends in silence.
+Owns what happens between a Generate frame and its last frame. Knows nothing of sockets: frames leave by the channel's outlet.
+Each stream ends in exactly one Finish or Failed, whatever happens to it; only when the whole channel is given up, in silence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from inference_worker.engines.base import Engine
 from inference_worker.metrics import WorkerMetrics
@@ -33,12 +33,25 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 2000
 
 
+class Outlet(Protocol):
+    """Where frames of one channel leave. Once the channel is over, they are dropped.
+
+    full: so much waits to be acknowledged that Started and Delta are to wait for `room` first; small frames may still leave.
+    """
+
+    @property
+    def full(self) -> bool: ...
+    def __call__(self, frame: Frame) -> None: ...
+    async def room(self) -> None: ...
+
+
 class Streams:
-    """Args: send: queues a frame on the channel.  on_trouble: called when the engine raised what may mean that it is dead.
+    """Args: send: of this channel alone, so that old stream numbers never mean anything on the next one.
+    on_trouble: called when the engine raised what may mean that it is dead.
     gate: what events pass; shut while new weights are being proved."""
 
     def __init__(
-        self, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics, on_trouble: Callable[[], None],
+        self, engine: Engine, send: Outlet, metrics: WorkerMetrics, on_trouble: Callable[[], None],
         gate: Gate | None = None,
     ) -> None:  # fmt: skip
         self._gate = gate or Gate()
@@ -81,17 +94,18 @@ class Streams:
         for stream in list(self._running.values()):
             stream.stop(error)
 
-    async def abandon(self) -> None:
-        """The channel is gone: stop everything and wait until the engine has been told. Nobody hears of it."""
-        tasks = [stream.task for stream in self._running.values()]
-        for counting in list(self._counting):
+    def abandon(self) -> set[asyncio.Task[None]]:
+        """The channel is gone: stop everything, at once. Nobody hears of it, since the outlet drops what is still said.
+
+        Returns: tasks that end once the engine has been told.
+        """
+        tasks = {stream.task for stream in self._running.values()} | self._counting
+        for counting in self._counting:
             counting.cancel()
-        for stream in list(self._running.values()):
-            stream.mute = True
+        for stream in self._running.values():
             stream.stop(None)
-        self._running.clear()
-        if tasks:
-            await asyncio.wait(tasks)
+        self._running = {}
+        return tasks
 
     async def finished(self) -> None:
         """Wait until there is none. Cancel-safe."""
@@ -132,21 +146,19 @@ class _Stream:
     """One generation.
 
     Attributes:
-        mute: send nothing more.
         end: how it ended, for metrics.
     """
 
     def __init__(
-        self, request: Generate, engine: Engine, send: Callable[[Frame], None], metrics: WorkerMetrics,
+        self, request: Generate, engine: Engine, send: Outlet, metrics: WorkerMetrics,
         on_trouble: Callable[[], None], gate: Gate,
     ) -> None:  # fmt: skip
-        self.mute = False
         self.end = "cancelled"
         self._number = request.stream
         self._engine = engine
         self._credit = request.window_tokens
         self._credited = asyncio.Event()
-        self._send_frame = send
+        self._send = send
         self._metrics = metrics
         self._on_trouble = on_trouble
         self._gate = gate
@@ -198,7 +210,7 @@ class _Stream:
         """Engine to channel, up to the Finish. Without credit nothing is pulled: the engine's own buffer holds this stream."""
         async for event in events:
             event.stream = self._number
-            if self._gate.shut:
+            if self._gate.shut or self._send.full:
                 await self._passed(event)
             if type(event) is Delta:
                 tokens = len(event.ids) >> 2
@@ -222,10 +234,13 @@ class _Stream:
         raise EngineFailed("the engine stopped without saying how the turn ended")
 
     async def _passed(self, event: StreamEvent) -> None:
-        """Wait at the gate. Raises: EngineFailed: condemned."""
+        """Wait at the gate, and until there is room on the channel. Raises: EngineFailed: condemned."""
         passed, delta = False, event if type(event) is Delta else None
         try:
             await self._gate.passed(delta.version if delta else "")
+            while self._send.full and type(event) is not Finish:
+                await self._send.room()
+                await self._gate.passed(delta.version if delta else "")
             passed = True
         finally:
             if delta is not None and not passed:
@@ -239,10 +254,6 @@ class _Stream:
         self._metrics.stalls.inc()
         self._credited.clear()
         await self._credited.wait()
-
-    def _send(self, frame: Frame) -> None:
-        if not self.mute:
-            self._send_frame(frame)
 
     def _say_stopped(self) -> None:
         if self._stopped_by is not None:

@@ -14,7 +14,7 @@ from collections import deque
 
 import msgspec
 
-from proxy.contracts.errors import BodyTooLarge, ProtocolError
+from proxy.contracts.errors import BadRequest, BodyTooLarge, ProtocolError, TooManyRequests
 from proxy.contracts.frames import Frame
 
 TARGET_PACKET_BYTES = 64 * 1024
@@ -66,11 +66,17 @@ class Channel:
         self._unsent: list[bytes] = []
         self._transmitted = 0
 
-    def push(self, frame: Frame) -> None:
-        """Queue one frame. Raises BodyTooLarge, and keeps nothing, when it fits in no packet."""
-        data = _encode(frame)
+    def push(self, frame: Frame, most_retained: int | None = None) -> None:
+        """Queue one frame. Raises, and keeps nothing: BadRequest: nested too deeply, or an integer beyond 64 bits. BodyTooLarge:
+        it fits in no packet. As `check_room`, with most_retained; without, the caller counts."""
+        try:
+            data = _encode(frame)
+        except (RecursionError, OverflowError) as error:  # of what a client may nest as it likes
+            raise BadRequest(f"can't be sent to a worker: {error}") from None
         if len(data) + HEADER_BYTES > self.max_packet_bytes:
             raise BodyTooLarge(f"a frame of {len(data)} bytes fits in no packet of {self.max_packet_bytes} bytes")
+        if most_retained is not None:
+            self.check_room(len(data) + HEADER_BYTES, most_retained)
         if self._open_bytes + len(data) + HEADER_BYTES > self.max_packet_bytes:
             self._close_packet()
         self._open.append(data)
@@ -78,6 +84,19 @@ class Channel:
         self.retained_bytes += len(data)
         if self._open_bytes >= TARGET_PACKET_BYTES:
             self._close_packet()
+
+    def check_room(self, size: int, most: int) -> None:
+        """Whether so many bytes more may wait to be acknowledged, where `most` may.
+
+        Raises: TooManyRequests: not now. BodyTooLarge: never.
+        """
+        if size > most:
+            raise BodyTooLarge(f"{size} bytes for a worker at once; {most} may wait to be acknowledged")
+        if self.retained_bytes + size > most:
+            waiting = self.retained_bytes
+            raise TooManyRequests(
+                f"{waiting} bytes wait to be acknowledged by the worker; with {size} more, over {most}"
+            )
 
     def take(self, seq: int, ack: int) -> bool:
         """Note an arriving packet's numbers; whether its frames are new and in order, and so to be handled now.
@@ -126,6 +145,11 @@ class Channel:
         if self._open:
             self._close_packet()
         return list(self._retained)
+
+    @property
+    def last(self) -> int:
+        """Number of the packet that the last pushed frame is in."""
+        return self.sent + bool(self._open)
 
     @property
     def wants_write(self) -> bool:

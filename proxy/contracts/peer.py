@@ -43,6 +43,9 @@ ACK_DELAY_S = 0.2
 ACK_EVERY_PACKETS = 64
 MAX_RETAINED_BYTES = 128 * 1024 * 1024
 """What a channel keeps for a lost socket: 512 streams that each used up a window of 4,096 tokens, at 60 bytes a token."""
+EVENTS_SHARE, REQUESTS_SHARE, BULK_SHARE = 1 / 2, 5 / 8, 7 / 8
+"""Of that bound: above the first, a stream's events wait at the worker; up to the second, requests are sent, and up to the third
+bytes of weights. So none of them ever ends the channel. The rest is for small frames: credit, cancel, the ends of streams."""
 
 
 class State(Enum):
@@ -134,6 +137,20 @@ class Peer(Generic[PacketT]):
         if channel.retained_bytes > self.max_retained_bytes:
             reason = f"{channel.retained_bytes} bytes wait to be acknowledged, {self.max_retained_bytes} are allowed"
             self._end("overflow", reason, CLOSE_OVERFLOW, now)
+
+    def offer(self, frame: Frame, share: float, at_least: int = 0) -> None:
+        """As `send`, for a frame that can be refused: counted before it is sent, it never ends the channel.
+
+        Args: share: of the retention bound, what may wait to be acknowledged with this frame; REQUESTS_SHARE or BULK_SHARE.
+            at_least: bytes that it is known to have, so that it need not be encoded to be refused.
+        Raises: BodyTooLarge, BadRequest: no wait can help. TooManyRequests: once more is acknowledged, it can be sent.
+        """
+        if self._state is State.ENDED:
+            return
+        most = int(self.max_retained_bytes * share)
+        if at_least:
+            self.channel.check_room(at_least, most)
+        self.channel.push(frame, most)
 
     def receive(self, data: bytes, now: float) -> list[Frame | Event]:
         """One message from the socket -> the frames and events in it, in order.

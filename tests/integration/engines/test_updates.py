@@ -21,6 +21,7 @@ from proxy.contracts.frames import Apply, Delta, Failed, Finish, Frame, Generate
 from proxy.contracts.policy import UpdateSpec
 from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
 from steno.models import TINY
+from tests.support.outlet import Outlet
 from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of
 
 
@@ -32,7 +33,7 @@ class Worker:
         self.engine = build(SimpleNamespace(**fields))  # type: ignore[arg-type]
         metrics = WorkerMetrics(CollectorRegistry())
         self.updates = Updates(self.engine, metrics, announce=lambda: None, staging_dir=staging)
-        self.streams = Streams(self.engine, self.send, metrics, lambda: None, self.updates.gate)
+        self.streams = Streams(self.engine, Outlet(self.send), metrics, lambda: None, self.updates.gate)
         self.frames: list[Frame] = []
         self._told = asyncio.Event()
 
@@ -80,7 +81,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
     one = Worker(tmp_path / "staging")
     await one.engine.start()
     yield one
-    await one.streams.abandon()
+    await asyncio.gather(*one.streams.abandon())
     await one.updates.close()
     await one.engine.stop()
 

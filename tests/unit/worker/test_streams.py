@@ -28,6 +28,7 @@ from proxy.contracts.frames import (
     StreamEvent,
 )
 from tests.support.counting import CountingEngine, job
+from tests.support.outlet import Outlet
 
 
 class Bench:
@@ -37,7 +38,8 @@ class Bench:
         self.engine = engine or CountingEngine()
         self.frames: list[Frame] = []
         self.trouble = 0
-        self.streams = Streams(self.engine, self.frames.append, WorkerMetrics(CollectorRegistry()), self._on_trouble)
+        self.outlet = Outlet(self.frames.append)
+        self.streams = Streams(self.engine, self.outlet, WorkerMetrics(CollectorRegistry()), self._on_trouble)
 
     def _on_trouble(self) -> None:
         self.trouble += 1
@@ -99,14 +101,29 @@ async def test_a_stream_that_is_failed_ends_in_that_error() -> None:
     assert bench.frames[-1] == Failed(1, "worker_lost", "told to stop")
 
 
-async def test_an_abandoned_channel_hears_nothing_and_the_engine_is_told() -> None:
+async def test_when_a_channel_is_abandoned_the_engine_is_told() -> None:
     bench = Bench()
     bench.start(tokens=1000, window=2)
     await bench.turns(10)
-    sent = len(bench.frames)
-    await bench.streams.abandon()
-    assert len(bench.frames) == sent
+    ends = bench.streams.abandon()
+    assert len(bench.streams) == 0
+    await asyncio.gather(*ends)
     assert bench.engine.closed == ["turn-1"]
+
+
+async def test_while_too_much_waits_to_be_acknowledged_events_wait_at_the_engine_and_ends_do_not() -> None:
+    bench = Bench()
+    bench.outlet.full = True
+    for number in (1, 2):
+        bench.start(number, tokens=3)
+    await bench.turns(50)
+    assert bench.frames == []
+    bench.streams.handle(Cancel(2))
+    await bench.turns(50)
+    assert bench.frames == [Finish(2, "cancelled", 0)]
+    bench.outlet.empty()
+    await bench.streams.finished()
+    assert [type(frame) for frame in bench.frames[1:]] == [Started, *[Delta] * 3, Finish]
 
 
 async def test_a_refusal_is_no_trouble_and_a_surprise_is() -> None:
@@ -161,7 +178,7 @@ async def test_stream_numbers_ascend_and_credit_is_positive() -> None:
             bench.streams.handle(frame)
     bench.streams.handle(Credit(1, 1))  # of a stream that has ended: late, not wrong
     bench.streams.handle(Cancel(2))
-    await bench.streams.abandon()
+    await asyncio.gather(*bench.streams.abandon())
 
 
 async def test_a_count_is_answered_once_whatever_happens() -> None:
@@ -188,7 +205,7 @@ async def test_ids_that_wait_for_their_weights_to_be_proved_when_they_are_cancel
     bench = Bench()
     gate = Gate()
     bench.streams = Streams(
-        bench.engine, bench.frames.append, WorkerMetrics(CollectorRegistry()), bench._on_trouble, gate
+        bench.engine, Outlet(bench.frames.append), WorkerMetrics(CollectorRegistry()), bench._on_trouble, gate
     )
     gate.close("base/0")
     bench.start()

@@ -1,0 +1,90 @@
+"""A worker whose channel is over says nothing of it on the next one: not a token, not an end, not a count, not an update (I9)."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from functools import partial
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from inference_worker import client
+from inference_worker.client import Client
+from inference_worker.config import WorkerSettings
+from inference_worker.metrics import WorkerMetrics
+from inference_worker.weights.updates import Updates
+from proxy.contracts.canonical import Sampling
+from proxy.contracts.ends import WorkerPeer
+from proxy.contracts.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started
+from proxy.contracts.peer import State
+from tests.integration.relay.conftest import drain, relay
+from tests.support.counting import CountingEngine, ids_of, job
+from tests.support.tcprelay import TcpRelay
+from tests.support.waiting import until
+
+BUSY = 128
+MUCH = 10**6
+
+
+async def test_what_busy_streams_of_a_proxy_say_is_not_heard_by_its_successor() -> None:
+    """Each time the worker comes to a proxy that knows nothing of its streams, and whose stream numbers begin at 1 again."""
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(relay(window_tokens=MUCH))
+        network = await stack.enter_async_context(TcpRelay("127.0.0.1", running.port))
+        # As fast as it can: in every turn of the event loop each of them has something to say.
+        worker = await running.worker(CountingEngine(), port=network.port, max_streams=BUSY)
+        heard = 0
+        for _ in range(3):
+            for stream in [running.open(MUCH) for _ in range(BUSY)]:
+                await stream.next()
+            before = running.hub.counts
+            running = await stack.enter_async_context(relay(window_tokens=MUCH))
+            network.target_port = running.port
+            network.cut()
+            await until(running.hub.cards)
+            for stream in [running.open(3) for _ in range(4)]:
+                assert ids_of(await drain(stream)) == [0, 1, 2]
+            counts = running.hub.counts
+            assert (counts.protocol_errors, counts.late_tokens, counts.channels_lost) == (0, 0, 0)
+            await until(lambda: worker.metric("steno_worker_streams") == 0)
+            heard += before.tokens + before.late_tokens
+        heard += counts.tokens
+        lost = worker.metric("steno_worker_unacknowledged_tokens_total")
+        assert lost and worker.engine.tally.sampled <= heard + lost  # (I4); what was not acknowledged may have arrived
+
+
+STALE: list[Frame] = [
+    Started(1, 0, b"", 0, b"", Sampling()),
+    Delta(1, b"\1\0\0\0", b"\0\0\0\0", "base/0"),
+    Finish(1, "stop", 1),
+    Failed(1, "engine_failed", ""),
+    Counted(1, 5),
+    Progress("update", "ready"),
+]
+
+
+async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_before_the_next_one_is_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
+    metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
+    updates = Updates(engine, metrics, announce=lambda: None)
+    one = Client(
+        "ws://127.0.0.1:1", WorkerSettings(worker_id="w"), boot_id=uuid.uuid4().hex, engine=engine, updates=updates,
+        metrics=metrics, on_engine_death=lambda reason: None,
+    )  # fmt: skip
+    outlet, streams = one._outlet, one.streams
+    streams.handle(Generate(1, "turn", 1, "trial", job(MUCH)))
+    outlet(Progress("update", "failed", message="x" * 2000))
+    assert one._peer.state is State.ENDED
+    one._renew()
+    assert len(streams) == 0
+    one.streams.handle(Generate(1, "turn", 2, "trial", job(MUCH)))  # numbers begin again
+    for frame in STALE:
+        outlet(frame)
+    assert one._peer.state is State.DOWN and one._peer.channel.settled
+    assert metrics.registry.get_sample_value("steno_worker_unacknowledged_tokens_total") == 1
+    await one.leave("shutdown", "")
+    await one.run()
+    await updates.close()
