@@ -102,7 +102,8 @@ class AnswerReader:
     def read(self, event: Mapping[str, Any]) -> Delta | None:
         """Raises: EngineFailed: the event contradicts what was asked for (I1)."""
         if usage := event.get("usage"):
-            self._cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            self._cached_tokens = cached if type(cached) is int else 0
         choices = event.get("choices")
         if not choices:
             return None
@@ -143,12 +144,12 @@ class AnswerReader:
         ids = choice.get("token_ids") or []
         said = Delta(self._stream, ids_to_bytes(ids), b"", self._version, constrained=self._constrained and bool(ids))
         if self._splitter is None:
-            said.content = choice.get("text") or ""
+            said.content = _text(choice.get("text"))
             tokens = _prompt_logprobs(choice.get("logprobs"))
         else:
             delta = choice.get("delta") or {}
-            said.reasoning = delta.get("reasoning") or ""
-            if content := delta.get("content"):
+            said.reasoning = _text(delta.get("reasoning"))
+            if content := _text(delta.get("content")):
                 parsed = self._splitter.feed(content)
                 said.content, said.reasoning = parsed.content, said.reasoning + parsed.reasoning
             said.tool_calls = [_call(piece) for piece in delta.get("tool_calls") or ()]
@@ -169,11 +170,19 @@ class AnswerReader:
         self._stop = stop if isinstance(stop, str) else ""
 
 
+def _text(said: Any) -> str:
+    if not isinstance(said, str | None):
+        raise EngineFailed(f"the vLLM server gave {type(said).__name__} where text belongs")
+    return said or ""
+
+
 def _call(piece: Mapping[str, Any]) -> ToolCallPiece:
     function = piece.get("function") or {}
-    return ToolCallPiece(
-        piece.get("index") or 0, function.get("arguments") or "", piece.get("id") or "", function.get("name") or ""
-    )
+    index = piece.get("index") or 0
+    said = (function.get("arguments") or "", piece.get("id") or "", function.get("name") or "")
+    if type(index) is not int or not all(isinstance(word, str) for word in said):
+        raise EngineFailed(f"the vLLM server gave a tool call of another form: index {str(index)[:40]!r}")
+    return ToolCallPiece(index, *said)
 
 
 def _chat_logprobs(given: Mapping[str, Any] | None) -> list[TokenLogprob]:

@@ -92,6 +92,12 @@ def test_text_that_is_held_back_comes_at_the_end() -> None:
         ([first(), {"choices": [{"delta": {}, "token_ids": [7], "logprobs": None}]}], "no log-probability"),
         ([first(), event([7], "abort")], "gave up"),
         ([first(), event([7])], "without saying how"),
+        ([first(), event([7], tool_calls=[{"index": "0", "function": {"name": "look"}}])], "of another form"),
+        (
+            [first(), event([7], tool_calls=[{"index": 0, "function": {"name": "look", "arguments": {}}, "id": 5}])],
+            "form",
+        ),
+        ([first(), event([7], content=["so"])], "list where text belongs"),
     ],
 )
 def test_what_does_not_add_up_is_an_error_and_nothing_is_padded(events: list[dict], words: str) -> None:
