@@ -8,7 +8,9 @@ A worker that breaks the protocol loses its own streams and nobody else's.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hmac
+import itertools
 import logging
 import time
 import uuid
@@ -21,7 +23,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, Job, has_images
 from proxy.contracts.ends import ProxyPeer
-from proxy.contracts.errors import BadRequest, NoWorker, ProtocolError, StenoError, TooManyRequests, WorkerLost
+from proxy.contracts.errors import (
+    BadRequest,
+    BodyTooLarge,
+    NoWorker,
+    ProtocolError,
+    StenoError,
+    TooManyRequests,
+    WorkerLost,
+)
 from proxy.contracts.fleet import WorkerView
 from proxy.contracts.frames import Hello, ModelCard
 from proxy.contracts.packets import (
@@ -94,16 +104,42 @@ class Hub:
         )
         self._workers: dict[str, Worker] = {}
         self._closed = False
+        self._channels = itertools.count(1)
 
     # -- for those who want something generated
 
     def open(self, order: Order) -> Stream:
         """Send one Generate to the worker that routing chooses. Nothing is awaited.
 
-        Raises: as `placing.place`; BodyTooLarge when the job fits in no packet.
+        Raises: as `placing.place`; BodyTooLarge when the job fits in no packet; TooManyRequests while too much waits to be
+            acknowledged by every worker that can serve this.
         """
-        worker, card = place(order, self._workers.values())
-        return worker.open(order.generate(card, self.settings.window_tokens), card)
+        among, refusal = order, None
+        while True:
+            try:
+                worker, card = place(among, self._workers.values())
+            except NoWorker:
+                if refusal is not None:
+                    raise refusal from None
+                raise
+            try:
+                return worker.open(order.generate(card, self.settings.window_tokens), card, order.known_bytes)
+            except (TooManyRequests, BodyTooLarge) as error:  # of this channel; another may have room, or take more
+                order.known_bytes = order.known_bytes or order.size_bytes()
+                refusal = error if refusal is None or isinstance(error, TooManyRequests) else refusal
+                among = dataclasses.replace(among, avoid=among.avoid | {worker.channel})
+
+    def check_size(self, order: Order, n: int) -> None:
+        """Whether a request's `n` completions may be asked for: each is sent by itself, with the whole prompt.
+
+        Raises: BodyTooLarge: together they are more than a single request may be.
+        """
+        size, most = order.size_bytes(), self.settings.max_packet_bytes
+        if n * size > most:
+            raise BodyTooLarge(
+                f"n: {n} completions of a request of {size} bytes are {n * size} bytes for the workers; {most} are allowed",
+                field="n",
+            )
 
     async def place(self, order: Order, *, urgent: bool = False) -> Stream:
         """As `open`, but where every worker that can serve this is busy, or away, wait for one, after those that wait already.
@@ -276,7 +312,7 @@ class Hub:
             self.boot_id, self.proxy_id, heartbeat_s=settings.heartbeat_s, silence_s=settings.silence_s,
             grace_s=settings.resume_grace_s, max_packet_bytes=settings.max_packet_bytes,
         )  # fmt: skip
-        worker = Worker(hello, peer, self._clock, self.counts)
+        worker = Worker(hello, peer, self._clock, self.counts, next(self._channels))
         worker.on_lost = self._drop
         worker.on_change = self.waiting.wake
         worker.watcher = self.watcher

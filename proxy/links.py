@@ -15,10 +15,18 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from proxy.contracts.canonical import Job
 from proxy.contracts.ends import ProxyPeer
-from proxy.contracts.errors import ProtocolError, StenoError, TooManyRequests, WorkerLost
+from proxy.contracts.errors import (
+    BadRequest,
+    EngineFailed,
+    ProtocolError,
+    StenoError,
+    TooManyRequests,
+    WorkerLost,
+)
 from proxy.contracts.fleet import Load, WorkerView
 from proxy.contracts.frames import (
     Announce,
+    Chunk,
     Count,
     Counted,
     Delta,
@@ -31,7 +39,8 @@ from proxy.contracts.frames import (
     Progress,
     Started,
 )
-from proxy.contracts.peer import Drop, Event, Lost, State
+from proxy.contracts.packets import PROTOCOL_ERROR
+from proxy.contracts.peer import BULK_SHARE, REQUESTS_SHARE, Drop, Event, Lost, State
 from proxy.streams import Stream, rebuild
 
 logger = logging.getLogger(__name__)
@@ -103,10 +112,18 @@ class Nobody:
 
 
 class Worker:
-    """One channel: a boot of a worker, its streams, and the socket it has just now. Told apart from its successor by identity."""
+    """One channel: a boot of a worker, its streams, and the socket it has just now. Told apart from its successor by identity.
 
-    def __init__(self, hello: Hello, peer: ProxyPeer, clock: Callable[[], float], counts: RelayCounts) -> None:
+    Args: number: of this channel, among all of this proxy.
+    Attributes: process, channel: name this boot of the worker, and this channel; a boot may have several, one after another.
+    """
+
+    def __init__(
+        self, hello: Hello, peer: ProxyPeer, clock: Callable[[], float], counts: RelayCounts, number: int
+    ) -> None:
         self.id = hello.worker_id
+        self.process = f"{hello.worker_id}/{hello.boot_id}"
+        self.channel = f"{self.process}/{number}"
         self.max_streams = hello.max_streams
         self.models = hello.models
         self.healthy = True
@@ -124,14 +141,10 @@ class Worker:
         self._counts = counts
         self._next_stream = 0
         self._counting: dict[int, asyncio.Future[int]] = {}
+        self._refused_at: int | None = None  # what had been acknowledged when there was no room for a request
         self._elsewhere = 0  # streams that other proxies had on it at its last heartbeat
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
-
-    @property
-    def channel(self) -> str:
-        """Names this boot of the worker."""
-        return f"{self.id}/{self.peer.remote_boot}"
 
     @property
     def load(self) -> int:
@@ -145,14 +158,20 @@ class Worker:
         """Whether new turns may go to this one of its models."""
         return card.policy not in self.behind
 
-    def open(self, generate: Generate, card: ModelCard) -> Stream:
+    def open(self, generate: Generate, card: ModelCard, at_least: int = 0) -> Stream:
+        """Args: at_least: bytes that the request is known to have, if it was refused before.
+
+        Raises: BadRequest, BodyTooLarge: the request can't be sent to this worker. TooManyRequests: not before more is
+            acknowledged; `on_change` tells. There is no stream then, and nothing was sent.
+        """
         generate.stream = self._next_stream = self._next_stream + 1
-        self.peer.send(generate, self._clock())  # may raise BodyTooLarge: then there is no stream
+        self._request(generate, at_least)
         stream = Stream(
             generate.stream, self.id, card, generate.window_tokens, len(generate.prefix_ids) >> 2,
             self.send, self._forget,
         )  # fmt: skip
-        stream.attempt, stream.channel = generate.attempt, self.channel
+        stream.attempt, stream.channel, stream.process = generate.attempt, self.channel, self.process
+        stream.packet = self.peer.channel.last
         self.streams[generate.stream] = stream
         self._touch()
         return stream
@@ -165,17 +184,29 @@ class Worker:
         if len(self._counting) >= MAX_COUNTS:
             raise TooManyRequests("the worker has enough to count already")
         number = self._next_stream = self._next_stream + 1
-        self.send(Count(number, job))
+        self._request(Count(number, job))
+        self._touch()
         counted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._counting[number] = counted
-        try:
-            return await counted
-        finally:
-            del self._counting[number]
+        return (
+            await counted
+        )  # one that nobody waits for any more is at the worker all the same, and counts until it answers
 
     def send(self, frame: Frame) -> None:
         self.peer.send(frame, self._clock())
         self._touch()
+
+    def offer(self, chunk: Chunk) -> None:
+        """Bytes of weights. Raises: TooManyRequests: too much waits to be acknowledged. BodyTooLarge: they fit in no packet."""
+        self.peer.offer(chunk, BULK_SHARE)
+        self._touch()
+
+    def _request(self, frame: Generate | Count, at_least: int = 0) -> None:
+        try:
+            self.peer.offer(frame, REQUESTS_SHARE, at_least)
+        except TooManyRequests:
+            self._refused_at = self.peer.channel.acked
+            raise
 
     def receive(self, data: bytes) -> None:
         """One message. Raises ProtocolError: the peer is to be failed."""
@@ -186,8 +217,16 @@ class Worker:
             if kind is Delta or kind is Started or kind is Finish or kind is Failed:
                 stream = streams.get(event.stream)  # type: ignore[union-attr]
                 if stream is not None:
-                    stream.deliver(event)  # type: ignore[arg-type]
-                    if kind is Delta:
+                    try:
+                        stream.deliver(event)  # type: ignore[arg-type]
+                    except ProtocolError as error:  # the others' turns may come back to this worker, this one may not
+                        stream.fail(EngineFailed(f"the worker broke the protocol: {error.message}"))
+                        raise
+                    if kind is not Delta:
+                        continue
+                    if stream.ended:  # over a bound: it was not taken
+                        counts.late_tokens += len(event.ids) >> 2  # type: ignore[union-attr]
+                    else:
                         counts.deltas += 1
                         counts.tokens += len(event.ids) >> 2  # type: ignore[union-attr]
                 elif not 0 < event.stream <= self._next_stream:  # type: ignore[union-attr]
@@ -208,6 +247,9 @@ class Worker:
                 self.watcher.progressed(self, event)
             else:
                 self._handle(event)
+        if self._refused_at is not None and self.peer.channel.acked > self._refused_at:
+            self._refused_at = None
+            self.on_change()
         self._touch()
 
     def tick(self) -> None:
@@ -243,7 +285,7 @@ class Worker:
         """An answer to `count`; one that nobody waits for any more is late, not wrong. Raises ProtocolError."""
         if not 0 < answer.stream <= self._next_stream:
             raise ProtocolError("an answer to what was never asked")
-        counted = self._counting.get(answer.stream)
+        counted = self._counting.pop(answer.stream, None)
         if counted is None or counted.done():
             return
         if isinstance(answer, Failed):
@@ -257,6 +299,8 @@ class Worker:
         if isinstance(event, Lost):
             logger.warning("worker %s is lost: %s (%s)", self.id, event.code, event.reason)
             self._counts.channels_lost += 1
+            if event.code == PROTOCOL_ERROR:
+                self._blame(event.reason)
             self.lose(WorkerLost(f"the worker went away: {event.reason or event.code}"))
         elif isinstance(event, Drop):
             if self.link is not None:
@@ -265,6 +309,13 @@ class Worker:
             beat = self.peer.remote_load
             self._elsewhere = max(0, beat.running + beat.waiting - len(self.streams))
             self.on_change()
+
+    def _blame(self, reason: str) -> None:
+        """The worker could not read a packet, the first that it has not acknowledged. The requests in it are sent to no other."""
+        packet = self.peer.channel.acked + 1
+        for stream in list(self.streams.values()):
+            if stream.packet == packet:
+                stream.fail(BadRequest(f"the worker could not read this request: {reason}"))
 
     def _touch(self) -> None:
         """Have the writer write, and the timer be right; cheap when nothing changed."""

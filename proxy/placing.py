@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from proxy.contracts.canonical import NO_IMAGES, Job, has_images
 from proxy.contracts.errors import BadRequest, NoWorker
 from proxy.contracts.frames import TAKEOVER, Generate, ModelCard, Shown
@@ -31,8 +33,9 @@ class Order:
     tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: there are none.
     sampled_ids, shown, begun_by, version: of a completion that has begun elsewhere, what `Generate` says of it, the card of who
         began it, and the policy version that sampled last; prefix_ids is the whole prompt then.
-    avoid: channels on which attempts have failed. beside: it goes to a full worker too, since
-        it has had a place, or another choice of its request has.
+    avoid: processes whose engine has failed an attempt, and channels that were lost under one. beside: it goes to a full worker
+        too, since it has had a place, or another choice of its request has.
+    known_bytes: `size_bytes`, once it has been refused for them.
     """
 
     trial_id: str
@@ -50,6 +53,7 @@ class Order:
     version: str = ""
     avoid: frozenset[str] = frozenset()
     beside: bool = False
+    known_bytes: int = 0
 
     def generate(self, card: ModelCard, window_tokens: int) -> Generate:
         """Its frame, but for the stream's number."""
@@ -57,6 +61,13 @@ class Order:
             0, self.turn_id, self.attempt, self.trial_id, self.job, self.prefix_ids, self.prefix_messages,
             self.prefix_finish, window_tokens, card.name, self.sampled_ids, self.shown,
         )  # fmt: skip
+
+    def size_bytes(self) -> int:
+        """Of its frame, within some hundred bytes. Encodes it. Raises BadRequest: it can't be."""
+        try:
+            return len(msgspec.msgpack.encode(self.job)) + len(self.prefix_ids) + len(self.sampled_ids)
+        except (RecursionError, OverflowError) as error:
+            raise BadRequest(f"can't be sent to a worker: {error}") from None
 
     def fits(self, card: ModelCard) -> bool:
         """Whether such a model can go on with what was begun."""
@@ -71,10 +82,13 @@ class Order:
 
 
 class Worker(Protocol):
-    """As far as placing goes. channel: names this boot of it. eligible: it takes new turns now. draining: it never will again."""
+    """As far as placing goes. process, channel: name this boot of it, and this channel of that boot. eligible: it takes new turns
+    now. draining: it never will again."""
 
     @property
     def id(self) -> str: ...
+    @property
+    def process(self) -> str: ...
     @property
     def channel(self) -> str: ...
     @property
@@ -112,7 +126,8 @@ def place(order: Order, workers: Iterable[WorkerT]) -> tuple[WorkerT, ModelCard]
         raise NoTokenizer("no worker has the tokenizer that this conversation was recorded with")
     able: dict[WorkerT, ModelCard] = {}
     for worker, card in same:
-        if worker.eligible and worker.serves(card) and worker.channel not in order.avoid and order.fits(card):
+        avoided = worker.process in order.avoid or worker.channel in order.avoid
+        if worker.eligible and worker.serves(card) and not avoided and order.fits(card):
             able.setdefault(worker, card)
     if not able:
         if same or order.attempt:

@@ -262,6 +262,8 @@ class Turns:
             tokenizer=found.tokenizer if found.prefix_ids else None,
             beside=bool(index),
         )
+        if not index and request.sought.asked.n > 1:
+            self.hub.check_size(order, request.sought.asked.n)
         stream = await self._place(request, order)
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id

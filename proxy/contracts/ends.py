@@ -63,6 +63,8 @@ class ProxyPeer(Peer[PacketToProxy]):
             self._move(State.ENDED)
             self._outbox.append(farewell(PROTOCOL_ERROR, error.message))
             raise
+        if hello.max_packet_bytes:
+            self.channel.max_packet_bytes = min(self.max_packet_bytes, hello.max_packet_bytes)
         self._open(now)
         welcome = Welcome(PROTOCOL_VERSION, self.proxy_id, self.boot_id, resumed, self.channel.received, self.heartbeat_s,
                           self.grace_s, self.max_packet_bytes, peers or [], sorted(self.capabilities))  # fmt: skip
@@ -93,6 +95,7 @@ class WorkerPeer(Peer[PacketToWorker]):
         self._greeting_until = now + HANDSHAKE_S
         self.hello.resume = self.remote_boot
         self.hello.received = self.channel.received
+        self.hello.max_packet_bytes = self.max_packet_bytes
         self.hello.capabilities = sorted(CAPABILITIES)
         self.hello.protocol_min = self.hello.protocol_max = PROTOCOL_VERSION
         self._outbox.append(encode_alone(self.hello, 0))

@@ -2,19 +2,30 @@
 
 Integers in `bytes` fields are little-endian int32, floats little-endian float32. The order, acknowledgement and
 retransmission of frames is `peer.py`; their meaning in prose is docs/wire-protocol.md.
+
+What a worker says of itself is bounded here, by type: a value that is out of bounds is a frame that does not decode. What comes
+of a model's or an upstream's words is bounded per stream (`proxy/streams.py`), since only that turn may end for it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from proxy.contracts.canonical import FinishReason, Job, Sampling, TokenLogprob, ToolCallPiece
 
 PROTOCOL_VERSION = 1
 TAKEOVER = "takeover"
 """Capability of a card: the worker can go on with a completion that another one began (`Generate.sampled_ids`)."""
+Word = Annotated[str, Meta(max_length=256)]
+"""A name, a version, a digest."""
+Words = Annotated[list[Word], Meta(max_length=256)]
+Number = Annotated[int, Meta(ge=0, lt=2**31)]
+"""A count: of tokens or streams."""
+Size = Annotated[int, Meta(ge=0, le=2**50)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True):
@@ -25,14 +36,17 @@ class ModelCard(msgspec.Struct, omit_defaults=True):
     text_only: no token ids (an upstream that gives text). policy_version: of the weights now loaded, `<lineage>/<step>`.
     """
 
-    name: str
-    context_tokens: int
-    policy: str = "default"
-    policy_version: str = "base/0"
+    name: Annotated[str, Meta(max_length=4096)]
+    context_tokens: Annotated[int, Meta(ge=1, lt=2**31)]
+    policy: Word = "default"
+    policy_version: Word = "base/0"
     synthetic: bool = False
     text_only: bool = False
-    tokenizer_digest: str = ""
-    capabilities: list[str] = []
+    tokenizer_digest: Word = ""
+    capabilities: Words = []
+
+
+Cards = Annotated[list[ModelCard], Meta(max_length=256)]
 
 
 # -- handshake: the first frame each way, unsequenced ---------------------------------------------------------------------
@@ -40,18 +54,20 @@ class ModelCard(msgspec.Struct, omit_defaults=True):
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
     """Worker to proxy. `boot_id` is new with each start of the process; `received` is the last sequence number that this
-    boot has received from the proxy boot named in `resume` (both empty on a first connection)."""
+    boot has received from the proxy boot named in `resume` (both empty on a first connection). `max_packet_bytes`: the largest
+    packet that the worker takes; 0: it does not say."""
 
     protocol_min: int
     protocol_max: int
     worker_id: str
     boot_id: str
-    models: list[ModelCard]
-    max_streams: int
-    capabilities: list[str] = []
-    resume: str = ""
+    models: Cards
+    max_streams: Annotated[int, Meta(ge=1, le=65536)]
+    capabilities: Words = []
+    resume: Word = ""
     received: int = 0
     key: str = ""
+    max_packet_bytes: Size = 0
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):
@@ -81,9 +97,9 @@ class Goodbye(msgspec.Struct, tag="bye", array_like=True):
 class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
     """Either way, unsequenced. `waiting` and `running` are counts of streams, `kv_used` a fraction of cache in 0..1."""
 
-    running: int = 0
-    waiting: int = 0
-    kv_used: float = 0.0
+    running: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    waiting: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    kv_used: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 # -- proxy to worker ------------------------------------------------------------------------------------------------------
@@ -192,10 +208,10 @@ class Started(msgspec.Struct, tag="started", array_like=True):
     """
 
     stream: int
-    kept_tokens: int
+    kept_tokens: Number
     new_ids: bytes
-    prompt_tokens: int
-    prompt_digest: bytes
+    prompt_tokens: Number
+    prompt_digest: Annotated[bytes, Meta(max_length=64)]
     law: Sampling
     resumable: bool = True
     constrained: bool = False
@@ -216,7 +232,7 @@ class Delta(msgspec.Struct, tag="d", array_like=True):
     stream: int
     ids: bytes
     logprobs: bytes
-    version: str
+    version: Word
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallPiece] = []
@@ -256,7 +272,7 @@ class Counted(msgspec.Struct, tag="counted", array_like=True):
     """The answer to Count."""
 
     stream: int
-    prompt_tokens: int
+    prompt_tokens: Number
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -268,20 +284,20 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
 
     update_id: str
     state: str
-    received: int = 0
+    received: Size = 0
     shard: str = ""
     offset: int = 0
     credit: int = 0
-    pause_s: float = 0.0
-    load_s: float = 0.0
-    code: str = ""
+    pause_s: Seconds = 0.0
+    load_s: Seconds = 0.0
+    code: Word = ""
     message: str = ""
 
 
 class Announce(msgspec.Struct, tag="announce", array_like=True):
     """What the worker serves has changed: new weights, draining, or an engine that died (`healthy` False)."""
 
-    models: list[ModelCard]
+    models: Cards
     healthy: bool = True
     draining: bool = False
     reason: str = ""

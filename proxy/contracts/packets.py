@@ -6,11 +6,12 @@ thing: a packet that does not decode. Meaning and order are `peer.py` and `chann
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from proxy.contracts.channel import encode_alone
+from proxy.contracts.channel import TARGET_PACKET_BYTES, encode_alone
 from proxy.contracts.errors import ProtocolError
 from proxy.contracts.frames import (
     Abandon,
@@ -59,10 +60,14 @@ ToWorker = Welcome | Goodbye | Heartbeat | Generate | Cancel | Credit | Count | 
 _UNSEQUENCED = frozenset({Hello, Welcome, Goodbye, Heartbeat})
 
 
+MAX_FRAMES = TARGET_PACKET_BYTES // 2
+"""In one packet: a frame is two bytes and more, and a packet is closed at TARGET_PACKET_BYTES."""
+
+
 class PacketToProxy(msgspec.Struct, array_like=True):
     seq: int
     ack: int
-    frames: list[ToProxy]
+    frames: Annotated[list[ToProxy], Meta(max_length=MAX_FRAMES)]
 
 
 class PacketToWorker(msgspec.Struct, array_like=True):
@@ -99,8 +104,8 @@ def read_hello(data: bytes) -> Hello:
     packet = decode_packet(TO_PROXY, data, MAX_HELLO_BYTES)
     if packet.seq != 0 or len(packet.frames) != 1 or not isinstance(hello := packet.frames[0], Hello):
         raise ProtocolError("the first packet of a worker must be Hello, alone")
-    if not 1 <= len(hello.worker_id) <= 128 or not 1 <= len(hello.boot_id) <= 64 or hello.max_streams < 1:
-        raise ProtocolError("Hello: worker_id, boot_id or max_streams is out of bounds")
+    if not 1 <= len(hello.worker_id) <= 128 or not 1 <= len(hello.boot_id) <= 64:
+        raise ProtocolError("Hello: worker_id or boot_id is out of bounds")
     return hello
 
 

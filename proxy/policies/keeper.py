@@ -305,8 +305,12 @@ class Policies:
 
     def _send_chunk(self, worker_id: str, chunk: Chunk) -> None:
         worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.send(chunk)
+        if worker is None:
+            return
+        try:
+            worker.offer(chunk)
+        except StenoError as error:  # not confirmed in time, so it is sent again (`Cursor.rewind`)
+            log.warning("worker %s does not take bytes of update %s now: %s", worker_id, chunk.update_id, error.message)
 
     def _arm(self) -> None:
         due = [at for book in self._books.values() if (at := book.next_deadline()) is not None]

@@ -28,9 +28,15 @@ class Worker:
     max_streams: int = 8
     behind: bool = False
 
+    number: int = 1
+
+    @property
+    def process(self) -> str:
+        return f"{self.id}/boot"
+
     @property
     def channel(self) -> str:
-        return f"{self.id}/boot"
+        return f"{self.process}/{self.number}"
 
     def serves(self, card: ModelCard) -> bool:
         return not self.behind
@@ -73,12 +79,22 @@ def test_who_can_go_on_with_what_was_begun(other: ModelCard, fits: bool) -> None
             place(begun(), [worker])
 
 
-def test_a_channel_on_which_an_attempt_failed_gets_no_other() -> None:
+def test_a_channel_that_was_lost_gets_no_other_attempt_but_its_process_on_the_next_one_does() -> None:
     one, two = Worker("one"), Worker("two")
-    avoid = frozenset({one.channel})
-    assert place(begun(avoid=avoid), [one, two])[0] is two
+    lost = begun(avoid=frozenset({one.channel}))
+    assert place(lost, [one, two])[0] is two
     with pytest.raises(Away):
-        place(begun(avoid=avoid), [one])
+        place(lost, [one])
+    back = Worker("one", number=2)
+    assert place(lost, [back])[0] is back
+
+
+def test_a_process_whose_engine_failed_gets_no_other_attempt_on_any_channel() -> None:
+    one, back, two = Worker("one"), Worker("one", number=2), Worker("two")
+    failed = begun(avoid=frozenset({one.process}))
+    assert place(failed, [one, back, two])[0] is two
+    with pytest.raises(Away):
+        place(failed, [one, back])
 
 
 def test_a_draining_worker_gets_nothing_new_and_one_that_is_behind_neither() -> None:

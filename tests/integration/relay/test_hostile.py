@@ -13,11 +13,24 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from proxy.contracts.canonical import Sampling
+from proxy.contracts.canonical import Sampling, TokenLogprob, ToolCallPiece
 from proxy.contracts.channel import encode_alone, encode_packet
-from proxy.contracts.errors import WorkerLost
-from proxy.contracts.frames import Delta, Failed, Finish, Goodbye, Hello, ModelCard, Started
+from proxy.contracts.errors import BY_CODE, BadRequest, EngineFailed, WorkerLost
+from proxy.contracts.frames import (
+    Announce,
+    Counted,
+    Delta,
+    Failed,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelCard,
+    Progress,
+    Started,
+)
 from proxy.contracts.packets import PacketToWorker
+from proxy.streams import FROM_WORKERS
 from tests.integration.relay.conftest import KEY, Relay, drain, relay
 from tests.support.counting import CountingEngine, ids_of
 from tests.support.waiting import until
@@ -105,13 +118,15 @@ async def test_frames_that_can_not_be_end_that_workers_channel_and_nobody_elses(
     async with relay(window_tokens=8) as running:
         rogue = await dial(running, encode_alone(hello(), 0))
         await until(lambda: running.hub.workers())
-        lost = running.open(5)
+        wronged, lost = running.open(5), running.open(5)
         await running.worker(CountingEngine(pace_s=0.002), worker_id="honest")
         honest = next(stream for trial in range(100) if (stream := _open_on(running, "honest", trial)))
         await rogue.send(packet(1, *frames))
         assert await farewell(rogue) == ("protocol_error", 4400)
-        with pytest.raises(WorkerLost):
+        with pytest.raises(WorkerLost):  # its turn may go on at this worker, once it has a new channel
             await drain(lost)
+        with pytest.raises(WorkerLost if frames[0].stream != 1 else EngineFailed):  # and this one's may not
+            await drain(wronged)
         assert ids_of(await drain(honest)) == list(range(100))
         assert [view.id for view in running.hub.workers()] == ["honest"]
         assert running.hub.counts.protocol_errors == 1
@@ -123,6 +138,148 @@ def _open_on(running: Relay, worker_id: str, trial: int) -> Any:
         return stream
     stream.cancel("not this one")
     return None
+
+
+BOUNDS = 2**31
+CARD = ModelCard("m", 100)
+
+
+def card(**fields: Any) -> ModelCard:
+    return msgspec.structs.replace(CARD, **fields)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        hello(max_streams=0),
+        hello(max_streams=2**40),
+        hello(capabilities=["x"] * 1000),
+        hello(resume="x" * 1000),
+        hello(worker_id="x" * 1000),
+        hello(models=[CARD] * 1000),
+        hello(models=[card(context_tokens=0)]),
+        hello(models=[card(context_tokens=BOUNDS)]),
+        hello(models=[card(policy_version="x" * 1000)]),
+        hello(models=[card(capabilities=["x"] * 1000)]),
+        hello(max_packet_bytes=-1),
+    ],
+)
+async def test_a_hello_out_of_bounds_is_refused(first: Hello) -> None:
+    async with relay() as running:
+        websocket = await dial(running, encode_alone(first, 0))
+        assert await farewell(websocket) == ("protocol_error", 4400)
+        assert running.hub.workers() == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Heartbeat(-1, 0, 0.0),
+        Heartbeat(0, 2**40, 0.0),
+        Heartbeat(0, 0, 1.5),
+        Heartbeat(0, 0, float("nan")),
+        Announce([CARD] * 1000),
+        Announce([card(name="x" * 10_000)]),
+        Announce([card(context_tokens=-1)]),
+        Counted(1, -1),
+        Counted(1, BOUNDS),
+        Progress("update", "ready", received=-1),
+        Progress("update", "served", pause_s=float("nan")),
+        Progress("update", "served", load_s=-1.0),
+        Progress("update", "failed", code="x" * 1000),
+        Started(1, -1, b"", 0, b"", Sampling()),
+        Started(1, 0, b"", 0, b"x" * 1000, Sampling()),
+        Delta(1, b"", b"", "x" * 1000),
+    ],
+)
+async def test_what_a_worker_says_of_itself_out_of_bounds_ends_its_channel(frame: Any) -> None:
+    async with relay() as running:
+        rogue = await dial(running, encode_alone(hello(), 0))
+        await until(lambda: running.hub.workers())
+        stream = running.open(5)
+        await rogue.send(encode_alone(frame, 0) if isinstance(frame, Heartbeat) else packet(1, frame))
+        assert await farewell(rogue) == ("protocol_error", 4400)
+        with pytest.raises(WorkerLost):
+            await drain(stream)
+
+
+async def test_a_packet_of_very_many_frames_ends_the_channel() -> None:
+    async with relay() as running:
+        rogue = await dial(running, encode_alone(hello(), 0))
+        await until(lambda: running.hub.workers())
+        await rogue.send(packet(1, *[Failed(1, "", "")] * 40_000))
+        assert await farewell(rogue) == ("protocol_error", 4400)
+
+
+PIECE = ToolCallPiece(0, "{}", "call-1", "look")
+LOGPROB = TokenLogprob("x", b"x", -0.5, [])
+MUCH = "x" * (32 * 2**20 + 1)
+
+
+def delta(**fields: Any) -> Delta:
+    return msgspec.structs.replace(DELTA, **fields)
+
+
+@pytest.mark.parametrize(
+    ("frames", "named"),
+    [
+        ([delta(tool_calls=[ToolCallPiece(30_000_000, "{}", "id", "name")])], "index 30000000"),
+        ([delta(tool_calls=[ToolCallPiece(-1, "{}", "id", "name")])], "index -1"),
+        ([delta(tool_calls=[PIECE] * 600_000)], "completion of"),
+        ([delta(content=MUCH)], "completion of"),
+        ([delta(reasoning=MUCH[: 2**24]), delta(content=MUCH[: 2**24])], "completion of"),
+        ([delta(tokens=[LOGPROB] * 2)], "2 log-probabilities"),
+        ([delta(tokens=[TokenLogprob("x", b"x", -0.5, [("y", b"y", -1.0)] * 1000)])], "1000 alternatives"),
+        ([Finish(1, "stop", 0, cached_tokens=-1)], "token counts"),
+        ([Finish(1, "stop", 0, cached_tokens=BOUNDS)], "token counts"),
+        ([Started(1, 0, b"", 0, b"", Sampling(stop_token_ids=[1] * 300_000))], "stops and biases"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_a_worker_says_of_a_turn_out_of_bounds_ends_that_turn_alone(frames: list[Any], named: str) -> None:
+    async with relay() as running:
+        rogue = await dial(running, encode_alone(hello(), 0))
+        await until(lambda: running.hub.workers())
+        wrong, right = running.open(5), running.open(5)
+        first = [] if isinstance(frames[0], Started) else [STARTED]
+        await rogue.send(packet(1, *first, *frames))
+        with pytest.raises(EngineFailed, match=named):
+            await drain(wrong)
+        mine = [msgspec.structs.replace(frame, stream=2) for frame in (STARTED, DELTA, Finish(2, "stop", 1))]
+        await rogue.send(packet(2, DELTA, *mine))  # of the one that was ended, this is late
+        assert ids_of(await drain(right)) == [1]
+        assert running.hub.counts.protocol_errors == 0 and running.hub.counts.late_tokens >= 1
+        await rogue.close()
+
+
+@pytest.mark.parametrize("code", [*sorted(BY_CODE.keys() - FROM_WORKERS), "x" * 10_000])
+async def test_an_error_that_a_worker_can_not_know_of_is_its_engines(code: str) -> None:
+    async with relay() as running:
+        rogue = await dial(running, encode_alone(hello(), 0))
+        await until(lambda: running.hub.workers())
+        stream = running.open(5)
+        await rogue.send(packet(1, Failed(1, code, "y" * 10_000, "z" * 10_000, {"retry_after_s": float("nan")})))
+        with pytest.raises(EngineFailed) as caught:
+            await drain(stream)
+        assert len(caught.value.message) == len(caught.value.field or "") == 2000
+        await rogue.close()
+
+
+async def test_a_request_that_a_worker_could_not_read_is_sent_to_no_other() -> None:
+    """It says so with its last word, and by what it has acknowledged, which packet that was."""
+    async with relay() as running:
+        rogue = await dial(running, encode_alone(hello(), 0))
+        await until(lambda: running.hub.workers())
+        taken = running.open(5)
+        await until(lambda: running.hub._workers["rogue"].peer.channel._transmitted == 1)
+        unread = running.open(6)
+        await until(lambda: running.hub._workers["rogue"].peer.channel._transmitted == 2)
+        await rogue.send(encode_alone(Goodbye("protocol_error", "not a packet", True), 1))
+        with pytest.raises(WorkerLost):
+            await drain(taken)
+        with pytest.raises(BadRequest, match="not a packet"):
+            await drain(unread)
+        await rogue.close()
 
 
 async def test_any_bytes_at_the_endpoint_leave_an_honest_workers_stream_whole() -> None:

@@ -42,7 +42,8 @@ def test_a_frame_of_version_1_says_what_it_said(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if "full" in name])
 def test_fields_of_a_later_minor_version_are_left_out(name: str) -> None:
-    seq, ack, [said] = msgspec.msgpack.decode(bytes.fromhex(GOLDEN[name]["packet"]))
+    seq, ack, _ = msgspec.msgpack.decode(bytes.fromhex(GOLDEN[name]["packet"]))
+    said = msgspec.msgpack.decode(msgspec.msgpack.encode(decoded(name, bytes.fromhex(GOLDEN[name]["packet"]))))
     later = msgspec.msgpack.encode([seq, ack, [[*said, "a field that came later", 5]]])
     assert holds(view(decoded(name, later)), GOLDEN[name]["says"])
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from proxy.contracts.canonical import Job
 from proxy.contracts.channel import TARGET_PACKET_BYTES, encode_alone, encode_packet
 from proxy.contracts.ends import ProxyPeer, WorkerPeer
-from proxy.contracts.errors import BodyTooLarge, ProtocolError
-from proxy.contracts.frames import Cancel, Credit, Delta, Goodbye, Heartbeat, Hello, ModelCard, Welcome
+from proxy.contracts.errors import BodyTooLarge, ProtocolError, TooManyRequests
+from proxy.contracts.frames import Cancel, Chunk, Credit, Delta, Generate, Goodbye, Heartbeat, Hello, ModelCard, Welcome
 from proxy.contracts.packets import REFUSALS, PacketToProxy, PacketToWorker, read_hello
-from proxy.contracts.peer import ACK_DELAY_S, ACK_EVERY_PACKETS, HANDSHAKE_S, Drop, Lost, State, Up
+from proxy.contracts.peer import (
+    ACK_DELAY_S,
+    ACK_EVERY_PACKETS,
+    BULK_SHARE,
+    HANDSHAKE_S,
+    REQUESTS_SHARE,
+    Drop,
+    Lost,
+    State,
+    Up,
+)
 
 MAX_BYTES = 1 << 20
 
@@ -208,6 +219,44 @@ def test_retention_is_bounded_and_overflow_ends_the_channel_with_a_reason() -> N
     (lost,) = worker.handle_timeout(1.0)
     assert isinstance(lost, Lost)
     assert lost.code == "overflow"
+
+
+def test_what_is_offered_is_counted_before_it_is_sent_and_never_ends_the_channel() -> None:
+    worker, proxy = worker_end(), proxy_end(max_retained_bytes=8000)
+    connect(worker, proxy)
+    request, chunk = Generate(1, "t", 0, "trial", Job(prompt_text="x" * 2000)), Chunk("u", "s", 0, b"x" * 1900, 0)
+    proxy.offer(request, REQUESTS_SHARE)
+    proxy.offer(request, REQUESTS_SHARE)
+    for known in (0, 2000):
+        with pytest.raises(TooManyRequests, match="wait to be acknowledged"):
+            proxy.offer(request, REQUESTS_SHARE, known)
+    proxy.offer(chunk, BULK_SHARE)
+    with pytest.raises(TooManyRequests):
+        proxy.offer(chunk, BULK_SHARE)
+    for share, known in ((REQUESTS_SHARE, 0), (REQUESTS_SHARE, 6000)):
+        with pytest.raises(BodyTooLarge, match="5000 may wait"):
+            proxy.offer(Generate(2, "t", 0, "trial", Job(prompt_text="x" * 6000)), share, known)
+    proxy.send(Cancel(1), 0.0)
+    assert proxy.state is State.OPEN and len(carry(proxy, worker)) == 4
+    carry_acks(worker, proxy)
+    proxy.offer(request, REQUESTS_SHARE)
+
+
+def carry_acks(receiver: WorkerPeer, sender: ProxyPeer) -> None:
+    assert receiver.handle_timeout(ACK_DELAY_S) == []
+    carry(receiver, sender)
+
+
+def test_a_worker_says_how_large_a_packet_may_be_and_an_older_one_does_not() -> None:
+    for most, fits in ((1024, False), (MAX_BYTES * 4, True), (0, True)):
+        proxy = proxy_end()
+        proxy.accept(hello(max_packet_bytes=most), 0.0)
+        request = Generate(1, "t", 0, "trial", Job(prompt_text="x" * 2000))
+        if fits:
+            proxy.offer(request, REQUESTS_SHARE)
+        else:
+            with pytest.raises(BodyTooLarge, match="no packet of 1024 bytes"):
+                proxy.offer(request, REQUESTS_SHARE)
 
 
 def test_retained_bytes_are_given_back_by_acknowledgements() -> None:

@@ -55,13 +55,26 @@ def test_a_stream_takes_text_without_ids_and_the_upstreams_own_count() -> None:
     assert stream.ended and stream.received_tokens == 0
 
 
-@pytest.mark.parametrize(
-    "event",
-    [Delta(1, ids_to_bytes([5]), b"", "", "x"), Finish(1, "stop", -1), Finish(1, "stop", 1, prompt_tokens=2**31)],
-)
-def test_a_text_only_model_that_sends_ids_or_impossible_counts_breaks_the_protocol(event: Delta | Finish) -> None:
+def test_a_text_only_model_that_sends_ids_breaks_the_protocol() -> None:
     with pytest.raises(ProtocolError):
-        open_stream().deliver(event)
+        open_stream().deliver(Delta(1, ids_to_bytes([5]), b"", "", "x"))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Finish(1, "stop", -1),
+        Finish(1, "stop", 1, prompt_tokens=2**31),
+        Finish(1, "stop", 1, reasoning_tokens=-1),
+        Finish(1, "stop", 1, cached_tokens=-1),
+    ],
+)
+async def test_impossible_counts_of_an_upstream_end_that_turn_and_not_the_workers_channel(end: Finish) -> None:
+    stream = open_stream()
+    await stream.next()  # Started
+    stream.deliver(end)
+    with pytest.raises(EngineFailed, match="token counts"):
+        await stream.next()
 
 
 def test_any_other_model_must_count_what_it_sent() -> None:
