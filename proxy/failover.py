@@ -18,7 +18,15 @@ import msgspec
 
 from proxy import metrics
 from proxy.choice import OpenChoice
-from proxy.contracts.errors import BadRequest, EngineFailed, NoWorker, StenoError, TooManyRequests, WorkerLost
+from proxy.contracts.errors import (
+    BadRequest,
+    BodyTooLarge,
+    EngineFailed,
+    NoWorker,
+    StenoError,
+    TooManyRequests,
+    WorkerLost,
+)
 from proxy.hub import Hub
 from proxy.plan import Plan
 from proxy.routing import NoTokenizer
@@ -41,8 +49,12 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     attempt = order.attempt + 1
     if attempt >= MAX_ATTEMPTS:
         raise error
-    avoid = order.avoid | {choice.stream.channel}
-    order = dataclasses.replace(order, attempt=attempt, avoid=avoid, beside=True)  # it had its place already
+    # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
+    lost = isinstance(error, WorkerLost)
+    avoid = order.avoid | {choice.stream.channel if lost else choice.stream.process}
+    order = dataclasses.replace(
+        order, attempt=attempt, avoid=avoid, beside=True, known_bytes=0
+    )  # it had its place already
     if transcript.is_empty():
         how = "moved"
         transcript.started = None
@@ -66,7 +78,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
             stream = await hub.place(order, urgent=True)
         else:
             stream = hub.open(order)
-    except (NoWorker, NoTokenizer, TooManyRequests, BadRequest) as refusal:
+    except (NoWorker, NoTokenizer, TooManyRequests, BadRequest, BodyTooLarge) as refusal:
         metrics.FAILOVERS.labels("no_worker").inc()
         log.warning("turn %s can't go on after %s: %s", order.turn_id, error.code, refusal.message)
         raise error from refusal

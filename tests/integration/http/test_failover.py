@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from inference_worker.config import WorkerSettings
+from inference_worker.engines.scripted import build
 from inference_worker.main import Worker
 from inference_worker.metrics import WorkerMetrics
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Generate, Started, StreamEvent
+from steno.models import TINY
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
+from tests.support.tcprelay import TcpRelay
 from tests.support.waiting import until
 
 TRIALS = [f"trial-{number}" for number in range(8)]  # by their hashes, some begin at either worker
@@ -106,3 +110,41 @@ async def test_every_choice_of_a_request_goes_on_by_itself() -> None:
         for trial in TRIALS:
             answer = await proxy.chat(trial, "hello", n=2)
             assert [choice["message"]["content"] for choice in answer.json()["choices"]] == ["whole", "whole"]
+
+
+async def test_a_turn_goes_on_at_the_worker_whose_channel_was_lost_once_it_has_another(tmp_path: Path) -> None:
+    """Nothing was wrong with it but its network, and it may be the only one."""
+    words = " ".join(f"word{number}" for number in range(60))
+    script = tmp_path / "script.py"
+    script.write_text(f"def say(request):\n    return {words!r}\n")
+    fields: dict[str, Any] = {"engine": "scripted", "script": f"{script}:say", "model": str(TINY)}
+    async with (
+        running(worker=False, resume_grace_s=0.2, queue_s=300) as proxy,
+        TcpRelay("127.0.0.1", proxy.port) as network,
+    ):
+        given = WorkerSettings(
+            proxy=[f"ws://127.0.0.1:{network.port}"], engine_args=["pace_s", "0.01"], max_backoff_s=0.2, **fields
+        )
+        engine = build(given)
+        await engine.start()
+        worker = Worker(given, engine, WorkerMetrics(CollectorRegistry()))
+        task = asyncio.create_task(worker.run())
+        await until(proxy.app.state.hub.cards)
+        stream: Any = await proxy.openai("t").chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}], stream=True, timeout=300
+        )
+        said = ""
+        async for chunk in stream:
+            said += chunk.choices[0].delta.content or ""
+            if "word10" in said and network.accepting and not proxy.app.state.hub.counts.channels_lost:
+                network.accepting = False
+                network.cut()
+                await until(lambda: proxy.app.state.hub.counts.channels_lost)
+                network.accepting = True
+        assert said == words
+        [turn] = await proxy.turns("t", at_least=1)
+        assert not turn.partial and turn.attempt == 1
+        assert [span.worker_id for span in turn.workers] == [given.worker_id] * 2
+        worker.stop()
+        worker.stop()
+        await task
