@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.contracts.errors import ConfigError
+from proxy.contracts.records import MAX_REWARD
 from trainer_bridge.errors import BadBatch
 from trainer_bridge.ledger import Reason
 
@@ -64,7 +65,7 @@ class Scored:
 @dataclass(frozen=True)
 class Advantages:
     """by_trial: dimensionless (where a std divides) or in reward units (else), of every trial in a group that says something.
-    dropped: group id -> why its trials have none (`zero_variance`, `group_too_small`)."""
+    dropped: group id -> why its trials have none (`zero_variance`, `group_too_small`, `malformed`)."""
 
     by_trial: dict[str, float]
     dropped: dict[str, Reason]
@@ -76,22 +77,24 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
     The advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums are
     exact (`math.fsum`).
 
-    Raises: BadBatch: a trial twice, or a reward that is not finite.
+    A group with a reward that is not finite, or beyond `MAX_REWARD`, is dropped as malformed and counts in nothing.
+
+    Raises: BadBatch: a trial twice.
     """
     groups: dict[str, list[Scored]] = defaultdict(list)
     seen: set[str] = set()
     for trial in trials:
         if trial.trial_id in seen:
             raise BadBatch(f"trial {trial.trial_id}: more than one reward in a batch")
-        if not math.isfinite(trial.shaped):
-            raise BadBatch(f"trial {trial.trial_id}: its reward is {trial.shaped}")
         seen.add(trial.trial_id)
         groups[trial.group_id].append(trial)
-    batch = [member.shaped for members in groups.values() for member in members]
+    dropped = {group_id: Reason.MALFORMED for group_id, members in groups.items() if any(map(unusable, members))}
+    batch = [member.shaped for group_id, members in groups.items() if group_id not in dropped for member in members]
     batch_std = _std(batch) if len(batch) > 1 else 0.0
     by_trial: dict[str, float] = {}
-    dropped: dict[str, Reason] = {}
     for group_id, members in groups.items():
+        if group_id in dropped:
+            continue
         rewards = [member.reward for member in members]
         if len(rewards) < 2:
             dropped[group_id] = Reason.GROUP_TOO_SMALL
@@ -101,6 +104,11 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
             values = _advantages([member.shaped for member in members], batch_std, estimator)
             by_trial.update(zip((member.trial_id for member in members), values, strict=True))
     return Advantages(by_trial, dropped)
+
+
+def unusable(trial: Scored) -> bool:
+    """Whether its reward can't be computed with. The proxy refuses such a reward; a record of an older one may hold it."""
+    return not abs(trial.reward) <= MAX_REWARD or not math.isfinite(trial.shaped)
 
 
 def _advantages(rewards: list[float], batch_std: float, estimator: Estimator) -> list[float]:

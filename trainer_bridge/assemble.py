@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.contracts.leases import Lease
-from trainer_bridge.advantages import Estimator, Scored, group_advantages
+from proxy.contracts.records import MAX_REWARD
+from trainer_bridge.advantages import Estimator, Scored, group_advantages, unusable
 from trainer_bridge.batch import Row, Terms, read_samples
 from trainer_bridge.feed import Leased
 from trainer_bridge.ledger import Ledger, Reason
@@ -23,11 +24,12 @@ from trainer_bridge.overlong import Overlong, OverlongFiltering, own_completions
 @dataclass(frozen=True)
 class Assembled:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
-    step itself books. values: by names of `measures`."""
+    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it."""
 
     batch: Batch
     books: Ledger
     values: dict[str, float]
+    malformed: dict[str, str] = field(default_factory=dict)
 
     @property
     def trained_tokens(self) -> int:
@@ -40,8 +42,10 @@ def says_something(lease: Lease) -> bool:
     return not group_advantages(scored, Estimator.GRPO).dropped
 
 
-def assemble(groups: Sequence[Leased], terms: Terms, estimator: Estimator, overlong: Overlong) -> Assembled:
-    """Everything that these groups bring to a step by weights that `terms.history` ends in."""
+def assemble(
+    groups: Sequence[Leased], terms: Terms, estimator: Estimator, overlong: Overlong, *, count_silent: bool = True
+) -> Assembled:
+    """Everything that these groups bring to a step by weights that `terms.history` ends in. count_silent: as in `make_batch`."""
     books = Ledger()
     for leased in groups:
         books.add(leased.books)
@@ -58,11 +62,17 @@ def assemble(groups: Sequence[Leased], terms: Terms, estimator: Estimator, overl
         for trial in leased.lease.trials
         if trial.reward is not None
     ]
-    batch, dropped = make_batch(rows, scored, estimator, books)
+    batch, dropped = make_batch(rows, scored, estimator, books, count_silent=count_silent)
+    malformed = {
+        trial.group_id: f"trial {trial.trial_id}: its reward is {trial.reward}, and must be within ±{MAX_REWARD:g}"
+        for trial in scored
+        if unusable(trial)
+    }
+    scored = [trial for trial in scored if trial.group_id not in malformed]
     values = _values(groups, scored, batch, dropped)
     if completions:
         values["length/truncated_fraction"] = _mean([was_cut(part) for _, part in completions])
-    return Assembled(batch, books, values | _overlong(overlong, scored, books))
+    return Assembled(batch, books, values | _overlong(overlong, scored, books), malformed)
 
 
 def _values(

@@ -50,6 +50,9 @@ class TrainerSettings(Settings):
     estimator: Estimator = Field(Estimator.GRPO, description="how rewards become advantages")
     aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="what each token weighs")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
+    count_silent_groups: bool = Field(
+        True, description="groups whose rewards are all equal count in what a token is divided by, as in the papers"
+    )
     importance_sampling_level: Literal["token", "completion", "sequence"] = Field(
         "token",
         description="what has one ratio, and is clipped as one: all that is trained of a sample is a `sequence` (GSPO)",

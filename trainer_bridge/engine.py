@@ -104,13 +104,31 @@ class PolicyEngine:
         undone."""
         self.deepspeed.backward(loss * self.ranks.size, scale_wrt_gas=False)
 
-    def update(self, learning_rate: float) -> float:
-        """One optimizer step with the gradients so far. Returns: their norm before clipping."""
+    def update(self, learning_rate: float, *, skip: bool = False) -> float | None:
+        """One optimizer step with the gradients so far, which are then gone.
+
+        Args: skip: take no step whatever the gradients are.
+        Returns: their norm before clipping; None: no step was taken, since the norm is no finite number or `skip` was asked for.
+            Weights and the optimizer's state are as before then.
+        """
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
+        if skip:
+            self._spoil_gradient()
         self.deepspeed.step()
+        if not self.deepspeed.was_step_applied():
+            return None
         norm = self.deepspeed.get_global_grad_norm()
         return math.nan if norm is None else float(norm)
+
+    def _spoil_gradient(self) -> None:
+        """DeepSpeed skips a step whose gradient norm is no number, and clears the gradients. It has no other call for that."""
+        from deepspeed.utils import safe_get_local_grad, safe_set_local_grad
+
+        for parameter in self.lm.parameters():
+            if parameter.requires_grad and (gradient := safe_get_local_grad(parameter)) is not None:
+                safe_set_local_grad(parameter, torch.full_like(gradient, math.nan))
+                return
 
 
 def learning_rate(settings: TrainerSettings, step: int) -> float:

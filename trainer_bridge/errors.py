@@ -8,7 +8,7 @@
         ├── WeightsUnavailable  tensors of a model that can't be sent as what they are
         ├── CopyFailed        a full copy of the weights that some rank could not write, or a version that has another copy
         ├── PushFailed        an update that the proxy refused, or that did not settle in time
-        ├── NotFinite         a loss or a gradient that is no number: the run goes on from its checkpoint
+        ├── NotFinite         several steps in a row whose loss or gradient was no number
         └── BadCheckpoint     a checkpoint that is not whole, or not of this run's shape
 
 A sample that can't be trained is none of these: it is counted by reason in the ledger. A bad setting is a ConfigError.

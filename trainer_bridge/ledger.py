@@ -41,7 +41,8 @@ class Reason(StrEnum):
     ORPHANED = "orphaned"  # a version that no weights of this trainer's history were: lost in a crash
     BAD_VERSION = "bad_version"  # a version that is no <lineage>/<step>, or is ahead of the trainer
     TOO_LONG = "too_long"  # the sample exceeds what one micro-batch may hold
-    MALFORMED = "malformed"  # the sample contradicts itself
+    MALFORMED = "malformed"  # the sample contradicts itself, or a reward of its group is no number that can be trained
+    POISONED = "poisoned"  # its loss or gradient was no number, so the update was skipped
     OVERLONG = "overlong"  # its completion was cut, or its trial at a limit (overlong filtering)
     MISSING_LOGPROB = "missing_logprob"  # a token to be trained has no finite log-probability (I1)
     MISMATCH = "mismatch"  # masked: rollout and trainer disagree too much about this token

@@ -28,9 +28,9 @@ from trainer_bridge.assemble import assemble
 from trainer_bridge.batch import Terms
 from trainer_bridge.checkpoint import RunState
 from trainer_bridge.crew import Crew
-from trainer_bridge.errors import PushFailed
+from trainer_bridge.errors import NotFinite, PushFailed
 from trainer_bridge.feed import Feed, Leased
-from trainer_bridge.ledger import Account, Ledger
+from trainer_bridge.ledger import Account, Ledger, Reason
 from trainer_bridge.run_config import RunSettings
 from trainer_bridge.staleness import History, Version
 from trainer_bridge.step import StepReport
@@ -40,6 +40,9 @@ from trainer_bridge.weights.publication import Publication
 
 logger = logging.getLogger(__name__)
 
+LEFT_OUT = "left-out-groups.jsonl"
+"""In the folder of checkpoints: a line for each group that can't be trained, with the reason."""
+MOST_SKIPPED = 3
 LOOK_S = 0.05
 """Between looks at how far a push is."""
 
@@ -105,6 +108,7 @@ class Loop:
         self._newest: Publication | None = None
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
+        self._skipped = 0  # steps in a row that changed no weight
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -153,13 +157,22 @@ class Loop:
             vocabulary=self._limits.vocabulary,
             policy=settings.policy,
         )
-        ready = await asyncio.to_thread(assemble, groups, terms, settings.estimator, settings.overlong)
+        # Dynamic sampling has started others in place of silent groups: they are no part of what was drawn.
+        count_silent = settings.count_silent_groups and not settings.dynamic_sampling
+        ready = await asyncio.to_thread(
+            assemble, groups, terms, settings.estimator, settings.overlong, count_silent=count_silent
+        )
         report: StepReport | None = None
         if ready.batch.rows:
             self._view.phase(f"training on {ready.trained_tokens:,} tokens")
             report = await self._crew.do("step", ready.batch)
             ready.books.add(report.ledger)
+        updated = report is not None and report.updated
+        if updated:
             state.history = state.history.stepped()
+        await self._name({group: (Reason.MALFORMED, why) for group, why in ready.malformed.items()})
+        if report is not None:
+            await self._name({group: (Reason.POISONED, why) for group, why in report.poisoned.items()})
         # Groups that say nothing are no step: the weights stay what they are, and so does their version.
         ready.books.check()
         state.ledger.add(ready.books)
@@ -167,12 +180,33 @@ class Loop:
         state.trained.update(used)
         self._unsaved += used
         self._unserved += used
-        if report is None:
+        if not updated:
             await self._let_go(used)
         values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
-        if report is not None:
+        if updated:
             values |= await self._after_step()
-        await self._log(values | await self._queue(), ready.books, stepped=report is not None)
+        await self._log(values | await self._queue(), ready.books, stepped=updated)
+        if report is not None:
+            await self._count_skipped(updated)
+
+    async def _name(self, left_out: Mapping[str, tuple[Reason, str]]) -> None:
+        """Groups that are left out for good: in the log, and in a file, since nobody trains them again."""
+        path = self._settings.checkpoint_dir / LEFT_OUT
+        for group_id, (reason, why) in left_out.items():
+            logger.error("group %s is left out as %s: %s", group_id, reason, why)
+            line = {"run": self.state.run, "step": self.state.step, "group": group_id, "reason": reason, "why": why}
+            await asyncio.to_thread(_append, path, json.dumps(line) + "\n")
+
+    async def _count_skipped(self, updated: bool) -> None:
+        """Raises: NotFinite: so many steps in a row changed nothing that the weights are to blame, and not the groups."""
+        self._skipped = 0 if updated else self._skipped + 1
+        if self._skipped < MOST_SKIPPED:
+            return
+        await self._save()  # with these groups in the books: started again, the run goes on with others
+        raise NotFinite(
+            f"{self._skipped} steps in a row had no finite loss or gradient after step {self.state.step}: the weights are "
+            f"probably spoiled; go on from an earlier checkpoint, with a smaller learning_rate"
+        )
 
     async def _after_step(self) -> dict[str, float]:
         """Checkpoint, acknowledge, publish, evaluate: as far as each is due."""

@@ -67,6 +67,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("policy/entropy", "Entropy of the policy at trained tokens, in nats; a fall towards 0 is collapse"),
         ("optimizer/grad_norm", "Norm of the gradient before clipping"),
         ("optimizer/learning_rate", "Rate of the step"),
+        ("optimizer/skipped_passes", "Passes that changed no weight: their loss or gradient was no finite number"),
         ("reference/kl", "k3 KL to the reference, in nats"),
         ("mismatch/kl", "KL of sampler and trainer, in nats: kernels and staleness together"),
         ("mismatch/kl_k3", "The same with less noise, never below 0"),

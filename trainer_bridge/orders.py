@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
 from torch import Tensor
 
 from trainer_bridge.advantages import Estimator, Scored, group_advantages
-from trainer_bridge.aggregation import Aggregation, Part, token_weights
+from trainer_bridge.aggregation import Aggregation, Part, Silent, token_weights
 from trainer_bridge.batch import Row, drop_groups
 from trainer_bridge.errors import BadBatch
 from trainer_bridge.ledger import Ledger, Reason
@@ -27,10 +27,12 @@ from trainer_bridge.staleness import Verdict
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains. advantages: by trial, of every trial that a row is of. Order of the rows changes nothing."""
+    """What a step trains. advantages: by trial, of every trial that a row is of. silent: groups whose rewards are all equal.
+    Order of the rows changes nothing."""
 
     rows: Sequence[Row]
     advantages: Mapping[str, float]
+    silent: Silent = field(default_factory=Silent)
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,12 @@ def draw_up(batch: Batch, layout: Layout, *, seed: str) -> Orders:
         raise BadBatch(f"no advantage for trial {', '.join(missing)}")
     passes = []
     for epoch in range(layout.epochs):
-        for part in _mini_batches(rows, layout.mini_batches, f"{seed}:{epoch}"):
+        cut = _mini_batches(rows, layout.mini_batches, f"{seed}:{epoch}")
+        silent = batch.silent.share(len(cut))
+        for part in cut:
             chosen = [rows[i] for i in part]
             parts = [Part(row.trial_id, row.trained_tokens) for row in chosen]
-            weights = token_weights(parts, layout.aggregation, layout.constant_tokens)
+            weights = token_weights(parts, layout.aggregation, layout.constant_tokens, silent)
             passes.append(Pass(tuple(part), tuple(weights), _plan(chosen, layout)))
     trials = {row.trial_id for row in rows}
     return Orders(
@@ -133,15 +137,19 @@ def draw_up(batch: Batch, layout: Layout, *, seed: str) -> Orders:
 
 
 def make_batch(
-    rows: Sequence[Row], scored: Sequence[Scored], estimator: Estimator, ledger: Ledger
+    rows: Sequence[Row], scored: Sequence[Scored], estimator: Estimator, ledger: Ledger, *, count_silent: bool = True
 ) -> tuple[Batch, dict[str, Reason]]:
     """From rows to a batch: advantages over all scored trials of the step's groups, rows of groups that say nothing booked.
 
-    Args: scored: every trial with a reward, also those of which no sample is left: they are part of their group's mean.
+    Args:
+        scored: every trial with a reward, also those of which no sample is left: they are part of their group's mean.
+        count_silent: groups whose rewards are all equal count in what a token's loss is divided by.
     Returns: the batch (its rows may be none), and the groups that were dropped.
     """
     found = group_advantages(scored, estimator)
-    return Batch(drop_groups(rows, found.dropped, ledger), found.by_trial), found.dropped
+    quiet = [row for row in rows if found.dropped.get(row.group_id) is Reason.ZERO_VARIANCE] if count_silent else []
+    silent = Silent.of([Part(row.trial_id, row.trained_tokens) for row in quiet])
+    return Batch(drop_groups(rows, found.dropped, ledger), found.by_trial, silent), found.dropped
 
 
 def _plan(rows: Sequence[Row], layout: Layout) -> Plan:

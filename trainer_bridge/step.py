@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from resource import RUSAGE_SELF, getrusage
@@ -24,7 +24,6 @@ from trainer_bridge.batch import Row
 from trainer_bridge.collate import collate
 from trainer_bridge.config import TrainerSettings
 from trainer_bridge.engine import PolicyEngine, learning_rate
-from trainer_bridge.errors import NotFinite
 from trainer_bridge.ledger import Ledger, Reason
 from trainer_bridge.loss import MAXIMA, MEANS, Objective, Tokens, policy_loss
 from trainer_bridge.mismatch import Correction, Mismatch
@@ -34,8 +33,8 @@ from trainer_bridge.ratios import CLIP, Level, Sequences
 from trainer_bridge.sequence import Share, take_share
 
 SCALARS = (
-    "loss", "optimizer/grad_norm", "optimizer/learning_rate", "pack/balance", "pack/fill", "pack/micro_batches",
-    "throughput/tokens_per_s", "throughput/mfu", "time/score_s", "time/train_s", "memory/peak_bytes",
+    "loss", "optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped_passes", "pack/balance", "pack/fill",
+    "pack/micro_batches", "throughput/tokens_per_s", "throughput/mfu", "time/score_s", "time/train_s", "memory/peak_bytes",
 )  # fmt: skip
 """What a step reports besides the loss's own metrics (`loss.MEANS`, `loss.MAXIMA`). What each one means: docs/training.md."""
 
@@ -55,12 +54,15 @@ PEAK_TFLOPS = {
 @dataclass(frozen=True)
 class StepReport:
     """The same on every rank. metrics: scalars by name; what was not measured is absent. ledger: what of this step was trained
-    and what the mismatch correction took out; to be added to the run's when the step is durable."""
+    and what was not; to be added to the run's when the step is durable. updated: whether any weight was changed. poisoned: group
+    id -> why a pass with samples of it was skipped; which of the pass's groups is to blame is not known."""
 
     step: int
     metrics: dict[str, float]
     ledger: Ledger
     trained_tokens: int
+    updated: bool = True
+    poisoned: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -87,9 +89,10 @@ class Stepper:
     def step(self, batch: Batch | None) -> StepReport:
         """One step. Collective: the first rank passes the batch, all others None; they wait for it, and all return together.
 
+        A pass whose loss or gradient is no finite number changes no weight; its samples are booked as `poisoned`, unless another
+        pass has trained them. Where no pass is left the step does not count.
+
         Raises: BadBatch, BadPlan: the batch can't be trained; on the first rank only, before anything was said to the others.
-            NotFinite: the loss or the gradient is no number: on all ranks; with a bad loss weights are as before, with a bad
-            gradient they are spoiled. Either way the run ends here and resumes from its checkpoint.
         """
         drawn = (
             draw_up(batch, self._layout, seed=f"{self.settings.seed}:{self.steps_done}") if batch is not None else None
@@ -108,30 +111,43 @@ class Stepper:
         slots = _slots(rows)
         masked_N = torch.zeros(slots[-1], dtype=torch.uint8)
         rate = learning_rate(self.settings, self.steps_done)
-        losses: list[float] = []
         norms: list[float] = []
         totals: list[_Sums] = []
+        trained: set[int] = set()
+        spoiled: dict[int, str] = {}
         for part in orders.passes:
-            sums = self._run(part, orders, rows, slots, proximal_N, reference_N, masked_N)
-            # Before the update, so that a loss that is no number changes no weight.
-            losses.append(self._reduce(sums, totals))
-            norms.append(self.engine.update(rate))
-        if not all(map(math.isfinite, norms)):
-            raise NotFinite(f"step {self.steps_done}: the gradient's norm is {norms}")
+            total = self._reduce(self._run(part, orders, rows, slots, proximal_N, reference_N, masked_N))
+            bad_loss = not math.isfinite(total.loss)
+            norm = self.engine.update(rate, skip=bad_loss)
+            if norm is None:
+                why = f"the loss is {total.loss}" if bad_loss else "the gradient's norm is no finite number"
+                spoiled |= dict.fromkeys(part.rows, why)
+            else:
+                norms.append(norm)
+                totals.append(total)
+                trained.update(part.rows)
+        poisoned = {i: why for i, why in spoiled.items() if i not in trained}
         taken_out_N = self.ranks.add(masked_N) > 0
         ended = time.perf_counter()
-        self.steps_done += 1
-        metrics = objective_.means(
-            torch.stack([t.means_M2 for t in totals]).sum(0), torch.stack([t.maxima_X for t in totals]).amax(0)
-        )
+        metrics: dict[str, float] = {}
+        if totals:
+            self.steps_done += 1
+            metrics = objective_.means(
+                torch.stack([t.means_M2 for t in totals]).sum(0), torch.stack([t.maxima_X for t in totals]).amax(0)
+            )
+            metrics |= {
+                "loss": sum(t.loss for t in totals) / len(totals),
+                "optimizer/grad_norm": sum(norms) / len(norms),
+            }
         metrics |= {
-            "loss": sum(losses) / len(losses),
-            "optimizer/grad_norm": sum(norms) / len(norms),
             "optimizer/learning_rate": rate,
+            "optimizer/skipped_passes": float(len(orders.passes) - len(totals)),
             **_packing(orders, rows, self._layout),
             **self._costs(orders, rows, scored - started, ended - scored),
         }
-        return StepReport(self.steps_done, metrics, _booked(rows, slots, taken_out_N), slots[-1])
+        groups = {rows[i].group_id: why for i, why in poisoned.items()}
+        booked = _booked(rows, slots, taken_out_N, poisoned)
+        return StepReport(self.steps_done, metrics, booked, slots[-1], bool(totals), groups)
 
     def _run(
         self, part: Pass, orders: Orders, rows: Sequence[Row], slots: Sequence[int],
@@ -180,13 +196,10 @@ class Stepper:
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
         )
 
-    def _reduce(self, sums: _Sums, totals: list[_Sums]) -> float:
-        """The pass's sums over all ranks, appended to totals. Returns: its loss. Raises: NotFinite."""
+    def _reduce(self, sums: _Sums) -> _Sums:
+        """The pass's sums over all ranks."""
         both = self.ranks.add(torch.cat([sums.means_M2.flatten(), torch.tensor([sums.loss], dtype=torch.float64)]))
-        totals.append(_Sums(float(both[-1]), both[:-1].view_as(sums.means_M2), self.ranks.maximum(sums.maxima_X)))
-        if not math.isfinite(totals[-1].loss):
-            raise NotFinite(f"step {self.steps_done}: the loss is {totals[-1].loss}; no weight was changed by it")
-        return totals[-1].loss
+        return _Sums(float(both[-1]), both[:-1].view_as(sums.means_M2), self.ranks.maximum(sums.maxima_X))
 
     def _costs(self, orders: Orders, rows: Sequence[Row], score_s: float, train_s: float) -> dict[str, float]:
         """Times of the slowest rank; tokens/s and MFU of the passes, forward and backward, over all devices."""
@@ -262,9 +275,13 @@ def _packing(orders: Orders, rows: Sequence[Row], layout: Layout) -> dict[str, f
     }
 
 
-def _booked(rows: Sequence[Row], slots: Sequence[int], taken_out_N: Tensor) -> Ledger:
+def _booked(rows: Sequence[Row], slots: Sequence[int], taken_out_N: Tensor, poisoned: Collection[int]) -> Ledger:
     ledger = Ledger()
     for i, row in enumerate(rows):
+        if i in poisoned:
+            for version, tokens in row.trained_by_version().items():
+                ledger.untrained(version, Reason.POISONED, tokens)
+            continue
         out_n = taken_out_N[slots[i] : slots[i + 1]]
         version_n = row.version_T[row.loss_mask_T]
         for number, version in enumerate(row.versions):

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+MAX_REWARD = 1e6
+"""Largest absolute value of a reward. Squares of rewards are summed: far larger ones overflow, and end a training run."""
 TRIAL_ID = r"^[A-Za-z0-9._-]{1,128}$"
 RESERVED_TRIAL_IDS = frozenset(
     (

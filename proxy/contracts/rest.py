@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
-from proxy.contracts.records import TRIAL_ID, Group, Limits, Sample, SamplingPolicy, Session, Turn
+from proxy.contracts.records import MAX_REWARD, TRIAL_ID, Group, Limits, Sample, SamplingPolicy, Session, Turn
 from proxy.contracts.storable import JsonObject, storable
 
 
@@ -68,7 +68,9 @@ class Completion(BaseModel):
     """`POST /sessions/{trial_id}/complete`. The same body again changes nothing; another reward or status is 409."""
 
     model_config = ConfigDict(extra="forbid")
-    reward: float | None = Field(None, allow_inf_nan=False, description="None: not scored; 0.0 is a measured zero")
+    reward: float | None = Field(
+        None, ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False, description="None: not scored; 0.0 is a measured zero"
+    )
     status: Literal["completed", "aborted"] = "completed"
     end_reason: str = Field(
         "completed", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$", description="one line; it is logged"

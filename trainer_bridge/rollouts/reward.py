@@ -22,7 +22,7 @@ from typing import Any
 from proxy.client import Steno
 from proxy.contracts.errors import ConfigError, StenoError
 from proxy.contracts.functions import load_function
-from proxy.contracts.records import Session, Turn
+from proxy.contracts.records import MAX_REWARD, Session, Turn
 from trainer_bridge.rollouts.outcome import EndReason, Verdict
 from trainer_bridge.rollouts.tasks import Task
 
@@ -162,7 +162,7 @@ def _verdict(answer: Any, where: str) -> Verdict:
     if answer is None:
         return Verdict(EndReason.NO_REWARD, detail=f"{where}: None")
     if not isinstance(answer, Mapping):
-        return Verdict(EndReason.COMPLETED, _number(answer, where, "reward"))
+        return Verdict(EndReason.COMPLETED, _reward(answer, where))
     if "reward" not in answer:
         raise RewardError(f"{where}: no `reward` among {', '.join(map(str, answer)) or 'nothing'}")
     more = {str(key): value for key, value in answer.items() if key not in ("reward", "metrics")}
@@ -173,7 +173,14 @@ def _verdict(answer: Any, where: str) -> Verdict:
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
     if answer["reward"] is None:
         return Verdict(EndReason.NO_REWARD, metrics=metrics, detail=f"{where}: reward is null")
-    return Verdict(EndReason.COMPLETED, _number(answer["reward"], where, "reward"), metrics)
+    return Verdict(EndReason.COMPLETED, _reward(answer["reward"], where), metrics)
+
+
+def _reward(value: Any, where: str) -> float:
+    number = _number(value, where, "reward")
+    if abs(number) > MAX_REWARD:
+        raise RewardError(f"{where}: reward: {number:g} is not within ±{MAX_REWARD:g}")
+    return number
 
 
 def _number(value: Any, where: str, name: str) -> float:

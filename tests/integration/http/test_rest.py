@@ -175,6 +175,8 @@ async def test_every_error_has_the_envelope_and_a_request_id(proxy: Proxy) -> No
         ("GET", "/sessions?limit=0", None, 400, "limit"),
         ("POST", "/sessions/leases", b"{}", 400, "trial_id"),
         ("POST", "/sessions/x/complete", b'{"reward": "NaN"}', 400, "reward"),
+        ("POST", "/sessions/x/complete", b'{"reward": 1e200}', 400, "reward"),
+        ("POST", "/sessions/x/complete", b'{"reward": -1000001}', 400, "reward"),
         ("GET", "/sessions?group=g", None, 400, "group"),
         ("POST", "/leases?run_id=r", b'{"consumer": "c"}', 400, "run_id"),
     ]:

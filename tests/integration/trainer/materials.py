@@ -43,8 +43,8 @@ def random_model(
     return folder
 
 
-def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40) -> Batch:
-    """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs."""
+def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40, scale: float = 1.0) -> Batch:
+    """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs, times `scale`."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, advantages = [], {}
     for trial in range(trials):
@@ -63,7 +63,7 @@ def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40) -> Batch:
                     completion_starts=(1, tokens // 3),
                 )
             )  # fmt: skip
-        advantages[f"t{trial}"] = rng.choice([-1.0, 1.0]) * (0.5 + rng.random())
+        advantages[f"t{trial}"] = rng.choice([-1.0, 1.0]) * (0.5 + rng.random()) * scale
     return Batch(rows, advantages)
 
 

@@ -43,7 +43,8 @@ def main(folder: Path) -> None:
     batches = job["batches"][stepper.steps_done :]
     for drawn in itertools.chain(batches, itertools.repeat(job["batches"][-1]) if job.get("forever") else []):
         report = stepper.step(random_batch(**drawn) if ranks.first else None)
-        reports.append({"step": report.step, "metrics": report.metrics, "ledger": report.ledger.to_bytes()})
+        said = {"step": report.step, "updated": report.updated, "poisoned": report.poisoned}
+        reports.append({**said, "metrics": report.metrics, "ledger": report.ledger.to_bytes()})
         ledger.add(report.ledger)
         history = history.stepped()
         if job.get("die", [None])[0] == report.step and ranks.first:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.contracts.errors import ConfigError
-from trainer_bridge.aggregation import Aggregation, Part, token_weights
+from trainer_bridge.aggregation import Aggregation, Part, Silent, token_weights
 from trainer_bridge.errors import BadBatch
 
 FORKED = [Part("a", 3), Part("b", 4), Part("a", 5), Part("c", 0), Part("a", 0)]
@@ -25,6 +25,16 @@ def test_rollout_mean_shares_a_rollouts_weight_over_its_samples():
 
 def test_the_constant_knows_no_lengths():
     assert token_weights(FORKED, Aggregation.CONSTANT, 100) == [1 / 200, 1 / 200, 1 / 200, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", [Aggregation.TOKEN_MEAN, Aggregation.ROLLOUT_MEAN, Aggregation.CONSTANT])
+def test_silent_trials_count_in_what_is_divided_by(mode):
+    constant = 100 if mode is Aggregation.CONSTANT else None
+    quiet = [Part("d", 7), Part("e", 2), Part("d", 1), Part("f", 0)]
+    assert Silent.of(quiet) == Silent(10, 2)
+    among = token_weights([*FORKED, *quiet], mode, constant)
+    assert token_weights(FORKED, mode, constant, Silent.of(quiet)) == among[: len(FORKED)]
+    assert Silent(10, 2).share(4) == Silent(2.5, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +21,10 @@ from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 from trainer_bridge.assemble import says_something
-from trainer_bridge.errors import PushFailed
+from trainer_bridge.errors import NotFinite, PushFailed
 from trainer_bridge.feed import Feed
-from trainer_bridge.ledger import Ledger
-from trainer_bridge.loop import Limits, Loop, State
+from trainer_bridge.ledger import Ledger, Reason
+from trainer_bridge.loop import LEFT_OUT, MOST_SKIPPED, Limits, Loop, State
 from trainer_bridge.orders import Batch
 from trainer_bridge.run_config import RunSettings
 from trainer_bridge.staleness import History, Version, admissible_groups
@@ -43,6 +45,7 @@ class World(FakeProxy):
     started: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     numbers: Any = field(default_factory=itertools.count)
+    rewards: dict[str, float] = field(default_factory=dict)  # of a group's second trial, where it is not 1
 
     @property
     def in_hand(self) -> int:
@@ -56,7 +59,10 @@ class World(FakeProxy):
     def _rolled_out(self, group_id: str) -> Lease:
         self.started[group_id] = self.served
         differs = not self.alike or int(group_id[1:]) % self.alike == 0
-        trials = [session(f"{group_id}.{i}", group_id, reward=float(i * differs)) for i in range(2)]
+        trials = [
+            session(f"{group_id}.{i}", group_id, reward=float(i * differs) * self.rewards.get(group_id, 1.0))
+            for i in range(2)
+        ]
         for trial in trials:
             recording = Recording()
             recording.turn(None, prompt=2, sampled=3, version=self.served)
@@ -117,6 +123,7 @@ class Crew:
         self.trained: list[str] = []
         self.batches: list[int] = []
         self.pushes: list[Push] = []
+        self.poison: set[str] = set()  # groups with which a step changes no weight
 
     async def do(self, name: str, argument: Any = None) -> Any:
         await asyncio.sleep(0.01)
@@ -124,10 +131,16 @@ class Crew:
 
     def step(self, batch: Batch) -> StepReport:
         ledger = Ledger()
+        groups = sorted({row.group_id for row in batch.rows})
+        spoiled = self.poison & set(groups)
         for row in batch.rows:
             for version, tokens in row.trained_by_version().items():
-                ledger.trained(version, tokens)
-        groups = sorted({row.group_id for row in batch.rows})
+                if spoiled:
+                    ledger.untrained(version, Reason.POISONED, tokens)
+                else:
+                    ledger.trained(version, tokens)
+        if spoiled:
+            return StepReport(0, {}, ledger, 1, False, dict.fromkeys(groups, "the loss is nan"))
         self.trained += groups
         self.batches.append(len(groups))
         return StepReport(0, {}, ledger, 1)
@@ -232,3 +245,35 @@ async def test_what_is_stopped_in_the_middle_lets_go_of_all_that_it_saved() -> N
         await asyncio.wait_for(running, ALL_S)
     assert set(crew.trained) <= crew.durable == set(world.acknowledged)
     assert not set(world.released) & crew.durable
+
+
+def left_out(folder: Path) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in (folder / LEFT_OUT).read_text().splitlines()]
+    return [(row["group"], row["reason"]) for row in rows]
+
+
+async def test_groups_that_can_not_be_trained_are_named_booked_and_let_go(tmp_path: Path) -> None:
+    world = World(bound=1, rewards={"g3": 1e200})
+    crew = Crew(world, push_s=0.1)
+    crew.poison = {"g6"}
+    async with looped(world, crew, checkpoint_dir=tmp_path) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    total = loop.state.ledger.total()
+    named = dict(left_out(tmp_path))
+    assert named["g3"] == "malformed" and named["g6"] == "poisoned"
+    poisoned = {group for group, reason in named.items() if reason == "poisoned"}
+    assert total.untrained == {"malformed": 6, "poisoned": 6 * len(poisoned)}
+    assert total.sampled == total.trained + 6 + 6 * len(poisoned)
+    assert loop.state.step == 6, "a step that changed nothing is none"
+    assert {"g3", *poisoned} <= set(world.acknowledged) and not {"g3", *poisoned} & set(crew.trained)
+
+
+async def test_weights_that_train_nothing_end_the_run_once_its_books_are_saved(tmp_path: Path) -> None:
+    world = World(bound=2)
+    crew = Crew(world, push_s=0.1)
+    crew.poison = {f"g{n}" for n in range(2, 100)}
+    async with looped(world, crew, checkpoint_dir=tmp_path, checkpoint_every=100) as loop:
+        with pytest.raises(NotFinite, match=f"{MOST_SKIPPED} steps in a row"):
+            await asyncio.wait_for(loop.run(), ALL_S)
+    assert len(left_out(tmp_path)) == MOST_SKIPPED * GROUPS_PER_STEP
+    assert {group for group, _ in left_out(tmp_path)} <= crew.durable & set(world.acknowledged)
