@@ -69,8 +69,9 @@ class PacedEngine:
         new = job.messages[request.prefix_messages :]
         size = max(1, sum(len(str(message["content"])) for message in new) // 4)
         prefix = len(request.prefix_ids) // 4
-        digest = blake2b(request.prefix_ids, digest_size=16).digest()
-        yield Started(request.stream, prefix, ids_to_bytes(list(range(size))), prefix + size, digest, job.sampling)
+        new_ids = ids_to_bytes(list(range(size)))
+        digest = blake2b(request.prefix_ids + new_ids, digest_size=16).digest()
+        yield Started(request.stream, prefix, new_ids, prefix + size, digest, job.sampling)
         count = job.sampling.max_tokens or 8
         self.running += 1
         try:

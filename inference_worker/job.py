@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from inference_worker.chat.reader import PlainText, Read, Reader
 from inference_worker.chat.replay import Unshown, law_of_the_rest, replay
 from inference_worker.engines.base import StagedUpdate, TokenEngine, TokenStep
 from proxy.contracts.canonical import Job, Sampling, TokenLogprob
-from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker, UnsoundOutput
 from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Shown, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 
@@ -116,7 +117,7 @@ class ChatEngine:
             steps = self._engine.sample(f"{request.turn_id}-{request.attempt}", ids, rest, job)
             async with _closing(steps):
                 async for step in steps:
-                    last = self._read(reader, step, card.synthetic)
+                    last = self._read(reader, step, law, card.synthetic)
                     if unshown is not None:
                         last.parsed = unshown.of(last.parsed)
                     if last.ids or not last.is_empty():
@@ -134,11 +135,11 @@ class ChatEngine:
             timings=reader.timings,
         )
 
-    def _read(self, reader: Reader, step: TokenStep, synthetic: bool) -> Read:
+    def _read(self, reader: Reader, step: TokenStep, law: Sampling, synthetic: bool) -> Read:
         """Raises: EngineFailed, and whatever a parser raises."""
         count, why = len(step.ids), "failed"
         try:
-            _check(step, synthetic)
+            _check(step, law, synthetic)
             read = reader.read(step)
             count, why = count - len(read.ids), "after_end"
         finally:
@@ -239,13 +240,16 @@ def _valid_ids(ids: array[int], vocab_size: int) -> list[int]:
     return ids.tolist()
 
 
-def _check(step: TokenStep, synthetic: bool) -> None:
-    """I1: a missing log-probability is an error."""
+def _check(step: TokenStep, law: Sampling, synthetic: bool) -> None:
+    """I1: a missing log-probability is an error. One that is no number, under a plain law, is the model's doing."""
     if step.logprobs is None:
         if not synthetic:
             raise EngineFailed("the engine gave tokens without log-probabilities")
-    elif len(step.logprobs) != len(step.ids) or any(value != value for value in step.logprobs):
+    elif len(step.logprobs) != len(step.ids):
         raise EngineFailed("the engine gave tokens of which some have no log-probability")
+    elif not math.isfinite(sum(step.logprobs)):
+        kind = UnsoundOutput if law.is_plain() else EngineFailed
+        raise kind("the engine gave a log-probability that is not a finite number")
 
 
 def _closing(steps: AsyncIterator[TokenStep]) -> contextlib.AbstractAsyncContextManager[object]:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from proxy import metrics
 from proxy.contracts.canonical import Job
 from proxy.contracts.ends import ProxyPeer
 from proxy.contracts.errors import (
@@ -21,6 +22,7 @@ from proxy.contracts.errors import (
     ProtocolError,
     StenoError,
     TooManyRequests,
+    UnsoundOutput,
     WorkerLost,
 )
 from proxy.contracts.fleet import Load, WorkerView
@@ -41,7 +43,10 @@ from proxy.contracts.frames import (
 )
 from proxy.contracts.packets import PROTOCOL_ERROR
 from proxy.contracts.peer import BULK_SHARE, REQUESTS_SHARE, Drop, Event, Lost, State
+from proxy.contracts.records import bytes_to_ids
+from proxy.soundness import Asked
 from proxy.streams import Stream, rebuild
+from proxy.suspicion import FORGET_S, Suspicion
 
 logger = logging.getLogger(__name__)
 CLOSE_WITHIN_S = 2.0
@@ -142,6 +147,7 @@ class Worker:
         self._next_stream = 0
         self._counting: dict[int, asyncio.Future[int]] = {}
         self._refused_at: int | None = None  # what had been acknowledged when there was no room for a request
+        self._suspicion = Suspicion()
         self._elsewhere = 0  # streams that other proxies had on it at its last heartbeat
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -154,6 +160,17 @@ class Worker:
     def eligible(self) -> bool:
         return self.peer.state is State.OPEN and self.healthy and not self.draining and bool(self.models)
 
+    @property
+    def suspect(self) -> bool:
+        """New turns go to others while others can take them: what it said of several turns could not be."""
+        return self._suspicion.suspect(self._clock())
+
+    def trust(self, why: str) -> None:
+        """What it said before counts no more."""
+        if self._suspicion.clear():
+            logger.info("worker %s is trusted again: %s", self.id, why)
+            self.on_change()
+
     def serves(self, card: ModelCard) -> bool:
         """Whether new turns may go to this one of its models."""
         return card.policy not in self.behind
@@ -161,17 +178,19 @@ class Worker:
     def open(self, generate: Generate, card: ModelCard, at_least: int = 0) -> Stream:
         """Args: at_least: bytes that the request is known to have, if it was refused before.
 
-        Raises: BadRequest, BodyTooLarge: the request can't be sent to this worker. TooManyRequests: not before more is
-            acknowledged; `on_change` tells. There is no stream then, and nothing was sent.
+        Raises: BadRequest, BodyTooLarge: the request can't be sent to this worker, or is a prompt of ids that the model does not
+            have. TooManyRequests: not before more is acknowledged; `on_change` tells. There is no stream then, and nothing was
+            sent.
         """
+        _check_prompt_ids(generate.job, card)
         generate.stream = self._next_stream = self._next_stream + 1
         self._request(generate, at_least)
         stream = Stream(
             generate.stream, self.id, card, generate.window_tokens, len(generate.prefix_ids) >> 2,
-            self.send, self._forget,
+            self.send, self._forget, Asked.of(generate),
         )  # fmt: skip
         stream.attempt, stream.channel, stream.process = generate.attempt, self.channel, self.process
-        stream.packet = self.peer.channel.last
+        stream.trial_id, stream.packet = generate.trial_id, self.peer.channel.last
         self.streams[generate.stream] = stream
         self._touch()
         return stream
@@ -217,14 +236,20 @@ class Worker:
             if kind is Delta or kind is Started or kind is Finish or kind is Failed:
                 stream = streams.get(event.stream)  # type: ignore[union-attr]
                 if stream is not None:
+                    unsound = False
                     try:
                         stream.deliver(event)  # type: ignore[arg-type]
+                    except UnsoundOutput as error:
+                        unsound = True
+                        self._refuse(stream, error, len(event.ids) >> 2 if kind is Delta else 0)  # type: ignore[union-attr]
                     except ProtocolError as error:  # the others' turns may come back to this worker, this one may not
                         stream.fail(EngineFailed(f"the worker broke the protocol: {error.message}"))
                         raise
+                    if kind is Failed and event.code == UnsoundOutput.code:  # type: ignore[union-attr]
+                        self._bad_turn(stream, event.message)  # type: ignore[union-attr]
                     if kind is not Delta:
                         continue
-                    if stream.ended:  # over a bound: it was not taken
+                    if stream.ended and not unsound:  # over a bound: it was not taken
                         counts.late_tokens += len(event.ids) >> 2  # type: ignore[union-attr]
                     else:
                         counts.deltas += 1
@@ -279,7 +304,22 @@ class Worker:
             self.id, self.models, Load.of(self.peer.remote_load), len(self.streams), self.max_streams,
             self.peer.state is State.OPEN, self.healthy, self.draining, self.since,
             round(self._clock() - self.peer.heard_at, 3), sorted(self.behind),
+            suspect=self._suspicion.reason if self.suspect else "",
         )  # fmt: skip
+
+    def _refuse(self, stream: Stream, error: UnsoundOutput, tokens: int) -> None:
+        """What came of this stream can't be. tokens: how many it was; no record will hold them (I4)."""
+        if tokens:
+            metrics.UNRECORDED_TOKENS.labels(error.code).inc(tokens)
+        stream.refuse(error)
+        self._bad_turn(stream, error.message)
+
+    def _bad_turn(self, stream: Stream, reason: str) -> None:
+        metrics.UNSOUND.inc()
+        logger.warning("worker %s, trial %s: what it said of a turn can't be: %s", self.id, stream.trial_id, reason)
+        if self._suspicion.bad_turn(stream.trial_id, reason[:500], self._clock()):
+            words = "worker %s is suspect: new turns go to others while others can take them, for %.0f s at most"
+            logger.warning(words, self.id, FORGET_S)
 
     def _counted(self, answer: Counted | Failed) -> None:
         """An answer to `count`; one that nobody waits for any more is late, not wrong. Raises ProtocolError."""
@@ -335,6 +375,17 @@ class Worker:
     def _forget(self, number: int) -> None:
         self.streams.pop(number, None)
         self.on_change()
+
+
+def _check_prompt_ids(job: Job, card: ModelCard) -> None:
+    """A client's mistake must not look like its worker's. Raises: BadRequest."""
+    if job.prompt_ids and card.vocabulary_size:
+        ids = bytes_to_ids(job.prompt_ids)
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        if not 0 <= wrong < card.vocabulary_size:
+            raise BadRequest(
+                f"token id {wrong} is not in the vocabulary of {card.vocabulary_size} tokens", field="prompt"
+            )
 
 
 async def receive(websocket: WebSocket) -> bytes:

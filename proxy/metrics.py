@@ -108,6 +108,15 @@ POLICY_UPLOADED = Counter(
 BEHIND = Gauge(
     "steno_proxy_workers_behind", "Workers that get no turns of a policy until they serve its version in force"
 )
+UNSOUND = Counter(
+    "steno_proxy_unsound_turns_total",
+    "Turns of which a worker said what can't be: a log-probability that is none, an id beyond the vocabulary, the digest of "
+    "another prompt, more tokens than asked for. Nothing of that goes on record; the log says which worker",
+)
+SUSPECT = Gauge(
+    "steno_proxy_workers_suspect",
+    "Workers whose new turns go to others, while others can take them, after several unsound turns of several trials",
+)
 LEASES = Counter(
     "steno_proxy_leases_total",
     "Leases of groups: `granted` a first time, `returned`: granted again after a release or a lease that ran out, "
@@ -353,6 +362,15 @@ PANELS = (
         "> 0 for 15m",
         "I10",
         name="WorkersBehind",
+    ),
+    Panel(
+        "Workers that are suspect",
+        "steno_proxy_workers_suspect",
+        "What they sampled could not be (`steno_proxy_unsound_turns_total`): broken weights, a broken kernel, or no worker of "
+        "ours. `GET /workers` says why. Start them again, or bring them new weights with a probe",
+        "> 0 for 5m",
+        "I1",
+        name="WorkersSuspect",
     ),
     Panel(
         "Policy updates, by how they ended",

@@ -83,7 +83,7 @@ class Order:
 
 class Worker(Protocol):
     """As far as placing goes. process, channel: name this boot of it, and this channel of that boot. eligible: it takes new turns
-    now. draining: it never will again."""
+    now. draining: it never will again. suspect: others come first."""
 
     @property
     def id(self) -> str: ...
@@ -101,6 +101,8 @@ class Worker(Protocol):
     def eligible(self) -> bool: ...
     @property
     def draining(self) -> bool: ...
+    @property
+    def suspect(self) -> bool: ...
     def serves(self, card: ModelCard) -> bool: ...
 
 
@@ -133,7 +135,9 @@ def place(order: Order, workers: Iterable[WorkerT]) -> tuple[WorkerT, ModelCard]
         if same or order.attempt:
             raise Away("no worker that can serve this is there now")
         raise NoWorker("no worker is connected that can serve this")
-    worker = choose(order.trial_id, list(able), full_too=order.beside)
+    # A suspect worker is better than none, and worse than waiting for one that is only busy.
+    trusted = [worker for worker in able if not worker.suspect]
+    worker = choose(order.trial_id, trusted or list(able), full_too=order.beside)
     return worker, able[worker]
 
 

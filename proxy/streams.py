@@ -12,6 +12,7 @@ from collections.abc import Callable
 from proxy import metrics
 from proxy.contracts.errors import BY_CODE, ContextOverflow, EngineFailed, ProtocolError, StenoError
 from proxy.contracts.frames import Cancel, Credit, Delta, Failed, Finish, ModelCard, Started, StreamEvent
+from proxy.soundness import Asked, check_delta, check_started
 
 MAX_CALLS = 4096
 """Tool calls of one completion."""
@@ -28,6 +29,7 @@ MAX_LAW_ENTRIES = 2**18
 MAX_MESSAGE_CHARS = 2000
 FROM_WORKERS = frozenset({
     "invalid_request", "context_length_exceeded", "body_too_large", "rate_limited", "no_worker", "worker_lost", "engine_failed",
+    "unsound_output",
 })  # fmt: skip
 """Codes that a worker's `Failed` may have. Others speak of keys, sessions, budgets or stores, of which it knows nothing."""
 MAX_RETRY_AFTER_S = 3600.0
@@ -42,20 +44,21 @@ class Stream:
         worker_id, card: who generates, and the model it serves.
         number: on its worker's channel.
         attempt: at its turn, from 0. process, channel: which boot of the worker it is on, and which channel of that.
-        packet: the one that its request left in.
+        packet: the one that its request left in. trial_id: of its turn.
         received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
         mixed_kv: some of them were sampled with a cache that older weights had a part in.
     """
 
     __slots__ = (
-        "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_said", "_send", "_spent", "_waiter", "_window",
-        "attempt", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
+        "_asked", "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_said", "_send", "_spent", "_waiter",
+        "_window", "attempt", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
+        "trial_id",
         "worker_id",
     )  # fmt: skip
 
     def __init__(
         self, number: int, worker_id: str, card: ModelCard, window_tokens: int, prefix_tokens: int,
-        send: SendFrame, forget: Callable[[int], None],
+        send: SendFrame, forget: Callable[[int], None], asked: Asked | None = None,
     ) -> None:  # fmt: skip
         self.number = number
         self.worker_id = worker_id
@@ -63,10 +66,12 @@ class Stream:
         self.attempt = 0
         self.channel = self.process = worker_id
         self.packet = 0
+        self.trial_id = ""
         self.received_tokens = 0
         self.mixed_kv = False
         self.started = False
         self.ended = False  # nothing more will be appended
+        self._asked = asked or Asked()
         self._prefix_tokens = prefix_tokens
         self._window = self._granted = window_tokens
         self._spent = 0  # credit used by what has arrived
@@ -138,7 +143,8 @@ class Stream:
     def deliver(self, event: Started | Delta | Finish | Failed) -> None:
         """A frame of this stream has arrived. What is over a bound ends this turn, in EngineFailed; it is not taken.
 
-        Raises ProtocolError: it can't come here, or is not well-formed.
+        Raises: ProtocolError: it can't come here, or is not well-formed. UnsoundOutput: what it says can't be; `refuse` is to
+            follow.
         """
         kind = type(event)
         if kind is Delta:
@@ -157,6 +163,8 @@ class Stream:
                 if over:
                     self._refuse(f"Delta: {over}")
                     return
+            if size or event.tokens:  # type: ignore[union-attr]
+                check_delta(event, self.received_tokens, self._asked, self.card)  # type: ignore[arg-type]
             tokens = size >> 2
             self.received_tokens += tokens
             self._spent += tokens or 1
@@ -170,6 +178,7 @@ class Stream:
             if over:
                 self._refuse(f"Started: {over}")
                 return
+            check_started(event, self._asked, self.card)  # type: ignore[arg-type]
             self.started = True
         elif kind is Failed:
             self.fail(rebuild(event))  # type: ignore[arg-type]
@@ -193,6 +202,12 @@ class Stream:
         self._end()
         self._failure = error
         self._wake()
+
+    def refuse(self, error: StenoError) -> None:
+        """What came can't be: the worker is to stop, and `next` raises this after what had come before."""
+        if not self.ended:
+            self._send(Cancel(self.number, error.code))
+        self.fail(error)
 
     def _may_lack_logprobs(self, event: Delta) -> bool:
         """I1: a missing log-probability is an error, but from an engine whose words are scripted."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from inference_worker.engines.base import TokenStep
 from inference_worker.engines.kv import SlotCache
 from inference_worker.engines.sampler import Drawn, Row, draw
-from proxy.contracts.errors import BadRequest
+from proxy.contracts.errors import BadRequest, StenoError, UnsoundOutput
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +83,7 @@ class Batch:
             self._running.pop()
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Sequence, TokenStep | BadRequest]]:
+    def step(self) -> list[tuple[Sequence, TokenStep | StenoError]]:
         """Compute one step: a token for each running sequence and for each whose prompt is now complete; an error, and its
         end, for one from whose law nothing can be drawn."""
         ready, logits = self._prefill()
@@ -180,11 +180,13 @@ class Batch:
         logits_BV: torch.Tensor = out.logits[:, -1]
         return logits_BV
 
-    def _take(self, sequence: Sequence, token: Drawn) -> TokenStep | BadRequest:
+    def _take(self, sequence: Sequence, token: Drawn) -> TokenStep | StenoError:
         """Record a drawn token; a sequence that has ended leaves the batch."""
         if token.fault:
             self.drop(sequence)
-            return BadRequest(token.fault)
+            if sequence.row.is_bent:
+                return BadRequest(token.fault)
+            return UnsoundOutput("the model gives no probabilities: look at its weights")
         row = sequence.row
         sequence.ids.append(token.id)
         sequence.computed = len(sequence.ids) - 1

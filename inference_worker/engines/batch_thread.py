@@ -16,11 +16,11 @@ import torch
 
 from inference_worker.engines.base import TokenStep
 from inference_worker.engines.batch import Batch, Sequence
-from proxy.contracts.errors import BadRequest, EngineFailed
+from proxy.contracts.errors import EngineFailed, StenoError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Steps = list[tuple[Sequence, TokenStep | BadRequest]]
+Steps = list[tuple[Sequence, TokenStep | StenoError]]
 
 
 class BatchThread:

@@ -45,6 +45,11 @@ class Row:
         return bool(law.logit_bias or self.matcher or law.min_tokens > len(self.drawn) or law.remembers_output())
 
     @property
+    def is_bent(self) -> bool:
+        """Whether its law can leave nothing to draw; otherwise it is the model that does."""
+        return self.bends_early or self.truncates
+
+    @property
     def truncates(self) -> bool:
         law = self.law
         return law.temperature > 0 and (law.top_p < 1.0 or law.top_k > 0 or law.min_p > 0.0)

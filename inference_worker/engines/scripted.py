@@ -106,6 +106,7 @@ class ScriptedTokens:
             synthetic=True,
             tokenizer_digest=chat.digest,
             capabilities=["tools", "reasoning", "cancel"],
+            vocabulary_size=chat.vocab_size,
         )
 
     def card(self) -> ModelCard:

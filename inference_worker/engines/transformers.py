@@ -119,6 +119,7 @@ class TransformersEngine:
             policy_version=self._version,
             tokenizer_digest=self._tokenizer_digest,
             capabilities=["tools", "reasoning", "logprobs", "grammar", "cancel"],
+            vocabulary_size=self._config.vocab_size,
         )
 
     def load(self) -> tuple[int, int, float]:
@@ -257,7 +258,7 @@ class TransformersEngine:
             if inbox is None:
                 self.tally.unsent["cancelled"] += count  # while this step was computed
                 continue
-            if isinstance(step, BadRequest) or step.finish is not None:
+            if isinstance(step, StenoError) or step.finish is not None:
                 del self._inboxes[sequence]
             inbox.put_nowait(step)
 

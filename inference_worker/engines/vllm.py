@@ -120,8 +120,9 @@ class VllmTokens:
         words = ["cancel", "grammar", "logprobs", *(word for word, has in able.items() if has)]
         context = self._config.model_config.max_model_len
         return ModelCard(
-            name, context, self._policy, self.version, tokenizer_digest=self.format.digest, capabilities=words
-        )
+            name, context, self._policy, self.version, tokenizer_digest=self.format.digest, capabilities=words,
+            vocabulary_size=self._config.model_config.get_vocab_size(),
+        )  # fmt: skip
 
     async def start(self) -> None:
         """Load the weights. Blocks the event loop as `vllm serve` does: nothing is served before.

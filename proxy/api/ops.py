@@ -75,6 +75,7 @@ def _gauges(found: Services) -> None:
     metrics.WORKERS.set(sum(worker.connected for worker in found.hub.workers()))
     metrics.MODELS.set(len(found.hub.cards()))
     metrics.BEHIND.set(sum(bool(worker.behind) for worker in found.hub.workers()))
+    metrics.SUSPECT.set(sum(bool(worker.suspect) for worker in found.hub.workers()))
     tokens, late = found.hub.counts.grown()
     metrics.RECEIVED_TOKENS.inc(tokens + late)
     metrics.LATE_TOKENS.inc(late)

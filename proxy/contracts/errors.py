@@ -15,6 +15,7 @@
     ├── NoWorker                     503     later   nothing can serve this now
     ├── WorkerLost                   503     later   the worker went away and did not come back in time
     ├── EngineFailed                 503     later   the engine died or gave up on this request
+    │   └── UnsoundOutput            503     later   what it sampled can't be: a log-probability that is no number, say (I1)
     ├── StoreUnavailable             503     later   the turn could not be made durable
     ├── ProtocolError                502     later   a peer broke the wire protocol; its socket is closed
     ├── Unreachable                  –       later   raised by clients: no answer from the proxy
@@ -138,6 +139,12 @@ class EngineFailed(StenoError):
     status = 503
     code = "engine_failed"
     retryable = True
+
+
+class UnsoundOutput(EngineFailed):
+    """Tokens, log-probabilities or a prompt that can't be recorded (I1). Nothing of it goes on record."""
+
+    code = "unsound_output"
 
 
 class StoreUnavailable(StenoError):

@@ -8,7 +8,8 @@ from proxy.contracts.frames import Heartbeat, ModelCard
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A worker's last heartbeat: `running` and `waiting` are counts of streams, `kv_used` a fraction of cache in 0..1."""
+    """A worker's last heartbeat: `running` and `waiting` are counts of streams, `kv_used` a fraction of cache in 0..1;
+    0 where the worker says what is none."""
 
     running: int
     waiting: int
@@ -16,7 +17,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, beat: Heartbeat) -> Load:
-        return cls(beat.running, beat.waiting, beat.kv_used)
+        return cls(beat.running, beat.waiting, beat.kv_used if 0 <= beat.kv_used <= 1 else 0.0)
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -25,6 +26,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     load: its last heartbeat (all proxies' streams). in_flight: streams of this proxy on it.
     connected: its socket is up; a worker that is not may come back within the resume grace.
     behind: policies for which it gets no new turns: what it serves of them is not the version in force.
+    suspect: why new turns go to others while others can take them: what it said last that can't be; "": it is trusted.
     since: Unix time of the worker's arrival, in seconds. idle_s: seconds since it was last heard.
     """
 
@@ -39,6 +41,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     since: float
     idle_s: float
     behind: list[str] = []
+    suspect: str = ""
 
 
 class WorkerPage(msgspec.Struct, frozen=True):

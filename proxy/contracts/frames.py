@@ -34,6 +34,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True):
 
     context_tokens: prompt + completion at most. synthetic: what is said is scripted (never trained, no log-probabilities).
     text_only: no token ids (an upstream that gives text). policy_version: of the weights now loaded, `<lineage>/<step>`.
+    vocabulary_size: every id, of prompts and completions, is below it; 0: not known (also of older workers).
     """
 
     name: Annotated[str, Meta(max_length=4096)]
@@ -44,6 +45,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True):
     text_only: bool = False
     tokenizer_digest: Word = ""
     capabilities: Words = []
+    vocabulary_size: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 Cards = Annotated[list[ModelCard], Meta(max_length=256)]

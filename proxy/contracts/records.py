@@ -6,6 +6,7 @@ msgpack; `readable()` gives the JSON view, with the same keys and lists of numbe
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from enum import StrEnum
@@ -60,6 +61,8 @@ def _little(values: array[Any]) -> array[Any]:
     return values
 
 
+MOST_LOGPROB = 1e-4
+"""A log-probability is at most 0; float32 sums over a vocabulary may round this far above it."""
 OPEN = "open"
 """The finish reason of a turn that is on record before it has ended: a block of its answer was closed, and the client may act on
 it (I3). The commit of the whole turn takes its place. One that stays open was cut off by the end of its proxy."""
@@ -203,6 +206,7 @@ class Turn(BaseModel):
     attempt: of the worker that ended it, from 0: those before were lost (I9). workers: where several sampled it, who did which
         tokens; worker_id is the last.
     answer_id, choice: where `n` turns answer one request, the turn id of the first of them, and which one this is.
+    unreadable: what is wrong with the record, if anything: nobody can train on it. Not stored; found when turns are read.
     retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn
         takes the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
     """
@@ -236,6 +240,7 @@ class Turn(BaseModel):
     stop: str = Field("", description="the stop string that ended it, if one did")
     partial: bool = False
     error: str | None = None
+    unreadable: str | None = None
     delivered: int | None = None
     asked: dict[str, Any] = Field(default_factory=dict, description="sampling fields as the client sent them")
     law: dict[str, Any] = Field(default_factory=dict, description="sampling law in effect")
@@ -332,7 +337,8 @@ _FLOAT_FIELDS = frozenset({"sampling_logprobs"})
 
 
 def readable(record: BaseModel) -> dict[str, Any]:
-    """The JSON view of a record: id arrays as lists of int, log-probabilities as lists of float (None where not sampled),
+    """The JSON view of a record: id arrays as lists of int, log-probabilities as lists of float (None where not sampled
+    or not finite: JSON has no word for it),
     masks as lists of bool, digests as hex. Same keys as the record itself."""
     view = record.model_dump(mode="python")
     for key, value in view.items():
@@ -340,7 +346,7 @@ def readable(record: BaseModel) -> dict[str, Any]:
             if key in _ID_FIELDS:
                 view[key] = bytes_to_ids(value).tolist()
             elif key in _FLOAT_FIELDS:
-                view[key] = [None if number != number else number for number in bytes_to_floats(value)]
+                view[key] = [number if math.isfinite(number) else None for number in bytes_to_floats(value)]
             elif key == "loss_mask":
                 view[key] = [bool(flag) for flag in value]
             else:

@@ -23,7 +23,7 @@ from proxy.dialects import gemini_contents, gemini_request
 from proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from proxy.dialects.gemini_fields import Fields
 from proxy.dialects.gemini_openapi import COUNT, GENERATE, STREAM
-from proxy.dialects.openai import to_json
+from proxy.dialects.openai import shown, to_json
 from proxy.dialects.parts import Seen
 
 THOUGHTS = "thoughts"
@@ -198,7 +198,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {
         "chosenCandidates": [{"token": token.text, "logProbability": token.logprob} for token in tokens],
         "topCandidates": [
-            {"candidates": [{"token": text, "logProbability": logprob} for text, _, logprob in token.top]}
+            {"candidates": [{"token": text, "logProbability": shown(logprob)} for text, _, logprob in token.top]}
             for token in tokens
         ],
     }

@@ -18,6 +18,7 @@ from proxy.dialects.base import Choice, Header, check_range
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n"
 """A comment line without an empty line after it: several SSE parsers take `comment + blank` for an (empty) event."""
+LEAST_LOGPROB = -9999.0
 MAX_CHOICES = 64
 MAX_TOKENS = 2**31 - 1
 SAMPLING_FIELDS = (
@@ -165,6 +166,11 @@ def error_words(error: StenoError) -> str:
     return error.message
 
 
+def shown(logprob: float) -> float:
+    """An alternative that could not be drawn, as OpenAI writes it: JSON has no infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
 def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """As chat completions and responses show them."""
     return [
@@ -173,7 +179,7 @@ def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
             "logprob": token.logprob,
             "bytes": list(token.raw),
             "top_logprobs": [
-                {"token": text, "logprob": logprob, "bytes": list(raw)} for text, raw, logprob in token.top
+                {"token": text, "logprob": shown(logprob), "bytes": list(raw)} for text, raw, logprob in token.top
             ],
         }
         for token in tokens

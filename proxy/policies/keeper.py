@@ -157,10 +157,13 @@ class Policies:
                 continue
             member = run.members.get(worker.id)
             had, state = (member.received, member.state) if member is not None else (0, "")
+            loaded = member is not None and member.load_s is not None  # it has said so before
             orders = book.progress(worker.id, said, self._clock())
             metrics.POLICY_STAGED.labels(run.spec.transport).inc(max(0, said.received - had))
             if said.state == "served" and member is not None and member.load_s == said.load_s:
                 metrics.POLICY_PAUSE.labels(run.spec.transport).observe(said.pause_s)
+            if said.state == "served" and not loaded and run.spec.probe is not None:
+                worker.trust(f"its probe of {run.version} has passed")
             if said.state != state:
                 log.info(
                     "worker %s, policy update %s (%s): %s %s",

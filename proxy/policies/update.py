@@ -10,6 +10,7 @@ posted again.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -104,8 +105,10 @@ class UpdateRun:
         return self._advance(now)
 
     def progress(self, worker_id: str, said: Progress, now: float) -> list[Step]:
-        """Raises ProtocolError: a state or a place in the weights that can't be."""
+        """Raises ProtocolError: a state, a time or a place in the weights that can't be."""
         member = self.members.get(worker_id)
+        if not (0 <= said.pause_s < math.inf and 0 <= said.load_s < math.inf):
+            raise ProtocolError("Progress: pause_s and load_s must be finite and not negative")
         if said.state not in STATES:
             raise ProtocolError(f"Progress: no such state: {said.state[:40]!r}")
         if member is None or (self.state == "superseded" and said.state in ("waiting", "receiving", "ready")):

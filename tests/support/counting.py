@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from hashlib import blake2b
 
 from inference_worker.engines.base import Tally
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import EngineFailed
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+
+PROMPT = ids_to_bytes([7, 8, 9])
+DIGEST = blake2b(PROMPT, digest_size=16).digest()
 
 
 class CountingEngine:
@@ -52,7 +56,7 @@ class CountingEngine:
         self.generated[request.turn_id] = 0
         try:
             self.before(request)
-            yield Started(request.stream, 0, ids_to_bytes([7, 8, 9]), 3, b"\0" * 16, request.job.sampling)
+            yield Started(request.stream, 0, PROMPT, 3, DIGEST, request.job.sampling)
             count = request.job.sampling.max_tokens or 0
             for index in range(count):
                 await asyncio.sleep(self.pace_s)

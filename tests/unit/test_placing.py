@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.contracts.canonical import Job
-from proxy.contracts.errors import NoWorker
+from proxy.contracts.errors import NoWorker, TooManyRequests
 from proxy.contracts.frames import TAKEOVER, ModelCard
 from proxy.contracts.records import tokenizer_key
 from proxy.placing import Away, Order, is_older, place
@@ -27,6 +27,7 @@ class Worker:
     load: int = 0
     max_streams: int = 8
     behind: bool = False
+    suspect: bool = False
 
     number: int = 1
 
@@ -123,3 +124,15 @@ def test_versions_are_ordered_within_a_lineage_and_after_the_first_one() -> None
     assert is_older("r/9", "r/10") and not is_older("r/10", "r/9") and not is_older("r/9", "r/9")
     assert is_older("base/0", "r/1") and not is_older("r/1", "base/0")
     assert not is_older("s/1", "r/9") and not is_older("r/1", "")
+
+
+def test_a_suspect_worker_gets_turns_only_where_no_other_can_take_them() -> None:
+    bad, good = Worker("bad", suspect=True), Worker("good")
+    trials = [dataclasses.replace(FIRST, trial_id=f"trial-{number}") for number in range(16)]
+    assert {place(order, [bad, good])[0].id for order in trials} == {"good"}
+    good.load = 9
+    with pytest.raises(TooManyRequests):  # it is waited for
+        place(FIRST, [bad, good])
+    for never in (Worker("good", eligible=False), Worker("good", [card(tokenizer_digest="u")]), bad):
+        order = dataclasses.replace(FIRST, tokenizer=tokenizer_key("t"))
+        assert place(order, [bad, never])[0] is bad

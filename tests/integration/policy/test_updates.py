@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -252,3 +253,15 @@ async def test_a_worker_that_says_what_cannot_be_loses_its_channel_and_nobody_el
     done = await fleet.ended(update.update_id)
     assert (done.state, one.version) == ("done", "run-a/1")
     assert [worker.id for worker in fleet.hub.workers()] == ["one"]
+
+
+async def test_a_suspect_worker_is_trusted_again_once_a_probe_has_passed(fleet: Fleet) -> None:
+    await fleet.worker("w")
+    [worker] = fleet.hub._workers.values()
+    for trial in "abc":
+        worker._suspicion.bad_turn(trial, "nan", time.monotonic())
+    await fleet.ended((await fleet.steno.post_update(spec(1))).update_id)
+    assert fleet.hub.workers()[0].suspect == "nan", "weights that nobody has probed prove nothing"
+    probed = spec(2, probe=Probe(token_ids=[1, 2], logprobs=[-0.5]))
+    await fleet.ended((await fleet.steno.post_update(probed)).update_id)
+    assert not fleet.hub.workers()[0].suspect

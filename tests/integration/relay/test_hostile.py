@@ -118,7 +118,7 @@ async def test_frames_that_can_not_be_end_that_workers_channel_and_nobody_elses(
     async with relay(window_tokens=8) as running:
         rogue = await dial(running, encode_alone(hello(), 0))
         await until(lambda: running.hub.workers())
-        wronged, lost = running.open(5), running.open(5)
+        wronged, lost = running.open(20), running.open(20)
         await running.worker(CountingEngine(pace_s=0.002), worker_id="honest")
         honest = next(stream for trial in range(100) if (stream := _open_on(running, "honest", trial)))
         await rogue.send(packet(1, *frames))

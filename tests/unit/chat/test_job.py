@@ -16,7 +16,7 @@ from inference_worker.chat.reader import ONE_CALL
 from inference_worker.engines.base import Tally, TokenStep
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker
+from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker, UnsoundOutput
 from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started
 from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
 from tests.unit.chat.families import TOOLS, chat_format, encoded, one_by_one
@@ -238,6 +238,16 @@ async def test_log_probabilities_for_the_client_only_on_request() -> None:
 async def test_missing_log_probabilities_are_an_error(logprobs: Any) -> None:
     with pytest.raises(EngineFailed):
         await run(Told(step([STOP, STOP], "stop", logprobs=logprobs)), chat())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+async def test_a_log_probability_that_is_no_number_is_the_models_doing_unless_the_law_was_bent(value: float) -> None:
+    steps = step([STOP, STOP], "stop", logprobs=[value, 0.0])
+    with pytest.raises(UnsoundOutput):
+        await run(Told(steps), chat())
+    with pytest.raises(EngineFailed) as failed:
+        await run(Told(steps), chat(sampling=Sampling(top_p=0.5)))
+    assert not isinstance(failed.value, UnsoundOutput)
 
 
 async def test_synthetic_engines_have_none() -> None:

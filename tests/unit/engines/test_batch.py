@@ -8,6 +8,7 @@ from inference_worker.engines.base import TokenStep
 from inference_worker.engines.batch import Batch, Sequence
 from inference_worker.engines.sampler import Row
 from proxy.contracts.canonical import Sampling
+from proxy.contracts.errors import BadRequest, UnsoundOutput
 from steno.models import TINY
 
 
@@ -173,3 +174,15 @@ def test_weights_that_do_not_fit_change_nothing(model: torch.nn.Module, tensors:
         batch.swap_weights("run/1", {name: torch.zeros_like(before[name]), **tensors})
     assert batch.version == "base/0"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_that_gives_no_numbers_is_not_its_clients_mistake() -> None:
+    broken = load()
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    bent = Sequence("bent", Row(Sampling(top_p=0.5), [1, 2], frozenset()), 3)
+    batch = batch_of(broken)
+    for one in (sequence(1, 5, 3), bent):
+        batch.add(one)
+    told = {one.request_id: type(step) for one, step in batch.step()}
+    assert told == {"1": UnsoundOutput, "bent": BadRequest}

@@ -204,6 +204,9 @@ def test_two_proxies_that_cut_a_shard_otherwise_do_not_stall_each_other() -> Non
         {"state": "receiving", "shard": "model-0.safetensors", "offset": SHARD_BYTES + 1},
         {"state": "receiving", "shard": "model-0.safetensors", "offset": -1},
         {"state": "receiving", "shard": "model-0.safetensors", "credit": -1},
+        {"state": "served", "pause_s": float("nan")},
+        {"state": "served", "load_s": float("inf")},
+        {"state": "served", "pause_s": -0.1},
     ],
 )
 def test_what_cannot_be_breaks_the_protocol(wrong: dict[str, Any]) -> None:
