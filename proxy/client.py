@@ -137,8 +137,13 @@ class _Table:
 
     @call
     def samples(self, trial_id: str) -> Request[list[Sample]]:
-        """One per leaf of the conversation tree."""
+        """One per leaf of the conversation tree, of the turns that can be read."""
         return Request("GET", _session(trial_id, "samples"), lambda body: read(SampleList, body).items)
+
+    @call
+    def sample_list(self, trial_id: str) -> Request[SampleList]:
+        """As `samples`, with the turns that can't be read, and why."""
+        return Request("GET", _session(trial_id, "samples"), partial(read, SampleList))
 
     @call
     def complete(self, trial_id: str, outcome: Completion) -> Request[Session]:

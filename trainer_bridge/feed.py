@@ -21,7 +21,7 @@ from proxy.client import AsyncSteno
 from proxy.contracts.errors import Conflict, Gone, NotFound, StenoError
 from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Sample
-from trainer_bridge.ledger import Ledger, Reason, book_superseded
+from trainer_bridge.ledger import Ledger, Reason, book_missing
 
 logger = logging.getLogger(__name__)
 
@@ -224,12 +224,16 @@ class Feed:
     async def _session(self, trial_id: str, tokens: Mapping[str, int], books: Ledger) -> list[Sample]:
         async with self._readers:
             try:
-                samples = await self._client.samples(trial_id)
+                found = await self._client.sample_list(trial_id)
+                samples, unreadable = found.items, {turn.turn_id for turn in found.unreadable}
                 held = sum(part.end - part.start for s in samples for part in s.completions if not part.shared)
-                # Only what another turn took the place of may be in no sample; why is in the turns, which are read for nothing
-                # else.
+                # Only what another turn took the place of, or what can't be read, may be in no sample; whose tokens those are is
+                # in the turns, which are read for nothing else.
                 if held != sum(tokens.values()):
-                    book_superseded([turn async for turn in self._client.turns(trial_id)], samples, books)
+                    book_missing([turn async for turn in self._client.turns(trial_id)], samples, unreadable, books)
+                for turn in found.unreadable:
+                    words = "trial %s, turn %s: %d tokens are not trained, since the record can't be read: %s"
+                    logger.warning(words, trial_id, turn.turn_id, turn.completion_tokens, turn.reason)
                 return samples
             except (Gone, NotFound):
                 logger.warning("trial %s was deleted while its group was leased", trial_id)

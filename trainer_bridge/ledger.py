@@ -8,7 +8,7 @@ What one step does is best written to a ledger of its own and added when that st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -41,6 +41,7 @@ class Reason(StrEnum):
     ORPHANED = "orphaned"  # a version that no weights of this trainer's history were: lost in a crash
     BAD_VERSION = "bad_version"  # a version that is no <lineage>/<step>, or is ahead of the trainer
     TOO_LONG = "too_long"  # the sample exceeds what one micro-batch may hold
+    UNREADABLE = "unreadable"  # its turn, or one that it goes on from, does not add up on record
     MALFORMED = "malformed"  # the sample contradicts itself, or a reward of its group is no number that can be trained
     POISONED = "poisoned"  # its loss or gradient was no number, so the update was skipped
     OVERLONG = "overlong"  # its completion was cut, or its trial at a limit (overlong filtering)
@@ -160,13 +161,20 @@ def received(turns: Iterable[Turn]) -> Counter[str]:
     return +tokens
 
 
-def book_superseded(turns: Iterable[Turn], samples: Iterable[Sample], ledger: Ledger) -> None:
-    """Book the tokens of superseded turns that no sample holds, so that a session's turns and samples add up. What else no
-    sample holds is not explained by this, and shows as an imbalance."""
+def book_missing(turns: Iterable[Turn], samples: Iterable[Sample], unreadable: Container[str], ledger: Ledger) -> None:
+    """Book the tokens that no sample holds, so that a session's turns and samples add up: of superseded turns, and of those that
+    can't be read. What else no sample holds is not explained by this, and shows as an imbalance.
+
+    Args: unreadable: turn ids (`SampleList.unreadable`).
+    """
     held = {turn_id for sample in samples for turn_id in sample.turn_ids}
-    gone = (turn for turn in turns if turn.superseded_by is not None and turn.turn_id not in held)
-    for version, tokens in received(gone).items():
-        ledger.untrained(version, Reason.SUPERSEDED, tokens)
+    for turn in turns:
+        if turn.turn_id in held:
+            continue
+        reason = Reason.SUPERSEDED if turn.superseded_by is not None else Reason.UNREADABLE
+        if reason is Reason.SUPERSEDED or turn.turn_id in unreadable:
+            for version, tokens in received([turn]).items():
+                ledger.untrained(version, reason, tokens)
 
 
 def _copy(account: Account) -> Account:

@@ -20,6 +20,7 @@ from proxy.contracts.errors import BadRequest, Conflict, Gone, StenoError
 from proxy.contracts.records import TRIAL_ID, Session
 from proxy.contracts.rest import Completion, KeyRotation, SampleList, SessionPage, SessionSpec, Trial, TurnPage
 from proxy.sessions import law
+from proxy.sessions.readable import fault
 from proxy.sessions.samples import samples
 from proxy.store.base import SessionStore
 from proxy.store.views import check_cursor
@@ -112,6 +113,8 @@ async def read_turns(
     store = services(request).store
     session = await store.session(trial_id)
     turns = await store.turns(trial_id, start=start, limit=limit)
+    for turn in turns:
+        turn.unreadable = None if turn.upstream_tokens else fault(turn, synthetic="synthetic" in session.marks)
     after = start + len(turns)
     more = bool(turns) and after < session.counts.turns
     return encoded(request, TurnPage(items=turns, next_start=after if more else None))
@@ -127,7 +130,7 @@ async def read_samples(request: Request, trial_id: TrialId) -> Response:
     store = services(request).store
     session = await store.session(trial_id)
     turns = await store.turns(trial_id)
-    return encoded(request, SampleList(items=samples(session, turns)))
+    return encoded(request, samples(session, turns))
 
 
 @router.get(

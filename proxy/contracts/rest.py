@@ -104,10 +104,23 @@ class TurnPage(BaseModel):
     next_start: int | None = None
 
 
+class UnreadableTurn(BaseModel):
+    """A turn on record that does not add up, or goes on from one: no sample holds it. completion_tokens: that were sampled."""
+
+    turn_id: str
+    reason: str
+    completion_tokens: int = 0
+
+
 class SampleList(BaseModel):
-    """One per leaf of the conversation tree, in commit order of the leaves."""
+    """One per leaf of the conversation tree, in commit order of the leaves.
+
+    unreadable: turns that no sample holds, since they, or what they go on from, do not add up: older proxies recorded whatever
+    broken workers said.
+    """
 
     items: list[Sample]
+    unreadable: list[UnreadableTurn] = Field(default_factory=list)
 
 
 class ErrorBody(BaseModel):

@@ -1,7 +1,7 @@
 """Samples: the token view of a session's conversation tree, one per path from a root to a leaf.
 
 Token arrays are concatenations of what was recorded along the path and of nothing else (I1): prompt and completion ids of each
-turn in order. What does not add up is an error that names the turn, never padded or guessed. A sampled token that
+turn in order. A turn that does not add up is in no sample, and named; nothing is padded or guessed. A sampled token that
 several paths share is trained in the first of them in commit order of their leaves, so the masks of all samples together
 count each trainable token once (I4).
 
@@ -14,38 +14,34 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 
-import msgspec
-
-from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import Conflict, StenoError
-from proxy.contracts.records import Sample, SampledRange, Session, TokenSpan, Turn, bytes_to_floats, floats_to_bytes
+from proxy.contracts.errors import Conflict
+from proxy.contracts.records import Sample, SampledRange, Session, TokenSpan, Turn, floats_to_bytes
+from proxy.contracts.rest import SampleList
+from proxy.sessions.readable import law_of, sort_out
 
 _NAN = floats_to_bytes(array("f", [math.nan]))
 
 
-def samples(session: Session, turns: Sequence[Turn]) -> list[Sample]:
-    """All samples of a session, in commit order of their leaves.
+def samples(session: Session, turns: Sequence[Turn]) -> SampleList:
+    """All samples of a session, in commit order of their leaves, and the turns that no sample can hold (`readable.py`).
 
     loss_mask is 1 for tokens that the policy sampled under a plain law, in the first sample that has them; 0 for prompt tokens,
     constrained ranges, turns whose law is not plain, superseded turns, and everything in a session marked `synthetic`.
 
     Args: turns: all turns of the session, whole.
-    Raises: Conflict: the session is `text_only`. StenoError: naming the turn: a parent that is missing, lengths that disagree, a
-        log-probability that is missing or not a number, tokens without a version, a prompt that is not the recorded one.
+    Raises: Conflict: the session is `text_only`.
     """
     if "text_only" in session.marks:
         raise Conflict(
             f"session {session.trial_id} is text_only: an upstream gave text and no token ids, so there is nothing to train on; "
             "its turns hold the messages"
         )
-    by_id = {turn.turn_id: turn for turn in turns}
-    synthetic = "synthetic" in session.marks
-    for turn in turns:
-        _check(turn, by_id, synthetic)
+    good, unreadable = sort_out(turns, synthetic="synthetic" in session.marks)
+    by_id = {turn.turn_id: turn for turn in good}
     taught: set[str] = set()
-    return [_sample(session, path, taught) for path in _paths(turns, by_id)]
+    items = [_sample(session, path, taught) for path in _paths(good, by_id)]
+    return SampleList(items=items, unreadable=unreadable)
 
 
 def _paths(turns: Sequence[Turn], by_id: dict[str, Turn]) -> list[list[Turn]]:
@@ -75,20 +71,11 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
     logprobs: list[bytes] = []
     spans: list[TokenSpan] = []
     completions: list[SampledRange] = []
-    digest = blake2b(digest_size=16)
     position = 0
     for turn in path:
         new, sampled = turn.new_prompt_ids, turn.completion_ids
         n_new, n_sampled = len(new) // 4, len(sampled) // 4
-        digest.update(new)
-        if turn.prompt_digest and digest.digest() != turn.prompt_digest:
-            raise StenoError(f"turn {turn.turn_id}: its prompt is not what is recorded along its path")
-        digest.update(sampled)
         position += n_new
-        if turn.prompt_tokens != position:
-            raise StenoError(
-                f"turn {turn.turn_id}: {turn.prompt_tokens} prompt tokens, but {position} recorded along its path"
-            )
         tokens += (new, sampled)
         masks += (bytes(n_new), bytes(n_sampled) if turn.turn_id in taught else _mask(session, turn, n_sampled))
         logprobs += (_NAN * n_new, turn.sampling_logprobs or _NAN * n_sampled)
@@ -102,7 +89,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
             SampledRange(
                 start=position,
                 end=position + n_sampled,
-                temperature=_law(turn).temperature,
+                temperature=law_of(turn).temperature,
                 policy=turn.policy,
                 shared=turn.turn_id in taught,
                 superseded=turn.superseded_by is not None,
@@ -130,47 +117,9 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
 def _mask(session: Session, turn: Turn, n: int) -> bytes:
     # The law is looked at again here, though the recorder marks bent turns as constrained: this is the last gate before a
     # trainer, and a wrong token trained is worse than a token lost.
-    if "synthetic" in session.marks or turn.superseded_by is not None or not _law(turn).is_plain():
+    if "synthetic" in session.marks or turn.superseded_by is not None or not law_of(turn).is_plain():
         return bytes(n)
     mask = bytearray(b"\x01" * n)
     for start, end in turn.constrained:
         mask[start:end] = bytes(end - start)
     return bytes(mask)
-
-
-def _law(turn: Turn) -> Sampling:
-    try:
-        return msgspec.convert(turn.law, Sampling, strict=False)
-    except msgspec.ValidationError as error:
-        raise StenoError(f"turn {turn.turn_id}: its sampling law can't be read: {error}") from error
-
-
-def _check(turn: Turn, by_id: dict[str, Turn], synthetic: bool) -> None:
-    """What can be seen to be wrong with a turn by itself and its parent."""
-
-    def wrong(what: str) -> StenoError:
-        return StenoError(f"turn {turn.turn_id}: {what}")
-
-    if turn.parent_id is not None:
-        parent = by_id.get(turn.parent_id)
-        if parent is None:
-            raise wrong(f"its parent {turn.parent_id} is not on record")
-        if parent.index >= turn.index:
-            raise wrong(f"its parent {turn.parent_id} was committed after it")
-    if len(turn.new_prompt_ids) % 4 or len(turn.completion_ids) % 4:
-        raise wrong("its ids are no whole int32s")
-    n = turn.completion_tokens
-    if len(turn.sampling_logprobs) != 4 * n and not (synthetic and not turn.sampling_logprobs):
-        raise wrong(f"{len(turn.sampling_logprobs) / 4:g} log-probabilities for {n} completion tokens")
-    if not math.isfinite(sum(bytes_to_floats(turn.sampling_logprobs))):
-        raise wrong("a log-probability is missing or not a finite number")
-    end = 0
-    for span in turn.versions:
-        if span.start != end or span.end < span.start:
-            raise wrong(f"its version spans leave a gap or overlap at token {end}")
-        end = span.end
-    if end != n and not (synthetic and not turn.versions):
-        raise wrong(f"versions are known for {end} of {n} completion tokens")
-    for start, stop in turn.constrained:
-        if not 0 <= start <= stop <= n:
-            raise wrong(f"constrained range {start}..{stop} of {n} completion tokens")

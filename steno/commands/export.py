@@ -21,6 +21,7 @@ from proxy.client import Steno
 from proxy.contracts.errors import ConfigError
 from proxy.contracts.records import Sample, Session, Turn, readable
 from steno.commands.flags import unwrap
+from steno.commands.output import console
 
 _ROWS_PER_GROUP = 512
 """Rows held in memory before a Parquet row group is written: a few MB of tokens."""
@@ -79,7 +80,11 @@ def export_sessions(
 
 def _rows(steno: Steno, trial_id: str, records: Records) -> Iterator[dict[str, Any]]:
     if records is Records.SAMPLES:
-        yield from (readable(sample) for sample in steno.samples(trial_id))
+        found = steno.sample_list(trial_id)
+        for bad in found.unreadable:
+            words = f"trial {trial_id}, turn {bad.turn_id}: in no sample, {bad.completion_tokens} tokens: {bad.reason}"
+            console(stderr=True).print(words, markup=False, soft_wrap=True)
+        yield from (readable(sample) for sample in found.items)
         return
     session = steno.session(trial_id)
     if records is Records.SESSIONS:

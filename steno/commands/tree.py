@@ -69,6 +69,8 @@ def turn_line(turn: Turn) -> Text:
         line.append(f"  fork: {turn.fork_reason.value}", style="magenta")
     if turn.partial:
         line.append("  partial", style="red")
+    if turn.unreadable:
+        line.append(f"  unreadable: {turn.unreadable}", style="red")
     if turn.constrained:
         line.append(f"  {sum(end - start for start, end in turn.constrained)} constrained", style="yellow")
     line.append(f"  {_preview(turn)}", style="italic dim")

@@ -1,4 +1,4 @@
-"""Samples are concatenations of what is on record, or an error that names the turn."""
+"""Samples are concatenations of what is on record; a turn that does not add up is in none, and named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from hashlib import blake2b
 
 import pytest
 
-from proxy.contracts.errors import StenoError
 from proxy.contracts.records import (
     Timings,
     TokenSpan,
@@ -17,8 +16,12 @@ from proxy.contracts.records import (
     floats_to_bytes,
     ids_to_bytes,
 )  # fmt: skip
-from proxy.sessions.samples import samples
+from proxy.sessions.samples import samples as sample_list
 from tests.unit.sessions.agent import session
+
+
+def samples(session, turns):
+    return sample_list(session, turns).items
 
 
 def turn(index, parent, prompt, completion, before=0, **fields):
@@ -133,32 +136,50 @@ def test_synthetic_sessions_have_samples_and_nothing_to_train():
         ({"sampling_logprobs": floats_to_bytes([-1.0])}, "1 log-probabilities for 2"),
         ({"sampling_logprobs": floats_to_bytes([-1.0, math.nan])}, "not a finite number"),
         ({"sampling_logprobs": floats_to_bytes([-1.0, -math.inf])}, "not a finite number"),
+        ({"sampling_logprobs": floats_to_bytes([math.inf, -math.inf])}, "not a finite number"),
+        ({"sampling_logprobs": floats_to_bytes([-1.0, 0.5])}, "a log-probability of 0.5"),
         ({"prompt_tokens": 4}, "4 prompt tokens, but 3"),
         ({"prompt_digest": bytes(16)}, "not what is recorded"),
         ({"completion_ids": b"12345"}, "whole int32s"),
         ({"versions": []}, "versions are known for 0 of 2"),
         ({"versions": [TokenSpan(version="a", start=1, end=2)]}, "gap or overlap at token 0"),
         ({"constrained": [(1, 3)]}, "constrained range 1..3"),
-        ({"parent_id": "t9"}, "its parent t9 is not on record"),
+        ({"parent_id": "t9"}, "its parent t9 is not on record before it"),
         ({"law": {"top_p": "x"}}, "sampling law"),
+        ({"law": {"temperature": None}}, "sampling law"),  # how JSON at rest says NaN
+        ({"law": {"temperature": math.nan}}, "sampling law"),
     ],
 )
-def test_what_does_not_add_up_is_an_error_that_names_the_turn(wrong, what):
-    with pytest.raises(StenoError, match=f"turn t0: .*{what}"):
-        samples(session(), [ROOT.model_copy(update=wrong)])
+def test_what_does_not_add_up_is_in_no_sample_and_named(wrong, what):
+    found = sample_list(session(), [ROOT.model_copy(update=wrong)])
+    assert not found.items
+    [unreadable] = found.unreadable
+    assert unreadable.turn_id == "t0" and what in unreadable.reason
+
+
+def test_a_turn_that_does_not_add_up_takes_along_what_goes_on_from_it_and_nothing_else():
+    bad = CHILD.model_copy(update={"sampling_logprobs": floats_to_bytes([-1.0, math.nan, -1.0])})
+    after = turn(3, 1, [7], [16], before=9)
+    found = sample_list(session(), [ROOT, bad, FORK, after])
+    assert [sample.turn_ids for sample in found.items] == [["t0", "t2"]]
+    assert [(one.turn_id, one.completion_tokens) for one in found.unreadable] == [("t1", 3), ("t3", 1)]
+    assert found.unreadable[1].reason == "it goes on from turn t1, which can't be read"
+    alone = sample_list(session(), [ROOT, bad, after])
+    assert [mask(sample) for sample in alone.items] == [[0, 0, 0, 1, 1]], "what came before it is trained"
 
 
 def test_a_parent_comes_before_its_child():
-    with pytest.raises(StenoError, match="turn t0: its parent t1 was committed after it"):
-        samples(session(), [turn(0, 1, [1], [2]), turn(1, None, [1], [2])])
+    found = sample_list(session(), [turn(0, 1, [1], [2]), turn(1, None, [1], [2])])
+    assert [sample.turn_ids for sample in found.items] == [["t1"]]
+    assert [one.reason for one in found.unreadable] == ["its parent t1 is not on record before it"]
 
 
 def test_the_digest_of_the_whole_prompt_is_checked_along_the_path():
     whole = blake2b(ids_to_bytes([1, 2, 3, 10, 11, 4]), digest_size=16).digest()
     good = CHILD.model_copy(update={"prompt_digest": whole})
     assert len(samples(session(), [ROOT, good])) == 1
-    with pytest.raises(StenoError, match="turn t2"):
-        samples(session(), [ROOT, CHILD, FORK.model_copy(update={"prompt_digest": whole})])
+    found = sample_list(session(), [ROOT, good, FORK.model_copy(update={"prompt_digest": whole})])
+    assert [one.turn_id for one in found.unreadable] == ["t2"] and [s.leaf_id for s in found.items] == ["t1"]
 
 
 def test_a_superseded_turn_is_left_out_and_its_parent_stays_a_sample():

@@ -128,7 +128,9 @@ def test_the_tree_finds_what_an_exhaustive_search_finds(seed):
 
 def every_token_is_in_the_samples_and_trained_once(turns):
     """I1, I4."""
-    made = samples(session(), turns)
+    found = samples(session(), turns)
+    assert not found.unreadable
+    made = found.items
     assert sum(sum(sample.loss_mask) for sample in made) == sum(turn.completion_tokens for turn in turns)
     by_id = {turn.turn_id: turn for turn in turns}
     for sample in made:
@@ -165,6 +167,6 @@ def test_sampled_ids_survive_twenty_turns_of_any_client(seed):
         asked = recorded.ask([echoed(rng, m) for m in messages])
         assert asked.found.fork_reason is None
         messages = answered(rng, [*messages, recorded.commit(asked, rng.choice(WORDS), calls)])
-    [sample] = samples(session(), recorded.turns)
+    [sample] = samples(session(), recorded.turns).items
     assert sample.turn_ids == [turn.turn_id for turn in recorded.turns]
     assert sample.token_ids == b"".join(turn.new_prompt_ids + turn.completion_ids for turn in recorded.turns)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from proxy.contracts.errors import StenoError
 from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, Turn
+from proxy.contracts.rest import SampleList, UnreadableTurn
 
 
 @dataclass
@@ -19,6 +20,7 @@ class FakeProxy:
 
     ready: list[Lease] = field(default_factory=list)
     samples_of: dict[str, list[Sample]] = field(default_factory=dict)
+    unreadable_of: dict[str, list[UnreadableTurn]] = field(default_factory=dict)
     turns_of: dict[str, list[Turn]] = field(default_factory=dict)
     failures: dict[str, list[StenoError]] = field(default_factory=dict)
     hold: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -59,9 +61,10 @@ class FakeProxy:
         await self._call("extend")
         self.extended.append(lease_id + " used" * used)
 
-    async def samples(self, trial_id: str) -> list[Sample]:
+    async def sample_list(self, trial_id: str) -> SampleList:
         await self._call("samples")
-        return self.samples_of.get(trial_id, [sample(trial_id)])
+        items = self.samples_of.get(trial_id, [sample(trial_id)])
+        return SampleList(items=items, unreadable=self.unreadable_of.get(trial_id, []))
 
     async def turns(self, trial_id: str) -> AsyncIterator[Turn]:
         await self._call("turns")

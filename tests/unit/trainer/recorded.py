@@ -45,7 +45,7 @@ class Recording:
         return made.turn_id
 
     def samples(self, recorded: Session | None = None) -> list[Sample]:
-        return samples(recorded or session(), self.turns)
+        return samples(recorded or session(), self.turns).items
 
     def _ids(self, n: int) -> bytes:
         return ids_to_bytes([self._rng.randrange(VOCABULARY) for _ in range(n)])

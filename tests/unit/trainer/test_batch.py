@@ -13,7 +13,7 @@ from proxy.contracts.records import SampledRange, TokenSpan, bytes_to_ids
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 from trainer_bridge.batch import Terms, drop_groups, read_samples
 from trainer_bridge.errors import LedgerImbalance
-from trainer_bridge.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_superseded, received
+from trainer_bridge.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_missing, received
 from trainer_bridge.staleness import History, Version
 
 HISTORY = History((Version("base", 0), Version("a", 5)))
@@ -26,7 +26,7 @@ def read(recording, terms=TERMS, **fields):
     for version, tokens in received(recording.turns).items():
         ledger.sampled(version, tokens)
     made = recording.samples(session(**fields))
-    book_superseded(recording.turns, made, ledger)
+    book_missing(recording.turns, made, (), ledger)
     rows = read_samples(made, terms, ledger)
     in_hand = sum((row.trained_by_version() for row in rows), start=type(received([]))())
     ledger.check(in_hand)

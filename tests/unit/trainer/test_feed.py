@@ -9,6 +9,7 @@ import pytest
 
 from proxy.contracts.errors import Conflict, Forbidden, Gone, Unreachable
 from proxy.contracts.records import Timings, TokenSpan, Turn
+from proxy.contracts.rest import UnreadableTurn
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy, lease
 from trainer_bridge import feed as feed_module
@@ -85,6 +86,22 @@ async def test_tokens_in_no_sample_are_explained_by_the_turns_or_show() -> None:
         (found,) = await feed.take(1)
     account = found.books.accounts()["a/1"]
     assert (account.sampled, account.untrained) == (7, {Reason.SUPERSEDED: 3})
+
+
+async def test_what_can_not_be_read_is_booked_by_its_version_and_the_group_is_taken() -> None:
+    turn = Turn(
+        turn_id="1", versions=[TokenSpan(version="a/1", start=0, end=3)], completion_ids=bytes(12),
+        timings=Timings(queued=0.0),
+    )  # fmt: skip
+    proxy = FakeProxy(
+        [lease("a", "a.0", tokens=7)], turns_of={"a.0": [turn]},
+        unreadable_of={"a.0": [UnreadableTurn(turn_id="1", reason="a log-probability is missing", completion_tokens=3)]},
+    )  # fmt: skip
+    async with feed_of(proxy) as feed:
+        (found,) = await feed.take(1)
+    account = found.books.accounts()["a/1"]
+    assert (account.sampled, account.untrained) == (7, {Reason.UNREADABLE: 3})
+    assert len(found.samples) == 1
 
 
 async def test_a_lost_lease_takes_its_waiting_group_along() -> None:

@@ -25,7 +25,7 @@ async def test_the_turn_and_its_sample_are_marked_and_trained(ended: bool) -> No
     said.hear(*(KEPT if ended else KEPT[:-1]))
     (turn,) = await said.turns(None if ended else EngineFailed("gone"))
     assert turn.mixed_kv and turn.partial is not ended
-    (sample,) = samples(await said.store.session("trial"), [turn])
+    (sample,) = samples(await said.store.session("trial"), [turn]).items
     assert sample.completions[0].mixed_kv
     assert sample.loss_mask == b"\0\1\1"
 
