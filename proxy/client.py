@@ -44,7 +44,7 @@ from proxy.client_call import (
 from proxy.contracts.errors import StenoError
 from proxy.contracts.later import read
 from proxy.contracts.leases import Lease, LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView
-from proxy.contracts.policy import PolicyList, PolicyView, Received, Update, UpdateSpec
+from proxy.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
 from proxy.contracts.records import Group, Sample, Session, Turn
 from proxy.contracts.rest import (
     Completion,
@@ -159,6 +159,16 @@ class _Table:
     def policies(self) -> Request[list[PolicyView]]:
         """Every policy: its version in force, and who serves which version."""
         return Request("GET", "/policy", lambda body: read(PolicyList, body).items)
+
+    @call
+    def models(self) -> Request[list[ModelName]]:
+        """Model names that workers have served, and who serves them now."""
+        return Request("GET", "/policy/models", lambda body: read(ModelNames, body).items)
+
+    @call
+    def retire_model(self, name: str) -> Request[None]:
+        """Requests for this name go to the default policy from now on. Raises: Conflict: a worker serves it. NotFound."""
+        return Request("DELETE", f"/policy/models/{quote(name, safe='')}", lambda body: None)
 
     @call
     def post_update(self, spec: UpdateSpec) -> Request[Update]:

@@ -88,7 +88,8 @@ class Hub:
         proxy_id: names this replica to workers.
         clock: monotonic seconds.
 
-    Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does.
+    Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does. is_model: whether a name is
+        that of a model which some worker has served, here or at another replica: no other model answers for it.
     """
 
     def __init__(self, settings: RelaySettings, *, proxy_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,6 +99,7 @@ class Hub:
         self.counts = RelayCounts()
         self.watcher: Watcher = Nobody()
         self.is_worker: Callable[[str], bool] = self._is_worker
+        self.is_model: Callable[[str], bool] = lambda name: False
         self._clock = clock
         self.waiting: Waiting[Stream] = Waiting(
             settings.max_waiting, lambda stream: stream.discard("nobody waits for it")
@@ -114,10 +116,10 @@ class Hub:
         Raises: as `placing.place`; BodyTooLarge when the job fits in no packet; TooManyRequests while too much waits to be
             acknowledged by every worker that can serve this.
         """
-        among, refusal = order, None
+        among, refusal, known = order, None, self.is_model(order.model)
         while True:
             try:
-                worker, card = place(among, self._workers.values())
+                worker, card = place(among, self._workers.values(), is_model=known)
             except NoWorker:
                 if refusal is not None:
                     raise refusal from None
@@ -164,7 +166,9 @@ class Hub:
 
     def _route(self, order: Order) -> tuple[bytes | None, str | None, bool]:
         """Equal for orders that the same workers can take, but for what each avoids."""
-        named = any(card.name == order.model for worker in self._workers.values() for card in worker.models)
+        named = self.is_model(order.model) or any(
+            card.name == order.model for worker in self._workers.values() for card in worker.models
+        )
         return order.tokenizer, order.model if named else None, has_images(order.job.messages)
 
     async def count(self, trial_id: str, job: Job) -> int:

@@ -68,6 +68,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     rates = Rates(settings.trial_requests_per_s, settings.trial_burst, settings.trial_streams)
     ports = Ports() if settings.control_port is not None else None
     policies = hub.watcher = Policies(store.policies)
+    hub.is_model = policies.names.__contains__
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled)
     turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens)
 

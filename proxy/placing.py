@@ -109,16 +109,21 @@ class Worker(Protocol):
 WorkerT = TypeVar("WorkerT", bound=Worker)
 
 
-def place(order: Order, workers: Iterable[WorkerT]) -> tuple[WorkerT, ModelCard]:
+def place(order: Order, workers: Iterable[WorkerT], *, is_model: bool = False) -> tuple[WorkerT, ModelCard]:
     """The worker for an order, and which of its models.
 
     A worker that is away, and may come back within its grace, still has its say in what a name and a prefix mean: else a short
     absence would send a trial to another model for good.
 
+    Args: is_model: the order's model is one that some worker has served: no other is taken for it, whoever is away.
     Raises: NoTokenizer: the prefix can be given to none of them (of a first attempt only). Away. NoWorker. TooManyRequests: all
         have as much as they may. BadRequest: there are images, and what is served takes none.
     """
     offered = [offer for offer in offers(workers, order.model) if not offer[0].draining]
+    if is_model:
+        offered = [offer for offer in offered if offer[1].name == order.model]
+        if not offered:
+            raise Away(f"no worker serves the model {order.model!r} now; `steno models retire` ends the wait for it")
     if has_images(order.job.messages):
         every, offered = offered, of_images(offered)
         if every and not offered:

@@ -62,7 +62,8 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 def offers(workers: Iterable[ServerT], model: str) -> list[tuple[ServerT, ModelCard]]:
     """The cards that a model name means, each with its worker: those of exactly that name; if there are none, since agents name
-    models of their usual provider, those of the default policy; if there are none either, all."""
+    models of their usual provider, those of the default policy; if there are none either, all. Whether a name is that of a model
+    whose workers are away is for `placing.py` to say."""
     every = [(worker, card) for worker in workers for card in worker.models]
     named = [offer for offer in every if offer[1].name == model]
     return named or [offer for offer in every if offer[1].policy == DEFAULT_POLICY] or every

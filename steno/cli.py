@@ -9,7 +9,7 @@ import typer
 
 from inference_worker.config import WorkerSettings
 from proxy.config import ProxySettings
-from steno.commands import demo, doctor, env, rollout, runs, serve, sessions, train
+from steno.commands import demo, doctor, env, models, rollout, runs, serve, sessions, train
 from steno.commands.flags import prose, settings_command
 from steno.commands.output import one_line_errors
 from trainer_bridge.rollouts.config import RolloutSettings
@@ -58,6 +58,7 @@ app.command("train", help=prose(train.train.__doc__), rich_help_panel="Run")(_tr
 app.command("doctor", help=prose(doctor.doctor.__doc__), rich_help_panel="Read")(doctor.doctor)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 app.add_typer(runs.app, name="runs", rich_help_panel="Read")
+app.add_typer(models.app, name="models", rich_help_panel="Read")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
 from proxy.api.common import ERRORS, admin, encoded, known_query, services
-from proxy.contracts.policy import PolicyList, Received, Update, UpdateSpec
+from proxy.contracts.policy import ModelNames, PolicyList, Received, Update, UpdateSpec
 
 MOST_WAIT_S = 60.0
 router = APIRouter(tags=["policy"], responses=ERRORS, dependencies=[Depends(admin), Depends(known_query)])
@@ -25,6 +25,23 @@ UpdateId = Annotated[str, Path(min_length=1, max_length=64)]
 )
 async def list_policies(request: Request) -> Response:
     return encoded(request, PolicyList(items=services(request).policies.views()))
+
+
+@router.get(
+    "/policy/models", response_model=ModelNames, summary="Model names that workers have served, and who serves them now"
+)
+async def list_models(request: Request) -> Response:
+    return encoded(request, ModelNames(items=services(request).policies.models()))
+
+
+@router.delete(
+    "/policy/models/{name:path}",
+    status_code=204,
+    summary="Retire a model name: requests for it go to the default policy from now on (409 while a worker serves it)",
+)
+async def retire_model(request: Request, name: Annotated[str, Path(min_length=1, max_length=1024)]) -> Response:
+    await services(request).policies.retire(name)
+    return Response(status_code=204)
 
 
 @router.post(

@@ -183,3 +183,20 @@ class PolicyList(BaseModel):
     """`GET /policy`: every policy that workers announce or that was updated."""
 
     items: list[PolicyView]
+
+
+class ModelName(BaseModel):
+    """A name that workers have served: a request for it means that model and no other, until it is retired.
+
+    workers: ids of those that serve it, as this proxy sees them; none: requests for it wait, then get 503.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    workers: list[str] = Field(default_factory=list)
+
+
+class ModelNames(BaseModel):
+    """`GET /policy/models`: by name; a fleet's fit in one page."""
+
+    items: list[ModelName]

@@ -18,9 +18,10 @@ from proxy import metrics
 from proxy.contracts.errors import BadRequest, Conflict, NotFound, StenoError
 from proxy.contracts.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
 from proxy.contracts.later import read_json
-from proxy.contracts.policy import PolicyView, Update, UpdateSpec
+from proxy.contracts.policy import ModelName, PolicyView, Update, UpdateSpec
 from proxy.links import Worker
 from proxy.policies.book import Book, Order
+from proxy.policies.names import ModelNames
 from proxy.policies.specs import check, recorded
 from proxy.policies.update import Do, UpdateRun
 from proxy.policies.upload import Upload
@@ -28,7 +29,7 @@ from proxy.store.policies import PolicyStore, UpdateRow
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0
-"""How often the store is asked what other replicas were told: one small read, whatever the load."""
+"""How often the store is asked what other replicas were told: two small reads, whatever the load."""
 SETTLE_S = 3.0
 """How long after this proxy's start no update is taken for complete: its workers are still dialling."""
 CAPABILITY = "policy_updates"
@@ -37,6 +38,7 @@ CAPABILITY = "policy_updates"
 class Policies:
     """What becomes of every policy, at this replica. Keeps the hub's `Watcher` protocol.
 
+    Attributes: names: of models that workers have served.
     Args: clock: Unix seconds; deadlines of updates are shared with other replicas.
     """
 
@@ -44,6 +46,7 @@ class Policies:
         self, store: PolicyStore, *, clock: Callable[[], float] = time.time, settle_s: float = SETTLE_S
     ) -> None:
         self._store = store
+        self.names = ModelNames(store)
         self._clock = clock
         self._settled_at = clock() + settle_s
         self._books: dict[str, Book] = {}
@@ -123,11 +126,31 @@ class Policies:
             for policy, found in sorted(serving.items())
         ]
 
+    def models(self) -> list[ModelName]:
+        """Every name that is kept, in order, with the workers that serve it here."""
+        return [ModelName(name=name, workers=self._serving(name)) for name in self.names.all()]
+
+    async def retire(self, name: str) -> None:
+        """Raises: as `ModelNames.retire`."""
+        await self.names.retire(name, self._serving(name))
+        self._wake()
+
+    def _serving(self, name: str) -> list[str]:
+        return sorted(
+            worker.id for worker in self._workers.values() if any(card.name == name for card in worker.models)
+        )
+
+    def _wake(self) -> None:
+        """Turns may wait for a model that is none any more."""
+        for worker in self._workers.values():
+            worker.on_change()
+
     # -- for the hub (Watcher)
 
     def admitted(self, worker: Worker) -> None:
         known = self._workers.get(worker.id) is worker
         self._workers[worker.id] = worker
+        self.names.hear(card.name for card in worker.models)
         now = self._clock()
         for policy, version in _taking(worker):
             book = self._book(policy)
@@ -138,6 +161,8 @@ class Policies:
 
     def announced(self, worker: Worker) -> None:
         now = self._clock()
+        if self.names.hear(card.name for card in worker.models):
+            self._kick.set()
         for card in worker.models:
             if not card.text_only and not self._book(card.policy).knows(card.policy_version):
                 # Perhaps a version that was posted at another replica a moment ago: the store is asked before turns are refused.
@@ -202,6 +227,8 @@ class Policies:
     async def sync(self) -> None:
         """Learn what other replicas were told, and write what is known here. Raises StoreUnavailable."""
         unsure = set(self._unsure)
+        if await self.names.sync(card.name for worker in self._workers.values() for card in worker.models):
+            self._wake()
         for head in await self._store.heads():
             book = self._book(head.policy)
             posted = book.runs.get(head.posted)

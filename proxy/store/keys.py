@@ -40,6 +40,7 @@
     steno:{:policy}:versions:P   hash    none                 post: version -> digest of its weights, for good (I10)
     steno:{:policy}:update:U     hash    none; 3600 s once    post, end: what was posted (spec), and how it went
                                          nobody needs it
+    steno:{:policy}:names        set     none                 keep_names, retire_name: models that workers have served
     steno:kept:N                 string  none                 keep: what replicas agreed on by who came first; N is
                                                               `trial_secret`, which agents' keys derive from
     steno:{:waited}              string  1 s                  every write, where replicas are waited for: what WAIT counts
@@ -155,6 +156,7 @@ def waited_key(key: str) -> str:
 POLICY = PREFIX + "{:policy}:"
 POLICY_HEADS = POLICY + "heads"
 UPDATE_PREFIX = POLICY + "update:"
+MODEL_NAMES = POLICY + "names"
 
 
 def policy_versions_key(policy: str) -> str:

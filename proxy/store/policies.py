@@ -6,6 +6,7 @@ which is the version in force (I10). `redis_policies.py` keeps the same promises
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -69,6 +70,18 @@ class PolicyStore(Protocol):
         """`done` or `failed`. Of an update that has ended only one thing can change: a failed one may be done after all."""
         ...
 
+    async def names(self) -> list[str]:
+        """Names of models that are kept, in any order."""
+        ...
+
+    async def keep_names(self, names: Collection[str]) -> None:
+        """Keep these too, until they are retired. Idempotent."""
+        ...
+
+    async def retire_name(self, name: str) -> bool:
+        """Keep it no longer. Returns: whether it was kept."""
+        ...
+
 
 class MemoryPolicies:
     """Keeps the `PolicyStore` protocol, in this process only."""
@@ -79,6 +92,7 @@ class MemoryPolicies:
         self._versions: dict[tuple[str, str], str] = {}
         self._numbers: dict[str, int] = {}
         self._stale: dict[str, float] = {}  # update_id -> when it was superseded
+        self._names: set[str] = set()
 
     async def post(self, spec: UpdateSpec, *, now: float) -> UpdateRow:
         update_id, policy, digest = spec.update_id, spec.policy, spec.manifest.digest
@@ -135,6 +149,17 @@ class MemoryPolicies:
         row = self._rows.get(update_id)
         if row is not None and (row.state == "running" or (row.state == "failed" and state == "done")):
             self._rows[update_id] = msgspec.structs.replace(row, state=state, ended_at=now)
+
+    async def names(self) -> list[str]:
+        return list(self._names)
+
+    async def keep_names(self, names: Collection[str]) -> None:
+        self._names.update(names)
+
+    async def retire_name(self, name: str) -> bool:
+        kept = name in self._names
+        self._names.discard(name)
+        return kept
 
 
 def superseded(row: UpdateRow, now: float) -> UpdateRow:

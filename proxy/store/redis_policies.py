@@ -5,11 +5,11 @@ All of it lies on one slot: an update is posted, served and ended a few times in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from proxy.contracts.policy import UpdateSpec
-from proxy.store.keys import POLICY_HEADS, UPDATE_PREFIX, policy_versions_key, update_key
+from proxy.store.keys import MODEL_NAMES, POLICY_HEADS, UPDATE_PREFIX, policy_versions_key, update_key
 from proxy.store.policies import (
     SUPERSEDED_TTL_S,
     PolicyHead,
@@ -69,6 +69,16 @@ class RedisPolicies:
 
     async def end(self, update_id: str, state: str, *, now: float) -> None:
         await self._run("end", [update_key(update_id)], [state, repr(now)])
+
+    async def names(self) -> list[str]:
+        [found] = await self._link.ask(("SMEMBERS", MODEL_NAMES))
+        return [name.decode() for name in found]
+
+    async def keep_names(self, names: Collection[str]) -> None:
+        await self._link.write("SADD", MODEL_NAMES, *names)
+
+    async def retire_name(self, name: str) -> bool:
+        return bool(await self._link.write("SREM", MODEL_NAMES, name))
 
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         return await self._link.run(self._scripts[name], keys, args)

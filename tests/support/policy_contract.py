@@ -99,6 +99,16 @@ class PolicyContract:
         await store.policies.serve(rows[2].update_id)
         assert (await store.policies.heads())[0].served == rows[2].update_id
 
+    async def test_names_are_kept_until_they_are_retired(self, store: SessionStore) -> None:
+        policies = store.policies
+        assert await policies.names() == [] and not await policies.retire_name("π/judge")
+        await policies.keep_names(["π/judge", "actor"])
+        await policies.keep_names(["actor"])
+        assert sorted(await policies.names()) == ["actor", "π/judge"]
+        assert await policies.retire_name("π/judge") and not await policies.retire_name("π/judge")
+        assert await policies.names() == ["actor"]
+        assert await policies.retire_name("actor")
+
     async def test_a_failed_update_runs_again_when_it_is_posted_again(self, store: SessionStore) -> None:
         row = await store.policies.post(spec(1), now=1.0)
         await store.policies.end(row.update_id, "failed", now=5.0)

@@ -136,3 +136,17 @@ def test_a_suspect_worker_gets_turns_only_where_no_other_can_take_them() -> None
     for never in (Worker("good", eligible=False), Worker("good", [card(tokenizer_digest="u")]), bad):
         order = dataclasses.replace(FIRST, tokenizer=tokenizer_key("t"))
         assert place(order, [bad, never])[0] is bad
+
+
+def test_a_model_that_was_served_is_waited_for_and_any_other_name_means_the_default_policy() -> None:
+    default = Worker("default")
+    order = dataclasses.replace(FIRST, model="judge")
+    assert place(order, [default])[0] is default
+    for workers in ([], [default], [default, Worker("leaving", [card(name="judge")], draining=True)]):
+        with pytest.raises(Away, match="the model 'judge' now"):
+            place(order, workers, is_model=True)
+    judge = Worker("judge", [card(name="judge", policy="frozen"), card(name="other")])
+    assert place(order, [default, judge], is_model=True) == (judge, judge.models[0])
+    again = dataclasses.replace(order, attempt=1)
+    with pytest.raises(Away):
+        place(again, [default], is_model=True)
