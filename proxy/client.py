@@ -43,7 +43,18 @@ from proxy.client_call import (
 )
 from proxy.contracts.errors import StenoError
 from proxy.contracts.later import read
-from proxy.contracts.leases import Lease, LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView
+from proxy.contracts.leases import (
+    EPOCH_HEADER,
+    Heartbeat,
+    Lease,
+    LeaseExtension,
+    LeaseList,
+    LeaseRequest,
+    LeaseTerm,
+    RunView,
+    TakeOver,
+    Tenure,
+)
 from proxy.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
 from proxy.contracts.records import Group, Sample, Session, Turn
 from proxy.contracts.rest import (
@@ -71,6 +82,7 @@ class _Table:
         timeout_s: float = 30.0,
         retries: int = 2,
         transport: Any = None,
+        epoch: int | None = None,
     ) -> None:
         """
         Args:
@@ -79,9 +91,11 @@ class _Table:
             timeout_s: for each attempt to connect and for each silence while an answer is read.
             retries: further attempts after `Unreachable` or an error that is `retryable`.
             transport: an httpx transport instead of sockets (a Unix socket, a test's fake).
+            epoch: of a trainer that registered (`take_over`): once another one has the run, leases and updates are refused.
         """
         secret = key.get_secret_value() if isinstance(key, SecretStr) else key
         headers = {"accept": MSGPACK} | ({"authorization": f"Bearer {secret}"} if secret else {})
+        headers |= {EPOCH_HEADER: str(epoch)} if epoch is not None else {}
         self._retries = retries
         self._open(base_url=base_url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
 
@@ -225,6 +239,22 @@ class _Table:
         `acknowledge`."""
         path = f"/leases/{lease_id}/extend"
         return Request("POST", path, partial(read, LeaseTerm), body=LeaseExtension(ttl_s=ttl_s, used=used))
+
+    @call
+    def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> Request[Tenure]:
+        """Register as a run's trainer; `trainer` names this start of it. Leases and updates of the one before are refused from
+        then on, and what it had leased is served again at once.
+
+        Raises: TrainerAlive: it was heard of a moment ago; `retry_after_s` says when to try again. `force`: take over all the same.
+        """
+        body = TakeOver(trainer=trainer, take_over=force)
+        return Request("POST", f"/runs/{quote(run_id, safe='')}/trainer", partial(read, Tenure), body=body)
+
+    @call
+    def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> Request[Tenure]:
+        """A registered trainer lives; to be called every 5 s. Raises: Superseded: another one has taken over."""
+        body = Heartbeat(trainer=trainer, epoch=epoch, leaving=leaving)
+        return Request("POST", f"/runs/{quote(run_id, safe='')}/trainer/heartbeat", partial(read, Tenure), body=body)
 
     @call
     def run(self, run_id: str) -> Request[RunView]:

@@ -25,6 +25,7 @@ async def lease(
     gone: Callable[[], Awaitable[bool]],
     clock: Callable[[], float | None] = lambda: None,
     stopping: asyncio.Event | None = None,
+    epoch: int | None = None,
 ) -> list[Lease]:
     """Leases of `max_groups` as soon as so many groups are ready, else of those that are after `wait_s`.
 
@@ -33,6 +34,7 @@ async def lease(
 
     Args: gone: whether the caller has left. Nothing is granted to it then. clock: what `RunStore` takes as now.
         stopping: when it is set, whoever waits gets what there is, and asks another replica.
+        epoch: of a registered trainer. Raises: Superseded, also while it waits.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + request.wait_s
@@ -45,7 +47,7 @@ async def lease(
             if slept and await gone():
                 return []
             at_least = request.max_groups if left_s > 0 else 1
-            granted = await runs.lease(request, at_least=at_least, now=clock())
+            granted = await runs.lease(request, at_least=at_least, epoch=epoch, now=clock())
             if granted.leases or left_s <= 0:
                 _count(granted)
                 return granted.leases

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
 from proxy.config import ProxySettings
 from proxy.contracts.errors import BadRequest, StenoError
+from proxy.contracts.leases import EPOCH_HEADER
 from proxy.contracts.records import Session, readable
 from proxy.contracts.rest import ErrorBody, ErrorEnvelope, Trial
 from proxy.hub import Hub
@@ -22,6 +23,9 @@ from proxy.recorder import Recorder
 from proxy.store.base import SessionStore
 
 MSGPACK = "application/msgpack"
+Epoch = Annotated[
+    int | None, Header(alias=EPOCH_HEADER, ge=1, le=2**53, description="of a registered trainer: older than the run's: 409")
+]
 _ROOMY = msgspec.msgpack.Encoder(enc_hook=str)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
-from proxy.api.common import ERRORS, admin, encoded, known_query, services
+from proxy.api.common import ERRORS, Epoch, admin, encoded, known_query, services
 from proxy.contracts.policy import ModelNames, PolicyList, Received, Update, UpdateSpec
 
 MOST_WAIT_S = 60.0
@@ -51,7 +51,9 @@ async def retire_model(request: Request, name: Annotated[str, Path(min_length=1,
     summary="Bring new weights to every worker of a policy (the same again: the recorded update; other weights under a known "
     "version: 409)",
 )
-async def post_update(request: Request, spec: UpdateSpec) -> Response:
+async def post_update(request: Request, spec: UpdateSpec, epoch: Epoch = None) -> Response:
+    if epoch is not None:
+        await services(request).store.runs.check_epoch(spec.run_id, epoch)
     return encoded(request, await services(request).policies.post(spec), 202)
 
 

@@ -7,7 +7,9 @@
     ├── Forbidden                    403     no      a key that does not open this, whatever it is
     ├── NotFound                     404     no      no such trial, group, turn or model
     ├── Conflict                     409     no      contradicts what is on record
-    │   └── WeightsRefused           409     no      an update's weights are not what was said, or not this model's
+    │   ├── WeightsRefused           409     no      an update's weights are not what was said, or not this model's
+    │   ├── Superseded               409     no      another trainer has taken over the run: this one must end
+    │   └── TrainerAlive             409     no      the run's trainer was heard of just now; says when it may be taken over
     ├── Gone                         410     no      the session is completed or deleted
     ├── BodyTooLarge                 413     no      body over the configured bound
     ├── BudgetSpent                  403     no      the trial's own limit; ends the session
@@ -105,6 +107,16 @@ class Conflict(StenoError):
 
 class WeightsRefused(Conflict):
     code = "weights_refused"
+
+
+class Superseded(Conflict):
+    code = "superseded"
+
+
+class TrainerAlive(Conflict):
+    """Carries `retry_after_s`: a trainer that died a moment ago can be taken over then; one that lives refuses again."""
+
+    code = "trainer_alive"
 
 
 class Gone(StenoError):

@@ -4,6 +4,10 @@ A group is ready when all its trials have ended, or at its deadline with those t
 and acknowledged once the step that used it is durable. A lease that is neither acknowledged nor extended in time is served again,
 under a new lease_id; a trainer that finds a group in its checkpoint's ledger acknowledges it and trains nothing.
 
+A trainer may register with its run (`POST /runs/{run_id}/trainer`): it takes over from the one before, which gets 409 `superseded`
+from then on, and whose leases are served again at once. Trainers register, leasing never does; one that does not register is
+neither superseded nor taken over from.
+
 Whose tokens are whose (I4): what a group leaves out when it gets ready is the proxy's to account for (`RunView.not_trained`).
 What it brings is settled with its first grant, is the same in every later one, and is the trainer's to account for
 (`Lease.tokens`).
@@ -24,6 +28,13 @@ from proxy.contracts.records import Group, Session
 
 CONSUMER = r"^[A-Za-z0-9._-]{1,128}$"
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
+EPOCH_HEADER = "steno-epoch"
+"""The epoch under which a registered trainer leases and publishes. A header, since a replica of an older version refuses a field
+that it does not know, and ignores a header."""
+HEARTBEAT_S = 5.0
+"""Between two heartbeats of a registered trainer."""
+ALIVE_S = 15.0
+"""A trainer that was heard of within so many seconds is not taken over from, unless that is insisted on."""
 
 
 class NotTrained(StrEnum):
@@ -105,6 +116,36 @@ class LeaseTerm(BaseModel):
     expires_at: float | None = None
 
 
+class TakeOver(BaseModel):
+    """`POST /runs/{run_id}/trainer`. The same `trainer` again, while it has the run, changes nothing.
+
+    trainer: names this start of a trainer, and no other. take_over: also from a trainer that was heard of in the last 15 s.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    trainer: str = Field(pattern=CONSUMER)
+    take_over: bool = False
+
+
+class Heartbeat(BaseModel):
+    """`POST /runs/{run_id}/trainer/heartbeat`, every 5 s. leaving: this trainer ends; the next one need not wait."""
+
+    model_config = ConfigDict(extra="forbid")
+    trainer: str = Field(pattern=CONSUMER)
+    epoch: int = Field(ge=1, le=2**53)
+    leaving: bool = False
+
+
+class Tenure(BaseModel):
+    """That a trainer has a run. epoch: counts the trainers that have had it, from 1. All that this trainer asks of leases and
+    policy updates carries it, in the header `steno-epoch`; under an older epoch it gets 409 `superseded`."""
+
+    model_config = ConfigDict(extra="forbid")
+    run_id: str | None
+    trainer: str
+    epoch: int
+
+
 class RunGroups(BaseModel):
     """How many of a run's training groups are where. A group is in hand from registration until it is acknowledged, or used: a
     worker serves weights that were trained on it, or there was nothing to train."""
@@ -147,7 +188,8 @@ class RunView(BaseModel):
 
 
 class LeaseName(NamedTuple):
-    """What a lease_id says: where the group is kept, and the grant's fencing token. Opaque to callers."""
+    """What a lease_id says: where the group is kept, and the grant's fencing token, which begins with the epoch of a registered
+    trainer (`3.…`). Opaque to callers."""
 
     run_id: str | None
     group_id: str
@@ -155,6 +197,12 @@ class LeaseName(NamedTuple):
 
     def encode(self) -> str:
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(tuple(self))).decode().rstrip("=")
+
+    @property
+    def epoch(self) -> int | None:
+        """None: its trainer never registered."""
+        epoch, dot, _ = self.grant.partition(".")
+        return int(epoch) if dot and epoch.isdecimal() else None
 
     @classmethod
     def decode(cls, lease_id: str) -> LeaseName:

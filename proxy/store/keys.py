@@ -34,6 +34,8 @@
     steno:{R}:totals             hash    none                 run.lua: groups by purpose and state
     steno:{R}:ledger             hash    none                 run.lua: s:VERSION and n:REASON:VERSION -> tokens
     steno:{R}:taken              zset    none                 run.lua: what is counted, so that it counts once; entries an hour
+    steno:{R}:trainer            hash    none                 run.lua: who has the run: name, epoch, at (its last heartbeat; 0: it
+                                                              has left)
     steno:{R}:request:N          string  300 s                run.lua: what a request for leases was granted
     steno:{:policy}:heads        hash    none                 post, serve: per policy P posted:P (update id, since),
                                                               served:P (update id), number:P (updates so far)
@@ -124,6 +126,7 @@ class RunKeys(NamedTuple):
     totals: str
     ledger: str
     taken: str
+    trainer: str
 
 
 def run_tag(run_id: str | None) -> str:

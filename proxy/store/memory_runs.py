@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Callable
 
-from proxy.contracts.leases import Lease, LeaseName, LeaseRequest, RunView
+from proxy.contracts.leases import Lease, LeaseName, LeaseRequest, RunView, Tenure
 from proxy.contracts.records import Group, Session
-from proxy.store.run_store import Granted, InHand, Waiters
+from proxy.store.run_store import Granted, InHand, Waiters, new_grant
 from proxy.store.runs import Place, Run
 from proxy.store.tally import Ended, Tokens
 
@@ -49,10 +48,13 @@ class MemoryRuns:
 
     # -- RunStore
 
-    async def lease(self, request: LeaseRequest, *, at_least: int, now: float | None = None) -> Granted:
+    async def lease(
+        self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
+    ) -> Granted:
         run, at = self._run(request.run_id), _at(now)
+        run.check_epoch(epoch)
         places = run.lease(
-            request.consumer, request.max_groups, at_least, request.ttl_s, request.request_id, secrets.token_hex(8), at
+            request.consumer, request.max_groups, at_least, request.ttl_s, request.request_id, new_grant(epoch), at
         )
         leases = [self._lease(request.run_id, place) for place in places]
         return Granted(leases, [max(0.0, at - place.ready_at) for place in places], run.next_in_s(at))
@@ -82,6 +84,21 @@ class MemoryRuns:
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         name = LeaseName.decode(lease_id)
         return self._run(name.run_id).extend(name, ttl_s, used, _at(now))
+
+    async def take_over(
+        self, run_id: str | None, trainer: str, *, force: bool = False, now: float | None = None
+    ) -> Tenure:
+        epoch = self._run(run_id).take_over(trainer, force, _at(now))
+        self._waiters.wake(run_id)
+        return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
+
+    async def heartbeat(
+        self, run_id: str | None, trainer: str, epoch: int, *, leaving: bool = False, now: float | None = None
+    ) -> None:
+        self._run(run_id).heartbeat(trainer, epoch, leaving, _at(now))
+
+    async def check_epoch(self, run_id: str | None, epoch: int) -> None:
+        self._runs.get(run_id, Run(run_id)).check_epoch(epoch)
 
     async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
         return self._runs.get(run_id, Run(run_id)).view(_at(now))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,11 +18,11 @@ import msgspec
 
 from proxy.contracts.errors import Conflict, NotFound, StoreUnavailable
 from proxy.contracts.later import read_json
-from proxy.contracts.leases import EvalGroups, Lease, LeaseName, LeaseRequest, RunGroups, RunView
+from proxy.contracts.leases import ALIVE_S, EvalGroups, Lease, LeaseName, LeaseRequest, RunGroups, RunView, Tenure
 from proxy.contracts.records import Group, Session
 from proxy.store.keys import GROUPS_READY, RUNS, request_key, run_id_of, run_keys, run_tag
 from proxy.store.redis_link import RedisLink, Script
-from proxy.store.run_store import Granted, InHand, Waiters
+from proxy.store.run_store import Granted, InHand, Waiters, alive, new_grant, superseded
 from proxy.store.runs import REQUEST_TTL_S
 from proxy.store.tally import TRAIN, Ended, Tokens
 
@@ -32,10 +31,12 @@ log = logging.getLogger(__name__)
 READY_ENTRIES = 1000
 """Of the stream of announcements: as many groups as may get ready while a replica reads the last ones."""
 DUE_AT_ONCE = 256
+SUPERSEDED = -5
+"""Outcome of run.lua: asked under an epoch that is not the run's any more; the run's follows."""
 RETRY_S = 1.0
 """Before the stream is read again after Redis failed."""
 
-READS = frozenset({"view", "in_hand"})
+READS = frozenset({"view", "in_hand", "epoch"})
 """Operations of run.lua that write nothing."""
 
 Sessions = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Session]]]
@@ -103,11 +104,15 @@ class RedisRuns:
 
     # -- RunStore
 
-    async def lease(self, request: LeaseRequest, *, at_least: int, now: float | None = None) -> Granted:
+    async def lease(
+        self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
+    ) -> Granted:
         remembered = request.request_id or ""
-        args = [request.consumer, request.max_groups, at_least, repr(request.ttl_s), secrets.token_hex(8)]
+        args = [request.consumer, request.max_groups, at_least, repr(request.ttl_s), new_grant(epoch)]
         args.append(round(REQUEST_TTL_S) if remembered else 0)
         reply = await self._run("lease", request.run_id, now, *args, request=remembered)
+        if reply[0] == SUPERSEDED:
+            raise superseded(request.run_id, int(reply[1]))
         await self._woke(request.run_id, reply[0])
         leases, waited_s, at = [], [], float(reply[2])
         for item in reply[3:]:
@@ -138,6 +143,8 @@ class RedisRuns:
         """When the group was granted ("": what was asked for was done before), now, and when the lease ends."""
         args = [what, name.group_id, name.grant, repr(ttl_s), int(used)]
         outcome, *rest = await self._run("finish", name.run_id, now, *args)
+        if outcome == SUPERSEDED:
+            raise superseded(name.run_id, int(rest[0]))
         if outcome == -1:
             raise NotFound(f"no group {name.group_id} is leased")
         if outcome != 1:
@@ -157,6 +164,26 @@ class RedisRuns:
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         *_, expires_at = await self._finish("extend", LeaseName.decode(lease_id), now, ttl_s, used)
         return float(expires_at)
+
+    async def take_over(
+        self, run_id: str | None, trainer: str, *, force: bool = False, now: float | None = None
+    ) -> Tenure:
+        epoch, name, left, woke = await self._run("take_over", run_id, now, trainer, int(force), repr(ALIVE_S))
+        if not epoch:
+            raise alive(run_id, name.decode(), float(left))
+        await self._woke(run_id, woke)
+        return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
+
+    async def heartbeat(
+        self, run_id: str | None, trainer: str, epoch: int, *, leaving: bool = False, now: float | None = None
+    ) -> None:
+        outcome, newest = await self._run("heartbeat", run_id, now, trainer, epoch, int(leaving))
+        if outcome == SUPERSEDED:
+            raise superseded(run_id, newest)
+
+    async def check_epoch(self, run_id: str | None, epoch: int) -> None:
+        if (newest := await self._run("epoch", run_id, None)) > epoch:
+            raise superseded(run_id, newest)
 
     async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
         totals, ledger, ready, leased, used = await self._run("view", run_id, now)

@@ -1,16 +1,19 @@
 """What the proxy asks of its memory about runs and leases: the `RunStore` protocol, and how those who wait for a group are woken.
 
-Both stores keep it; one suite tests both. Methods raise `NotFound`, `Conflict` or `StoreUnavailable` and nothing else.
+Both stores keep it; one suite tests both. Methods raise `NotFound`, `Conflict` (`Superseded`, `TrainerAlive`) or
+`StoreUnavailable` and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from proxy.contracts.leases import Lease, LeaseRequest, RunView
+from proxy.contracts.errors import Superseded, TrainerAlive
+from proxy.contracts.leases import ALIVE_S, Lease, LeaseRequest, RunView, Tenure
 
 
 class Granted(NamedTuple):
@@ -34,15 +37,21 @@ class RunStore(Protocol):
     """Times are Unix seconds. `now`: None, as in all but tests: what the store itself takes it for, so that a lease lasts as long
     whichever replica of the proxy granted it, and however wrong its clock is."""
 
-    async def lease(self, request: LeaseRequest, *, at_least: int, now: float | None = None) -> Granted:
+    async def lease(
+        self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
+    ) -> Granted:
         """Grant up to `max_groups` of a run's ready groups, oldest ready first; none, where fewer than `at_least` are. A
-        request_id that was answered in the last five minutes is answered with what is still held of the same. Does not wait."""
+        request_id that was answered in the last five minutes is answered with what is still held of the same. Does not wait.
+
+        epoch: of a registered trainer, and of its leases. Raises: Superseded: another trainer has taken over.
+        """
         ...
 
     async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
         """The group is done with. The same again changes nothing. Returns how long it was held, in seconds; None: done before.
 
-        Raises: Conflict: it is not held under this lease any more. NotFound: it never was, or is long forgotten.
+        Raises: Superseded: another trainer has taken over since the lease was granted. Conflict: it is not held under this lease
+            any more. NotFound: it never was, or is long forgotten.
         """
         ...
 
@@ -53,6 +62,23 @@ class RunStore(Protocol):
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         """A lease lasts `ttl_s` from now; also one that is past its time, if its group has not been leased again. used: its
         group is not in hand any more, as long as this grant holds. Returns when it ends. Raises: as `acknowledge`."""
+        ...
+
+    async def take_over(
+        self, run_id: str | None, trainer: str, *, force: bool = False, now: float | None = None
+    ) -> Tenure:
+        """A trainer takes the run: the epoch is one more, and what is leased under older epochs can be leased again at once. The
+        same trainer again, while it has the run, changes nothing. Raises: TrainerAlive, unless `force`."""
+        ...
+
+    async def heartbeat(
+        self, run_id: str | None, trainer: str, epoch: int, *, leaving: bool = False, now: float | None = None
+    ) -> None:
+        """The trainer of this epoch lives, or leaves. A store that has lost its memory learns of it. Raises: Superseded."""
+        ...
+
+    async def check_epoch(self, run_id: str | None, epoch: int) -> None:
+        """Whether a trainer still has its run. Raises: Superseded."""
         ...
 
     async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
@@ -69,6 +95,24 @@ class RunStore(Protocol):
         """An event that is set when a group of this run may have got ready. A hint: it may be set for nothing, and with several
         replicas a wake-up may be lost, so that whoever waits looks again by itself every few seconds."""
         ...
+
+
+def new_grant(epoch: int | None) -> str:
+    """What the fencing tokens of one request's grants begin with (`LeaseName.grant`)."""
+    return ("" if epoch is None else f"{epoch}.") + secrets.token_hex(8)
+
+
+def superseded(run_id: str | None, epoch: int) -> Superseded:
+    """Args: epoch: the run's."""
+    return Superseded(f"run {run_id}: another trainer has taken over (epoch {epoch})")
+
+
+def alive(run_id: str | None, trainer: str, left_s: float) -> TrainerAlive:
+    return TrainerAlive(
+        f"run {run_id}: its trainer {trainer} was heard of {max(0.0, ALIVE_S - left_s):.0f} s ago and may still be running; "
+        f"it can be taken over {ALIVE_S:.0f} s after its last heartbeat, or at once with take_over",
+        field="take_over", retry_after_s=left_s,
+    )  # fmt: skip
 
 
 class Waiters:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.contracts.errors import Conflict, NotFound
-from proxy.contracts.leases import EvalGroups, LeaseName, NotTrained, RunGroups, RunView
+from proxy.contracts.leases import ALIVE_S, EvalGroups, LeaseName, NotTrained, RunGroups, RunView
 from proxy.contracts.records import Group
+from proxy.store.run_store import alive, superseded
 from proxy.store.tally import TRAIN, Ended, Tokens
 
 REQUEST_TTL_S = 300.0
@@ -39,6 +40,15 @@ class Kept:
     outcome: str
     final: bool
     tokens: Tokens
+
+
+@dataclass
+class Trainer:
+    """Who has the run, if a trainer has ever registered. epoch: 0: none has. heard_at: 0.0: it has left."""
+
+    name: str = ""
+    epoch: int = 0
+    heard_at: float = 0.0
 
 
 @dataclass
@@ -92,6 +102,7 @@ class Run:
         self._acknowledged = self._empty = self._evaluated = self._order = 0
         self._requests: dict[str, tuple[float, list[tuple[str, str]]]] = {}
         self._late: dict[str, set[str]] = {}
+        self.trainer = Trainer()
 
     # -- what becomes of trials
 
@@ -228,6 +239,33 @@ class Run:
         held = [p.expires_at for p in self.places.values() if p.state is State.LEASED]
         return min([*due, *held]) - now if due or held else None
 
+    # -- whose the run is
+
+    def check_epoch(self, epoch: int | None) -> None:
+        if epoch is not None and epoch < self.trainer.epoch:
+            raise superseded(self.run_id, self.trainer.epoch)
+
+    def take_over(self, trainer: str, force: bool, now: float) -> int:
+        before = self.trainer
+        if before.epoch and before.name == trainer:
+            return before.epoch
+        left_s = before.heard_at + ALIVE_S - now
+        if not force and left_s > 0:
+            raise alive(self.run_id, before.name, left_s)
+        self.trainer = Trainer(trainer, before.epoch + 1, now)
+        for group_id, place in self.places.items():
+            if place.state is State.LEASED and LeaseName(self.run_id, group_id, place.granted).epoch is not None:
+                place.state, place.granted = State.READY, ""
+        return self.trainer.epoch
+
+    def heartbeat(self, trainer: str, epoch: int, leaving: bool, now: float) -> None:
+        before = self.trainer
+        if epoch < before.epoch or (epoch == before.epoch and trainer != before.name):
+            raise superseded(self.run_id, before.epoch)
+        self.trainer = Trainer(trainer, epoch, 0.0 if leaving else now)
+
+    # -- what becomes of leases
+
     def acknowledge(self, name: LeaseName, now: float) -> float | None:
         place = self._place(name)
         if place.settled == name.grant:
@@ -254,6 +292,7 @@ class Run:
         return place.expires_at
 
     def _place(self, name: LeaseName) -> Place:
+        self.check_epoch(name.epoch)
         place = self.places.get(name.group_id)
         if place is None:
             raise NotFound(f"no group {name.group_id} is leased")

@@ -56,9 +56,10 @@ async def finished(
 async def lease(
     store: SessionStore, now: float = 20.0, *, most: int = 1, ttl_s: float = 100.0, consumer: str = "trainer",
     run_id: str | None = RUN, request_id: str | None = None, at_least: int = 1,
+    epoch: int | None = None,
 ) -> list[Lease]:  # fmt: skip
     asked = LeaseRequest(run_id=run_id, consumer=consumer, max_groups=most, ttl_s=ttl_s, request_id=request_id)
-    return (await store.runs.lease(asked, at_least=at_least, now=now)).leases
+    return (await store.runs.lease(asked, at_least=at_least, epoch=epoch, now=now)).leases
 
 
 def unaccounted(view: RunView, *leases: Lease) -> dict[str, int]:

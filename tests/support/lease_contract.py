@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from proxy.contracts.errors import Conflict, NotFound
-from proxy.contracts.leases import LeaseRequest
+from proxy.contracts.errors import Conflict, NotFound, Superseded, TrainerAlive
+from proxy.contracts.leases import LeaseRequest, Tenure
 from proxy.store.base import SessionStore
 from tests.support.groups import RUN, end, finished, group, lease, speak
 
@@ -156,6 +156,104 @@ class LeaseContract:
         granted = await asyncio.gather(*(lease(store, most=2, consumer=f"t{number}") for number in range(9)))
         held = [one.group.group_id for leases in granted for one in leases]
         assert len(held) == len(set(held)) == 12
+
+    # -- taking over
+
+    async def test_who_takes_over_is_served_what_the_dead_trainer_had_first_and_in_its_order(
+        self, store: SessionStore
+    ) -> None:
+        for number, group_id in enumerate("abcd"):
+            await finished(store, group_id, now=10.0 + number)
+        first = await store.runs.take_over(RUN, "t1", now=20.0)
+        assert first == Tenure(run_id=RUN, trainer="t1", epoch=1)
+        [a, b, c] = await lease(store, 20.0, most=3, ttl_s=600.0, epoch=1, consumer="t1")
+        await store.runs.acknowledge(a.lease_id, now=21.0)
+        await store.runs.extend(b.lease_id, 600.0, used=True, now=21.0)
+        await store.runs.heartbeat(RUN, "t1", 1, now=22.0)
+        second = await store.runs.take_over(RUN, "t2", now=37.0)
+        assert second.epoch == 2
+        groups = (await store.runs.view(RUN, now=37.0)).groups
+        assert (groups.ready, groups.leased, groups.used, groups.acknowledged) == (3, 0, 0, 1)
+        again = await lease(store, 37.0, most=9, epoch=2, consumer="t2")
+        assert [one.group.group_id for one in again] == ["b", "c", "d"]
+        assert [one.grants for one in again] == [2, 2, 1]
+        assert [one.tokens for one in again[:2]] == [b.tokens, c.tokens]
+        for one in again:
+            await store.runs.acknowledge(one.lease_id, now=38.0)
+
+    async def test_who_was_taken_over_from_is_told_whatever_it_asks(self, store: SessionStore) -> None:
+        await finished(store, "a")
+        await finished(store, "b")
+        await store.runs.take_over(RUN, "t1", now=20.0)
+        [one] = await lease(store, 20.0, epoch=1, request_id="once")
+        await store.runs.take_over(RUN, "t2", now=50.0)
+        for again in (False, True):
+            for call in (
+                store.runs.acknowledge(one.lease_id, now=51.0), store.runs.release(one.lease_id, now=51.0),
+                store.runs.extend(one.lease_id, 60.0, now=51.0), lease(store, 51.0, epoch=1),
+                lease(store, 51.0, epoch=1, request_id="once"), store.runs.heartbeat(RUN, "t1", 1, now=51.0),
+                store.runs.check_epoch(RUN, 1),
+            ):  # fmt: skip
+                with pytest.raises(Superseded, match="epoch 2"):
+                    await call
+            if not again:  # and once the other one has its group
+                [held] = await lease(store, 51.0, epoch=2)
+                assert held.group.group_id == "a"
+        await store.runs.check_epoch(RUN, 2)
+        await store.runs.acknowledge(held.lease_id, now=52.0)
+
+    async def test_a_trainer_that_lives_is_not_taken_over_from_unless_that_is_insisted_on(
+        self, store: SessionStore
+    ) -> None:
+        await store.runs.take_over(RUN, "t1", now=20.0)
+        await store.runs.heartbeat(RUN, "t1", 1, now=30.0)
+        with pytest.raises(TrainerAlive, match="t1 was heard of 12 s ago") as refused:
+            await store.runs.take_over(RUN, "t2", now=42.0)
+        assert refused.value.retry_after_s == pytest.approx(3.0)
+        await store.runs.heartbeat(RUN, "t1", 1, now=43.0)
+        assert (await store.runs.take_over(RUN, "t1", now=44.0)).epoch == 1, "the same again: its answer was lost"
+        with pytest.raises(TrainerAlive):
+            await store.runs.take_over(RUN, "t2", now=57.9)
+        assert (await store.runs.take_over(RUN, "t2", force=True, now=57.9)).epoch == 2
+        assert (await store.runs.take_over(RUN, "t3", now=72.9)).epoch == 3, "15 s after it was last heard of"
+        await store.runs.heartbeat(RUN, "t3", 3, leaving=True, now=73.0)
+        assert (await store.runs.take_over(RUN, "t4", now=73.0)).epoch == 4, "who has left is not waited for"
+        assert (await store.runs.take_over("other", "t5", now=73.0)).epoch == 1
+
+    async def test_trainers_that_never_register_are_neither_superseded_nor_taken_from(
+        self, store: SessionStore
+    ) -> None:
+        for group_id in "abc":
+            await finished(store, group_id)
+        [a] = await lease(store, 20.0, ttl_s=600.0)
+        await store.runs.take_over(RUN, "t1", now=20.0)
+        [b] = await lease(store, 21.0, ttl_s=600.0, epoch=1)
+        await store.runs.take_over(RUN, "t2", now=50.0)
+        await store.runs.extend(a.lease_id, 600.0, now=51.0)
+        [again] = await lease(store, 52.0, most=1)
+        assert again.group.group_id == "b"
+        [c] = await lease(store, 52.0, most=9)
+        assert c.group.group_id == "c"
+        for one in (a, again, c):
+            await store.runs.acknowledge(one.lease_id, now=53.0)
+        assert (await store.runs.view(RUN, now=54.0)).groups.acknowledged == 3
+
+    async def test_a_store_that_has_forgotten_its_trainer_learns_of_it(self, store: SessionStore) -> None:
+        await store.runs.heartbeat(RUN, "t7", 7, now=20.0)
+        with pytest.raises(TrainerAlive):
+            await store.runs.take_over(RUN, "t8", now=21.0)
+        for trainer, epoch in (("t6", 6), ("another", 7)):
+            with pytest.raises(Superseded):
+                await store.runs.heartbeat(RUN, trainer, epoch, now=22.0)
+        assert (await store.runs.take_over(RUN, "t8", now=40.0)).epoch == 8
+
+    async def test_who_waits_is_woken_by_who_takes_over(self, store: SessionStore) -> None:
+        await finished(store, "g")
+        await store.runs.take_over(RUN, "t1", now=20.0)
+        await lease(store, 20.0, epoch=1)
+        with store.runs.watch(RUN) as woken:
+            await store.runs.take_over(RUN, "t2", now=50.0)
+            await asyncio.wait_for(woken.wait(), 10)
 
     # -- waiting
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import Conflict, Gone, NotFound
+from proxy.contracts.errors import Conflict, Gone, NotFound, Superseded, TrainerAlive
 from proxy.contracts.leases import Lease
 from proxy.contracts.records import TokenSpan
 from proxy.store.base import SessionStore
@@ -23,7 +23,7 @@ RETENTION_S = 300.0
 KINDS = (
     "group", "group", "finished", "finished", "nearly", "nearly", "alone", "speak", "speak", "complete", "complete", "unsettled",
     "limit", "abort", "settle", "delete", "delete", "late", "expire", "due", "lease", "lease", "lease", "ack", "ack",
-    "release", "extend", "wait", "wait",
+    "release", "extend", "wait", "wait", "register", "beat", "leased", "leased",
 )  # fmt: skip
 """`finished`, `nearly`: a group of which all trials, or all but one, spoke and were scored: the traps are in what follows."""
 
@@ -56,6 +56,9 @@ class Play:
         self.turns = 0
         self.groups = 0
         self.leases: list[Lease] = []
+        self.trainers = 0  # that have taken over: the newest one's epoch
+        self.heard_at = -1e9
+        self.epochs: dict[str, int] = {}  # lease_id -> of registered trainers
         self.trained: dict[str, dict[str, dict[str, int]]] = {}
         self.seen: list[Any] = []
 
@@ -163,9 +166,52 @@ class Play:
     async def due(self, a: int, b: int) -> None:
         await self.store.runs.close_due(now=self.now)
 
+    async def register(self, a: int, b: int) -> None:
+        """A trainer takes over. What registered ones had leased is whoever's comes next."""
+        alive = self.heard_at + 15.0 > self.now
+        try:
+            tenure = await self.store.runs.take_over(RUN, f"t{self.trainers + 1}", force=b % 3 == 0, now=self.now)
+        except TrainerAlive:
+            assert alive and b % 3
+            return
+        assert not alive or b % 3 == 0
+        self.trainers += 1
+        assert tenure.epoch == self.trainers
+        self.heard_at = self.now
+        for one in self.leases:
+            if one.lease_id in self.epochs:
+                one.expires_at = 0.0
+
+    async def beat(self, a: int, b: int) -> None:
+        epoch = self.trainers - (a == 0)
+        if epoch < 1:
+            return
+        try:
+            await self.store.runs.heartbeat(RUN, f"t{epoch}", epoch, leaving=b == 0, now=self.now)
+        except Superseded:
+            assert epoch < self.trainers
+            return
+        assert epoch == self.trainers
+        self.heard_at = -1e9 if b == 0 else self.now
+
+    async def leased(self, a: int, b: int) -> None:
+        """By a registered trainer, sometimes by one that was superseded."""
+        if (epoch := self.trainers - (b == 0)) >= 1:
+            await self._lease(a, b, epoch)
+
     async def lease(self, a: int, b: int) -> None:
-        granted = await lease(self.store, self.now, most=1 + a % 3, ttl_s=10.0 * (1 + b))
+        await self._lease(a, b, None)
+
+    async def _lease(self, a: int, b: int, epoch: int | None) -> None:
+        try:
+            granted = await lease(self.store, self.now, most=1 + a % 3, ttl_s=10.0 * (1 + b), epoch=epoch)
+        except Superseded:
+            assert epoch is not None and epoch < self.trainers
+            return
+        assert epoch in (None, self.trainers)
         for one in granted:
+            if epoch is not None:
+                self.epochs[one.lease_id] = epoch
             name = one.group.group_id
             assert name not in self.trained, "an acknowledged group was served again"
             held = [old for old in self.leases if old.group.group_id == name and old.expires_at > self.now]
@@ -194,11 +240,15 @@ class Play:
             return
         try:
             await self.store.runs.acknowledge(one.lease_id, now=self.now)
-        except (Conflict, NotFound):  # NotFound: acknowledged, and its sessions are gone since
-            self.seen.append("lost")
+        except (Conflict, NotFound) as error:  # NotFound: acknowledged, and its sessions are gone since
+            self._lost(one, error)
             return
         self._gone(one)
         self.trained[one.group.group_id] = one.tokens
+
+    def _lost(self, one: Lease, error: Exception) -> None:
+        assert isinstance(error, Superseded) == (self.epochs.get(one.lease_id, self.trainers) < self.trainers)
+        self.seen.append("lost")
 
     def _gone(self, one: Lease) -> None:
         for old in self.leases:
@@ -211,8 +261,8 @@ class Play:
         one = self.leases[-1 - a % len(self.leases)]
         try:
             await self.store.runs.release(one.lease_id, now=self.now)
-        except (Conflict, NotFound):  # NotFound: acknowledged, and its sessions are gone since
-            self.seen.append("lost")
+        except (Conflict, NotFound) as error:  # NotFound: acknowledged, and its sessions are gone since
+            self._lost(one, error)
         else:
             self._gone(one)
 
@@ -222,8 +272,8 @@ class Play:
         one = self.leases[-1 - a % len(self.leases)]
         try:
             one.expires_at = await self.store.runs.extend(one.lease_id, 10.0 * (1 + b), now=self.now)
-        except (Conflict, NotFound):  # NotFound: acknowledged, and its sessions are gone since
-            self.seen.append("lost")
+        except (Conflict, NotFound) as error:  # NotFound: acknowledged, and its sessions are gone since
+            self._lost(one, error)
 
     async def wait(self, a: int, b: int) -> None:
         self.now += 4.0 * a * (1 + b // 8)

@@ -1,14 +1,14 @@
 -- One run: its groups from registration to acknowledgement, and the proxy's side of the ledger (I4). What each operation means
 -- is in runs.py, which does the same in memory.
 --
--- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 request (lease)
+-- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 trainer  11 request (lease)
 -- ARGV  1 operation  2 now, or "": by this server's clock, so that replicas' clocks don't count  3… its own, below
 -- Returns  what is said there. Times are Python's repr and stay strings in what is stored: cjson would cut them.
 --
 -- A group, JSON: s state, p purpose, n trials, f final ones, o its entry in the stream, y ready at, g grants, c consumer,
 -- t granted at, x expires at, l grant, r released grant, a acknowledged grant, z forsaken. A trial, JSON: l life, o outcome,
 -- f final, k version -> tokens. u (of a group): used by a step that is not durable yet.
-local groups, docs, trials, due, ready, leased, totals, ledger, taken = unpack(KEYS, 1, 9)
+local groups, docs, trials, due, ready, leased, totals, ledger, taken, trainer = unpack(KEYS, 1, 10)
 local now = ARGV[2]
 if now == '' then now = string.format('%d.%06d', unpack(redis.call('TIME'))) end
 local TRAINERS = 'trainers'  -- the consumer group
@@ -86,6 +86,16 @@ local function close_due(most)
   for _, name in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)) do
     close(name, group_at(name))
   end
+end
+
+-- Trainers that register have an epoch, and so has what they lease: `3.…` is a grant of epoch 3 (leases.py, LeaseName).
+local function run_epoch() return tonumber(redis.call('HGET', trainer, 'epoch') or 0) end
+
+local function grant_epoch(token) return tonumber(string.match(token, '^(%d+)%.')) end
+
+local function is_superseded(token)
+  local epoch = grant_epoch(token)
+  return epoch and epoch < run_epoch()
 end
 
 local run = {}
@@ -251,12 +261,46 @@ local function next_at()
   return found or held or ''
 end
 
+-- ARGV 3 trainer  4 "1": also from one that lives  5 how long one lives after it was heard of, s
+-- Returns  {epoch, "", "", groups that can be leased again}; {0, who has the run, for how many seconds it lives yet, 0}: refused
+function run.take_over()
+  local name, epoch, at = unpack(redis.call('HMGET', trainer, 'name', 'epoch', 'at'))
+  if name == ARGV[3] then return {tonumber(epoch), '', '', 0} end
+  local left = at and tonumber(at) + tonumber(ARGV[5]) - tonumber(now) or 0
+  if ARGV[4] == '0' and left > 0 then return {0, name, string.format('%.6f', left), 0} end
+  epoch = redis.call('HINCRBY', trainer, 'epoch', 1)
+  redis.call('HSET', trainer, 'name', ARGV[3], 'at', now)
+  for _, held in ipairs(redis.call('ZRANGE', leased, 0, -1)) do
+    local group = group_at(held)
+    if group.s == 'leased' and grant_epoch(group.l) then
+      group.s, group.l = 'ready', nil
+      redis.call('ZADD', leased, 0, held)
+      save(held, group)
+      woke = woke + 1
+    end
+  end
+  return {epoch, '', '', woke}
+end
+
+-- ARGV 3 trainer  4 its epoch  5 "1": it leaves. Returns  {1, the run's epoch}; {-5, the run's epoch} superseded
+function run.heartbeat()
+  local name, epoch, asked = redis.call('HGET', trainer, 'name'), run_epoch(), tonumber(ARGV[4])
+  if asked < epoch or (asked == epoch and name ~= ARGV[3]) then return {-5, epoch} end
+  redis.call('HSET', trainer, 'name', ARGV[3], 'epoch', ARGV[4], 'at', ARGV[5] == '1' and 0 or now)
+  return {1, asked}
+end
+
+-- Returns  the run's epoch; 0: no trainer has ever registered
+function run.epoch() return run_epoch() end
+
 -- ARGV 3 consumer  4 most  5 at least  6 for how long, s  7 grants' prefix  8 seconds that the request is remembered, "0": not
--- Returns  {groups that got ready, when something may get ready by itself or "", now, {group, grant, grants, expires at, ready at,
+-- Returns  {-5, the run's epoch}: superseded; else
+--          {groups that got ready, when something may get ready by itself or "", now, {group, grant, grants, expires at, ready at,
 --          record, trial, what is kept of it or "", trial, …}, …}: nothing granted where fewer than `at least` can be.
 function run.lease()
+  if is_superseded(ARGV[7]) then return {-5, run_epoch()} end
   close_due(256)
-  local remembered = ARGV[8] ~= '0' and redis.call('GET', KEYS[10])
+  local remembered = ARGV[8] ~= '0' and redis.call('GET', KEYS[11])
   local reply = {woke, '', now}
   if remembered then
     for _, held in ipairs(cjson.decode(remembered)) do
@@ -289,15 +333,16 @@ function run.lease()
     held[i] = {pair[1], pair[2].l}
     reply[#reply + 1] = granted(pair[1], pair[2])
   end
-  if ARGV[8] ~= '0' and #held > 0 then redis.call('SET', KEYS[10], cjson.encode(held), 'EX', ARGV[8]) end
+  if ARGV[8] ~= '0' and #held > 0 then redis.call('SET', KEYS[11], cjson.encode(held), 'EX', ARGV[8]) end
   return reply
 end
 
 -- ARGV 3 what: acknowledge | release | extend  4 group  5 grant  6 for how long, s (extend)  7 "1": used (extend)
 -- Returns  {1 done, granted at, now, expires at}, now; {1, "", now, ""} before; {-1} no such group; {-4} held under another grant, or
---          not at all.
+--          not at all; {-5, the run's epoch} superseded.
 function run.finish()
   local what, name, token = ARGV[3], ARGV[4], ARGV[5]
+  if is_superseded(token) then return {-5, run_epoch()} end
   local group = group_at(name)
   if not group then return {-1} end
   if what == 'acknowledge' and group.a == token or what == 'release' and group.r == token then return {1, '', now, ''} end
