@@ -3,6 +3,7 @@
     <root>/step-00000040/      zero/ (DeepSpeed: weights, optimizer, per rank)   random-<rank>.pt   state.msgpack
                                weights-<lineage>-<step>/ (the full model, for any engine or tool that reads safetensors)
     <root>/.writing-step-…     being written; its writer died if another one writes
+    <root>/lineages/           every start of the run (lineages.py); an older one writes no checkpoint here
     <root>/latest              the name of the newest whole one
 
 A checkpoint is written beside, synced and renamed, and `latest` is replaced after that; older ones go last. Killed at any
@@ -25,6 +26,7 @@ import torch
 from trainer_bridge.engine import PolicyEngine
 from trainer_bridge.errors import BadCheckpoint
 from trainer_bridge.ledger import Ledger
+from trainer_bridge.lineages import Lineages
 from trainer_bridge.staleness import History, Version
 from trainer_bridge.step import Stepper
 from trainer_bridge.weights.copies import Copies
@@ -77,8 +79,9 @@ class _Saved(msgspec.Struct, frozen=True):
 class Checkpoints:
     """Of one run. All methods are collectives but `newest`; all ranks see the same folder."""
 
-    def __init__(self, root: Path, stepper: Stepper, *, keep: int = 2) -> None:
+    def __init__(self, root: Path, stepper: Stepper, *, keep: int = 2, lineages: Lineages | None = None) -> None:
         self.root = root
+        self._lineages = lineages
         self._stepper = stepper
         self._engine: PolicyEngine = stepper.engine
         self._ranks = stepper.ranks
@@ -97,7 +100,8 @@ class Checkpoints:
     def save(self, run: RunState) -> Path:
         """Make everything so far durable, and return once it is. The first rank's `run` counts.
 
-        Raises: OSError, CopyFailed: on the rank that could not write; what was there before is untouched.
+        Raises: OSError, CopyFailed: on the rank that could not write; Superseded: on the first one, a later trainer writes here.
+            What was there before is untouched.
         """
         ranks = self._ranks
         final = self._free(f"step-{self._stepper.steps_done:08d}")
@@ -116,6 +120,8 @@ class Checkpoints:
         _sync_files(writing, only=ranks.rank, of=ranks.size)
         ranks.barrier()
         if ranks.first:
+            if self._lineages is not None:
+                self._lineages.check()
             self._wrote(writing, final, run)
             self._point_at(final.name)
             self._prune()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from proxy.client import AsyncSteno
-from proxy.contracts.errors import Conflict, Gone, NotFound, StenoError
+from proxy.contracts.errors import Conflict, Gone, NotFound, StenoError, Superseded
 from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Sample
 from trainer_bridge.ledger import Ledger, Reason, book_missing
@@ -29,6 +29,8 @@ POLL_S = 20.0
 """How long one request waits for groups: short of what load balancers cut."""
 READERS = 8
 """Sessions that are read at the same time."""
+GIVE_BACK_S = 5.0
+"""How long it may take to give back, at the end, what is held: the proxy may be away, and who ends this waits."""
 AGAIN_S = 2.0
 """How long to wait after a request that failed for good: the proxy may be restarting."""
 
@@ -96,8 +98,11 @@ class Feed:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for group_id in list(self._held):
-            await self._give_back(group_id)
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await asyncio.gather(*map(self._give_back, list(self._held)))
+        except TimeoutError:
+            logger.warning("the proxy does not answer: what is still leased comes back by itself")
 
     @property
     def waiting(self) -> int:
@@ -250,6 +255,8 @@ class Feed:
     async def _extend(self, group_id: str, lease: Lease) -> None:
         try:
             await self._client.extend(lease.lease_id, self._ttl_s, used=self._taken.get(group_id, False))
+        except Superseded:  # another trainer has the run: there is nothing left to do here
+            raise
         except (Conflict, NotFound, Gone):
             await self._lost(group_id, lease)
         except StenoError as error:
@@ -271,7 +278,8 @@ class Feed:
         try:
             await self._client.acknowledge(lease.lease_id)
         except StenoError as error:
-            if not error.retryable and not isinstance(error, Conflict | NotFound | Gone):
+            lost = isinstance(error, Conflict | NotFound | Gone) and not isinstance(error, Superseded)
+            if not error.retryable and not lost:
                 raise
             logger.warning("group %s could not be acknowledged, and will be served again: %s", group_id, error)
         else:

@@ -38,7 +38,7 @@ class Reason(StrEnum):
     GROUP_TOO_SMALL = "group_too_small"  # a single scored trial: nothing to compare it with
     ZERO_VARIANCE = "zero_variance"  # all rewards of the group are equal
     STALE = "stale"  # the sample's oldest version is further back than the bound
-    ORPHANED = "orphaned"  # a version that no weights of this trainer's history were: lost in a crash
+    ORPHANED = "orphaned"  # a version of no start of this run that its checkpoint folder knows of
     BAD_VERSION = "bad_version"  # a version that is no <lineage>/<step>, or is ahead of the trainer
     TOO_LONG = "too_long"  # the sample exceeds what one micro-batch may hold
     UNREADABLE = "unreadable"  # its turn, or one that it goes on from, does not add up on record

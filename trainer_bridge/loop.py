@@ -7,8 +7,8 @@ is here.
 A group is acknowledged after the checkpoint that holds its step, and never before: a trainer that dies in between finds the group
 in its checkpoint, and neither repeats nor skips it. And it counts as in hand until a worker serves weights that were trained on
 it: what is started in its place before that is sampled by older weights than admission reckons with. Weights are pushed
-while the next groups are waited for; agents go on all the time. Where a step is lost with its process, its lineage is lost with
-it, and what it sampled is booked as `orphaned`.
+while the next groups are waited for; agents go on all the time. Where steps are lost with their process, their groups are served
+again, in their order, to the trainer that takes over, and what the lost weights sampled is trained as well (ADR 16).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from proxy.contracts.errors import StenoError
+from proxy.contracts.errors import StenoError, Superseded
 from proxy.contracts.leases import RunView
 from trainer_bridge.assemble import assemble
 from trainer_bridge.batch import Terms
@@ -45,6 +45,9 @@ LEFT_OUT = "left-out-groups.jsonl"
 MOST_SKIPPED = 3
 LOOK_S = 0.05
 """Between looks at how far a push is."""
+ENDING_S = 10.0
+"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away learns the
+rest from the next start."""
 
 Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
 """(step, version) -> numbers by names of `measures`; nothing, where none is due."""
@@ -104,15 +107,23 @@ class Loop:
         self._trackers, self._view = trackers, view
         self._status, self._evaluate = status, evaluate
         self._pushing: asyncio.Task[None] | None = None
+        self._serving: set[asyncio.Task[None]] = set()  # each waits for one push to be served, and lets go of its groups
+        self._failure: BaseException | None = None
         self._pushed: dict[str, float] = {}
         self._newest: Publication | None = None
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._skipped = 0  # steps in a row that changed no weight
         self._stop = asyncio.Event()
+        self._ending_s = ENDING_S
 
     def stop(self) -> None:
         """End after the step that runs, with a checkpoint."""
+        self._stop.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End after the duty that runs, without a checkpoint: `run` raises this."""
+        self._failure = self._failure or error
         self._stop.set()
 
     async def run(self) -> None:
@@ -129,12 +140,19 @@ class Loop:
                 break
             waited_s = time.monotonic() - started
             await self._step(groups, waited_s)
+        self._check()
         if self._unsaved:
             await self._save()
         await self._pushed_or_named()
         self._newest = None
-        await self._serving
+        await self._patiently(asyncio.gather(*self._serving))
+        self._check()
         await self._let_go(self._unserved)
+
+    def _check(self) -> None:
+        """Raises: what a task of this loop failed with, or it was told to fail with."""
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def _finished(self) -> bool:
@@ -223,13 +241,14 @@ class Loop:
 
     async def _save(self) -> float:
         """Make what was trained durable. Returns: seconds for which training stood still."""
+        self._check()
         started = time.monotonic()
         self._view.phase("writing a checkpoint")
         await self._crew.do("save", self.state)
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
         if served := [group_id for group_id in unsaved if group_id not in self._unserved]:
-            await self._feed.acknowledge(served)
+            await self._patiently(self._feed.acknowledge(served))
         return seconds
 
     async def _let_go(self, groups: Sequence[str]) -> None:
@@ -237,8 +256,8 @@ class Loop:
         groups = [group_id for group_id in groups if group_id in self._unserved]
         self._unserved = [group_id for group_id in self._unserved if group_id not in groups]
         if durable := [group_id for group_id in groups if group_id not in self._unsaved]:
-            await self._feed.acknowledge(durable)
-        await self._feed.used([group_id for group_id in groups if group_id in self._unsaved])
+            await self._patiently(self._feed.acknowledge(durable))
+        await self._patiently(self._feed.used([group_id for group_id in groups if group_id in self._unsaved]))
 
     # -- weights ------------------------------------------------------------------------------------------------------------
 
@@ -247,18 +266,21 @@ class Loop:
         self._view.phase("pushing the first weights")
         await self._publish()
         await self._pushed_or_named()
-        if not self._pushed:
+        if not self._pushed and not self._stop.is_set():
             raise PushFailed(f"no worker serves {self.state.version}")
         self._pushed = {}
 
     async def _publish(self) -> float:
         """Hand the weights over; they travel in the background. Returns: seconds for which training stood still."""
         await self._pushed_or_named()
+        self._check()
         started = time.monotonic()
         self._view.phase("handing the weights over")
         publication: Publication = await self._crew.do("publish", self.state.version)
         self._newest = publication
-        self._serving = asyncio.create_task(self._let_go_once_served(publication, list(self._unserved)))
+        serving = asyncio.create_task(self._let_go_once_served(publication, list(self._unserved)))
+        self._serving.add(serving)
+        serving.add_done_callback(self._served)
         self._pushing = asyncio.create_task(self._follow(publication))
         return time.monotonic() - started
 
@@ -271,6 +293,12 @@ class Loop:
             await asyncio.sleep(LOOK_S)
         await self._let_go(groups)
 
+    def _served(self, task: asyncio.Task[None]) -> None:
+        """An acknowledgement that failed for good ends the run, whichever push it was of."""
+        self._serving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
     async def _follow(self, publication: Publication) -> None:
         self._view.push(f"pushing {publication.version}")
         until = time.monotonic() + self._settings.push_deadline_s + 60.0
@@ -279,6 +307,8 @@ class Loop:
         try:
             update = publication.wait(0.0)
         except (PushFailed, TimeoutError) as error:
+            if isinstance(error.__cause__, Superseded):
+                raise error.__cause__ from None
             logger.warning("weights: %s", error)
             self._view.push(f"{publication.version} was not taken: {error}")
             return
@@ -292,17 +322,17 @@ class Loop:
 
     async def _pushed_or_named(self) -> None:
         if self._pushing is not None:
-            await self._pushing
-            self._pushing = None
+            pushing, self._pushing = self._pushing, None
+            await self._patiently(pushing)
 
     # -- numbers ------------------------------------------------------------------------------------------------------------
 
     async def _evaluated(self) -> dict[str, float]:
-        if self._evaluate is None:
+        if self._evaluate is None or self._stop.is_set():
             return {}
         self._view.phase("evaluating, where it is due")
         await self._pushed_or_named()
-        values = await self._evaluate(self.state.step, str(self.state.version))
+        values = await self._unless_stopped(self._evaluate(self.state.step, str(self.state.version))) or {}
         if "eval/reward" in values:
             self._view.evaluated(self.state.step, values["eval/reward"])
         return values
@@ -310,12 +340,15 @@ class Loop:
     async def _queue(self) -> dict[str, float]:
         values = {"queue/waiting_groups": float(self._feed.waiting)}
         try:
-            groups = (await self._status.run(self._settings.run)).groups
+            run = await self._unless_stopped(self._status.run(self._settings.run))
         except StenoError as error:
             if not error.retryable:
                 raise
             logger.warning("how many groups are in hand is not known just now: %s", error)
             return values
+        if run is None:
+            return values
+        groups = run.groups
         values["queue/in_hand_groups"] = float(groups.in_hand)
         self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased, used=groups.used)
         return values
@@ -333,15 +366,41 @@ class Loop:
             await asyncio.to_thread(_append, self._settings.metrics_file, line)
 
     async def _unless_stopped(self, wait: Awaitable[Any]) -> Any:
-        """What is awaited, or None once `stop` was called."""
+        """What is awaited, or None once `stop` was called. It is cancelled then."""
         waiting = asyncio.ensure_future(wait)
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else None
+            if waiting.done():
+                return waiting.result()
+            waiting.cancel()
+            await self._while_ending(waiting)
+            return None
         finally:
             for task in (waiting, stopping):
                 task.cancel()
+
+    async def _patiently(self, told: Awaitable[Any]) -> None:
+        """What waits for the proxy, or for workers: to its end, but not for long once `stop` was called."""
+        telling = asyncio.ensure_future(told)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({telling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await self._while_ending(telling)
+            if telling.done():
+                telling.result()
+            else:
+                logger.warning("the proxy does not answer, and this is to end: it learns the rest from the next start")
+        finally:
+            for task in (telling, stopping):
+                task.cancel()
+
+    async def _while_ending(self, task: asyncio.Future[Any]) -> None:
+        """Until it is done, for as much of `ENDING_S` as is left."""
+        if not task.done():
+            since = time.monotonic()
+            await asyncio.wait({task}, timeout=self._ending_s)
+            self._ending_s = max(0.0, self._ending_s - (time.monotonic() - since))
 
 
 def metrics_line(state: State, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,11 +22,13 @@ import torch
 from rich.console import Console
 
 from proxy.client import AsyncSteno, Steno
+from proxy.contracts.errors import StenoError, Superseded
 from trainer_bridge.assemble import says_something
 from trainer_bridge.checkpoint import Checkpoints, RunState
 from trainer_bridge.crew import Crew
 from trainer_bridge.engine import PolicyEngine
 from trainer_bridge.feed import Feed
+from trainer_bridge.lineages import Lineages
 from trainer_bridge.loop import Evaluate, Limits, Loop, State
 from trainer_bridge.ranks import Ranks
 from trainer_bridge.rollouts.build import CLIENT_RETRIES, Prepared
@@ -33,8 +36,9 @@ from trainer_bridge.rollouts.config import RolloutSettings
 from trainer_bridge.rollouts.evaluation import Evaluator, greedy
 from trainer_bridge.run_config import RunSettings
 from trainer_bridge.scoring import make_policy_probe
-from trainer_bridge.staleness import History, Version
+from trainer_bridge.staleness import FIRST, History, Version
 from trainer_bridge.step import Stepper
+from trainer_bridge.tenure import LEAVE_S, Hold
 from trainer_bridge.trackers import Prometheus, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from trainer_bridge.view import View
 from trainer_bridge.weights.copies import Copies
@@ -48,41 +52,81 @@ logger = logging.getLogger(__name__)
 
 
 def train(settings: RunSettings) -> None:
-    """Run this rank to its end. Raises: ConfigError; StenoError: what ended the run."""
+    """Run this rank to its end. Raises: ConfigError; TrainerAlive, Superseded: another trainer has the run; StenoError: what ended
+    it."""
     settings.check()
     ranks = Ranks.open(
         settings.device, sequence_size=settings.sequence_parallel, wait_s=settings.wait_timeout_s,
         collective_s=settings.collective_timeout_s,
     )  # fmt: skip
-    engine = PolicyEngine.open(settings, ranks)
-    duties = Duties(settings, engine)
-    crew = Crew(ranks, duties.table())
-    if ranks.first:
-        asyncio.run(_lead(settings, engine, crew, duties))
-    else:
-        _leave_signals_to_the_first()
-        crew.follow()
-    duties.close()
-    ranks.barrier()
-    ranks.close()
+    # Every start is a lineage of its own: a version that a killed trainer pushed and did not save is never given again (I10).
+    lineage = secrets.token_hex(4) if ranks.first else None
+    with _hold(settings, ranks, lineage) as hold:
+        if not (lineage := ranks.share(lineage.encode() if lineage is not None else None).decode()):
+            return
+        engine = PolicyEngine.open(settings, ranks)
+        duties = Duties(settings, engine, lineage, hold.epoch if hold is not None else None)
+        crew = Crew(ranks, duties.table())
+        lost: Superseded | None = None
+        if hold is not None:
+            lost = asyncio.run(_lead(settings, engine, crew, duties, hold))
+        else:
+            _leave_signals_to_the_first()
+            crew.follow()
+        duties.close()
+        ranks.barrier()
+        ranks.close()
+        if lost is not None:
+            raise lost
+
+
+@contextlib.contextmanager
+def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[Hold | None]:
+    """On the first rank: the run, taken over before the model is loaded and the checkpoint is read, for as long as this goes on. Where it
+    can't be had the others are told that there is nothing to do, so that how this rank ends is how the run ended."""
+    if lineage is None:
+        yield None
+        return
+    with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client:
+        try:
+            hold = Hold.take(
+                client, settings.run, consumer_of(lineage), force=settings.take_over,
+                patience_s=settings.push_deadline_s,
+            )  # fmt: skip
+        except StenoError:
+            ranks.share(b"")
+            raise
+        with hold:
+            yield hold
+
+
+def consumer_of(lineage: str) -> str:
+    """What this start of a trainer is called to operators and to the proxy."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+    return f"{host}-{lineage}"
 
 
 class Duties:
     """What all ranks do together. The same object on every rank; only the first one's is given arguments."""
 
-    def __init__(self, settings: RunSettings, engine: PolicyEngine) -> None:
+    def __init__(self, settings: RunSettings, engine: PolicyEngine, lineage: str, epoch: int | None) -> None:
         self._settings, self._engine, self._ranks = settings, engine, engine.ranks
         self._stepper = Stepper(engine)
-        self._checkpoints = Checkpoints(settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept)
+        self._lineages = Lineages(settings.checkpoint_dir, settings.run)
+        self._checkpoints = Checkpoints(
+            settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept, lineages=self._lineages
+        )
         saved = self._checkpoints.resume(settings.run)
-        self.state = State.of(saved) if saved is not None else State(settings.run, History((Version("base", 0),)))
-        # Every start is a lineage of its own: a version that a killed trainer pushed and did not save is never given again (I10).
-        lineage = self._ranks.share(secrets.token_hex(4).encode() if self._ranks.first else None).decode()
+        self.state = State.of(saved) if saved is not None else State(settings.run, History((Version(FIRST, 0),)))
         self._parent = self.state.version
         self.state.history = self.state.history.resumed(lineage)
+        if self._ranks.first:
+            self._lineages.begin(lineage, self._parent, epoch)
+            self.state.history = self.state.history.knowing(self._lineages.others())
         self._publisher = Publisher(
-            self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES)], ranks=self._ranks,
-            policy=settings.policy, run_id=settings.run, kv=settings.kv, deadline_s=settings.push_deadline_s,
+            self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
+            ranks=self._ranks, policy=settings.policy, run_id=settings.run, kv=settings.kv,
+            deadline_s=settings.push_deadline_s,
         )  # fmt: skip
 
     def table(self) -> dict[str, Callable[[Any], Any]]:
@@ -98,7 +142,14 @@ class Duties:
         )
         dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
         source = ModelWeights(self._engine.lm, dtype=dtype)
-        return self._publisher.publish(Version.parse(told.decode()), source, probe, parent=self._parent)
+        pushed = Version.parse(told.decode())
+        if self._ranks.first:
+            self._lineages.pushing(pushed)
+        publication = self._publisher.publish(pushed, source, probe, parent=self._parent)
+        if self._ranks.first and pushed.step == self._parent.step:
+            self._lineages.handed_over(publication.spec.manifest.digest)
+            self.state.history = self.state.history.knowing(self._lineages.others())
+        return publication
 
     def _save(self, state: State | None) -> None:
         told = self._ranks.share(msgspec.msgpack.encode(state.saved()) if state is not None else None)
@@ -125,18 +176,22 @@ def _leave_signals_to_the_first() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _lead(settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties) -> None:
-    """The first rank's part."""
+async def _lead(
+    settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties, hold: Hold
+) -> Superseded | None:
+    """The first rank's part. Returns: that another trainer has taken over; then all ranks end as after any other run, so that what
+    their launcher is told is this rank's exit code."""
     state = duties.state
     trackers = Trackers(_trackers(settings))
     limits = Limits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(trackers.close)
-        client = await stack.enter_async_context(AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES))
+        client = await stack.enter_async_context(
+            AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=hold.epoch)
+        )
         evaluate = await _evaluation(settings, stack)
-        consumer = f"{socket.gethostname()[:64]}-{state.version.lineage}"
         feed = Feed(
-            client, run_id=settings.run, consumer=consumer, ahead=settings.groups_per_step,
+            client, run_id=settings.run, consumer=hold.trainer, ahead=settings.groups_per_step,
             trained=state.trained, ttl_s=settings.lease_ttl_s,
             counts=says_something if settings.dynamic_sampling else lambda lease: True,
         )  # fmt: skip
@@ -145,8 +200,15 @@ async def _lead(settings: RunSettings, engine: PolicyEngine, crew: Crew, duties:
         loop = Loop(settings, crew, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, loop.stop)
-        await loop.run()
+        here = asyncio.get_running_loop()
+        hold.on_lost(lambda error: here.call_soon_threadsafe(loop.fail, error))
+        lost = None
+        try:
+            await loop.run()
+        except Superseded as error:  # between two duties: the others listen
+            lost = error
         await crew.dismiss()
+        return lost
 
 
 async def _evaluation(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluate | None:

@@ -24,6 +24,10 @@ class RunSettings(TrainerSettings):
     lease_ttl_s: float = Field(
         600.0, ge=10, description="seconds after which the groups of a trainer that died are served again"
     )
+    take_over: bool = Field(
+        False,
+        description="take the run over also from a trainer that the proxy heard of in the last 15 s; that one ends",
+    )
     take_s: float | None = Field(
         None, gt=0,
         description="seconds after which a step takes the groups that there are, one at least; unset: it waits for all",

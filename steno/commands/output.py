@@ -8,10 +8,21 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from proxy.contracts.errors import CannotListen, ConfigError, Forbidden, NotFound, StenoError, Unauthorized
+from proxy.contracts.errors import (
+    CannotListen,
+    ConfigError,
+    Forbidden,
+    NotFound,
+    StenoError,
+    Superseded,
+    TrainerAlive,
+    Unauthorized,
+)
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_OTHER_TRAINER = 3
+"""Of `steno train`: another trainer has the run. Started again it would only be refused again."""
 
 EXTRAS = {
     "fastapi": "proxy",
@@ -46,7 +57,8 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Expected failures become one line on stderr: exit code 2 for what the user can correct, 1 for the rest.
+    """Expected failures become one line on stderr: exit code 2 for what the user can correct, 3 where another trainer has the run, 1
+    for the rest.
 
     A surprise keeps its traceback: it is a bug, and the traceback is what a report needs.
     """
@@ -56,6 +68,8 @@ def one_line_errors() -> Iterator[None]:
         _fail(error.message, EXIT_FAILURE)
     except ConfigError as error:
         _fail(error.message, EXIT_USAGE)
+    except (Superseded, TrainerAlive) as error:
+        _fail(error.message, EXIT_OTHER_TRAINER)
     except (Unauthorized, Forbidden) as error:
         _fail(f"{error.message}; the admin key is given by --key-file, or STENO_ADMIN_KEY", EXIT_FAILURE)
     except StenoError as error:

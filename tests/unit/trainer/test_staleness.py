@@ -29,10 +29,76 @@ def test_what_is_no_version_is_refused(text):
 @pytest.mark.parametrize(
     ("version", "steps"),
     [("b/57", 0), ("b/40", 17), ("a/40", 17), ("a/1", 56), ("a/0", 57), ("base/0", 57),
-     ("a/41", None), ("b/39", None), ("b/58", None), ("base/1", None), ("c/50", None)],
+     ("a/41", 18), ("b/39", None), ("b/58", None), ("base/1", None), ("c/50", None)],
 )  # fmt: skip
 def test_staleness_counts_steps_across_lineages_and_knows_orphans(version, steps):
-    assert PATH.staleness_steps(Version.parse(version)) == steps
+    found = PATH.behind(Version.parse(version))
+    assert (None if found is None else found.steps) == steps
+
+
+LOST = {"x": (Version("a", 40), 42), "y": (Version("a", 41), 41), "z": (Version("y", 41), 43), "a": (Version("base", 0), 42),
+        "odd": (Version("nobody", 3), 90), "loop": (Version("loop", 0), 91), "b": (Version("a", 40), 57)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "behind"),
+    [
+        ("a/42", (17 + 2, 2)), ("x/40", (17, 0)), ("x/42", (17 + 2, 2)), ("y/41", (17 + 1, 1)), ("z/43", (17 + 3, 3)),
+        ("x/39", None), ("odd/4", None), ("loop/1", None), ("a/1", (56, 0)), ("b/57", (0, 0)),
+    ],
+)  # fmt: skip
+def test_lost_steps_are_counted_back_and_forward_again(version, behind):
+    history = PATH.knowing(LOST)
+    assert history.behind(Version.parse(version)) == behind
+    assert set(history.lost) == {(40, 42), (40, 41), (40, 43)}
+    assert history.stepped().resumed("c").lost == history.lost
+
+
+def test_what_a_crash_took_back_makes_nothing_too_old():
+    """At a/2 a trainer with a bound of 1 was saved, at a/4 it died: groups up to the sixth step's were admitted."""
+    resumed = History((Version("base", 0), Version("a", 2), Version("b", 2)))
+    history = resumed.knowing({"a": (Version("base", 0), 4)})
+    for step in range(2, 9):
+        verdicts = {text: judge(history, [text], 1).reason for text in ("a/1", "a/2", "a/3", "a/4", "b/2")}
+        assert verdicts.pop("a/1") is (None if step <= 2 else Reason.STALE), "what was late before is late"
+        assert set(verdicts.values()) == {None if step <= 5 else Reason.STALE}, step
+        history = history.stepped()
+    assert judge(history, ["b/8"], 1).reason is None and judge(history, ["b/7"], 1).reason is Reason.STALE
+    assert judge(resumed.stepped(), ["a/1"], 1).reason is Reason.STALE, "without a crash it is"
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_no_crash_makes_a_group_stale_that_admission_let_in(per_step, bound, every, seed):
+    """Checkpoints every so many steps, a push after each; crashes anywhere; groups are trained in their order, sampled by whatever is
+    served while they run, and used ones come back. Nothing that is trained is further behind than the bound and twice the lost steps."""
+    rng = random.Random(seed)
+    history = History((Version("base", 0),)).resumed("l0")
+    others = {}
+    queue: list[list[str]] = []  # versions that each group was sampled by
+    used: list[list[str]] = []  # by steps since the checkpoint
+    saved, parent = history, Version("base", 0)
+    for start in range(1, 80):
+        served = str(history.current)
+        room = admissible_groups(in_hand=len(queue), groups_per_step=per_step, max_staleness_steps=bound)
+        queue += [[served] for _ in range(rng.randint(0, room))]
+        for group in queue:
+            if rng.random() < 0.5 and group[-1] != served:
+                group.append(served)  # a trial of it that started later
+        if rng.random() < 0.15:
+            others[history.current.lineage] = (parent, history.current.step)
+            queue, used = used + queue, []
+            parent = saved.current
+            history = saved.resumed(f"l{start}").knowing(others)
+        elif len(queue) >= per_step:
+            batch, queue = queue[:per_step], queue[per_step:]
+            for group in batch:
+                verdict = judge(history, group, bound)
+                assert verdict.reason is None, (history, group)
+                assert verdict.staleness_steps is not None and verdict.staleness_steps <= bound + 2 * (every - 1)
+            used += batch
+            history = history.stepped()
+            if history.current.step % every == 0:
+                saved, used = history, []
 
 
 def test_a_history_grows_by_steps_and_by_resuming():
@@ -58,7 +124,7 @@ def test_staleness_is_what_grew_in_flight_and_in_the_queue():
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
-        (["b/57", "a/41"], Reason.ORPHANED),
+        (["b/57", "c/41"], Reason.ORPHANED),
         (["other/1"], Reason.ORPHANED),
         (["b/58"], Reason.BAD_VERSION),
         (["7"], Reason.BAD_VERSION),
