@@ -95,7 +95,7 @@ class Limits:
 
 
 class Loop:
-    """One run of a trainer. Args: state: changed in place; evaluate: before the first step and after each."""
+    """One run of a trainer. Args: feed: entered by `run`; state: changed in place; evaluate: before the first step and after each."""
 
     def __init__(
         self, settings: RunSettings, crew: Crew, feed: Feed, state: State, limits: Limits, *,
@@ -130,6 +130,12 @@ class Loop:
         """Until `total_steps`, or `stop`. Raises: PushFailed: no worker takes the first weights; StenoError: the proxy
         refuses."""
         await self._publish_first()
+        # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be sampled by
+        # these weights.
+        async with self._feed:
+            await self._train()
+
+    async def _train(self) -> None:
         if first := await self._evaluated():
             await self._log(first, Ledger(), stepped=False)
         while not self._finished:

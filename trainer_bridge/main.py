@@ -195,7 +195,6 @@ async def _lead(
             trained=state.trained, ttl_s=settings.lease_ttl_s,
             counts=says_something if settings.dynamic_sampling else lambda lease: True,
         )  # fmt: skip
-        await stack.enter_async_context(feed)
         view = stack.enter_context(View(Console(stderr=True), run=settings.run, steps=settings.total_steps))
         loop = Loop(settings, crew, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate)
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from proxy.contracts.leases import RunView
-from tests.integration.loop.product import Product, Trainer, rolling, thread
+from tests.integration.loop.product import RUN, Product, Trainer, rolling, thread
 from tests.support.processes import until
 from trainer_bridge.ledger import Reason
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.loop
 
 
 async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledgement(one: Product) -> None:
-    """Checkpoints every two steps. The first trainer has saved step 2 and pushed step 3 when it is killed in step 4. The second
-    goes on from step 2 in a lineage of its own, and is killed when step 4 is saved and nothing is acknowledged. The third takes
-    no group for a second time, and loses none (I4, I10)."""
+    """Checkpoints every two steps, and leases that last. The first trainer has saved step 2 and pushed step 3 when it is killed in
+    step 4. The second goes on from step 2 in a lineage of its own, with the groups that the first one had, and is killed when step 4 is
+    saved and nothing is acknowledged. The third takes no group for a second time, and loses none (I4, I10)."""
     async with rolling(one, "task"):
-        first = one.train(die="trainer_bridge.engine:PolicyEngine.update:4", checkpoint_every=2)
+        first = one.train(die="trainer_bridge.engine:PolicyEngine.update:4", checkpoint_every=2, lease_ttl_s=600)
         await thread(first.died)
         assert [step["step"] for step in first.steps] == [1, 2, 3]
         acknowledged = set(first.saved()["trained_groups"])
@@ -29,7 +29,10 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
         async with rolling(one, "lost", groups=1, bounded=False) as lost:
             await lost
 
-        second = one.train(die="trainer_bridge.feed:Feed.acknowledge:1", checkpoint_every=2)
+        with one.client() as client:
+            had = await thread(client.run, RUN)
+        assert had.groups.leased + had.groups.used >= 4, "nobody gives back what it had"
+        second = one.train(die="trainer_bridge.feed:Feed.acknowledge:1", checkpoint_every=2, lease_ttl_s=600)
         await thread(second.died)
         saved = second.saved()
         [_, _, (b, at)] = saved["path"]
@@ -42,15 +45,17 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
         async with rolling(one, "left", groups=1, bounded=False) as more:
             await more
 
-        third = one.train(checkpoint_every=2, total_steps=8)
+        third = one.train(checkpoint_every=2, total_steps=8, lease_ttl_s=600)
         await thread(third.wait)
     saved = third.saved()
     [_, _, _, (c, at)] = saved["path"]
     assert c not in (a, b) and at == 8
     assert third.said().count("was trained before: acknowledged") == len(left)
     assert one.in_force() == f"{c}/8"
-    orphans = saved["ledger"].accounts()[f"{a}/3"]
-    assert orphans.untrained[Reason.ORPHANED] == orphans.sampled > 0 and not orphans.trained
+    lost = saved["ledger"].accounts()[f"{a}/3"]
+    assert lost.trained > 0, "what weights sampled that no checkpoint has is trained"
+    untrained = saved["ledger"].total().untrained
+    assert not {Reason.ORPHANED, Reason.STALE} & untrained.keys(), untrained
     view: RunView = await thread(one.balance, third)
     assert {f"{a}/3", by_second} <= view.sampled.keys()
     assert {f"{c}/{step}" for step in (5, 6, 7)} & view.sampled.keys()

@@ -178,11 +178,10 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
         world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained, counts=counts,  # type: ignore[arg-type]
     )  # fmt: skip
     mute: Any = Mute()
-    async with feed:
-        yield Loop(
-            settings, crew, feed, state, Limits(VOCABULARY, 1000),  # type: ignore[arg-type]
-            trackers=mute, view=mute, status=SimpleNamespace(run=run),
-        )  # fmt: skip
+    yield Loop(
+        settings, crew, feed, state, Limits(VOCABULARY, 1000),  # type: ignore[arg-type]
+        trackers=mute, view=mute, status=SimpleNamespace(run=run),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
