@@ -152,7 +152,7 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
     CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
 # One node's ranks meet on loopback: torchrun would wait for minutes on a host whose own name nothing resolves. After `--` no option of
 # ours is taken for the beginning of one of torchrun's.
-ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec torchrun -m -- steno \"$@\"", "torchrun"]
+ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec python3 -m steno.launch -m -- steno \"$@\"", "torchrun"]
 CMD ["train"]
 
 # What is built without --target.

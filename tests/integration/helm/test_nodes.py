@@ -48,7 +48,7 @@ class Pod:
             )
 
     def keep(self) -> int | None:
-        """restartPolicy: OnFailure. Returns: how it ended, if it did well."""
+        """As the Job's controller, which replaces a pod that failed. Returns: how it ended, if it did well."""
         assert self.process is not None
         code = self.process.poll()
         if code:
@@ -112,8 +112,8 @@ def job(one: Product, tmp_path: Path) -> Iterator[Job]:
     manifests = render(values)
     spec = pods(manifests)["run-steno-trainer"]["spec"]
     [container] = spec["containers"]
-    assert container["command"][0] == "torchrun"
-    command = [sys.executable, "-m", "torch.distributed.run", *container["command"][1:]]
+    assert container["command"][:3] == ["python3", "-m", "steno.launch"]
+    command = [sys.executable, *container["command"][1:]]
     checkpoints, config, keys = (tmp_path / name for name in ("checkpoints", "config", "keys"))
     for folder in (checkpoints, config, keys):
         folder.mkdir()

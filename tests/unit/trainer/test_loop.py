@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from proxy.contracts.errors import Forbidden, Superseded
 from proxy.contracts.leases import Lease, LeaseRequest
 from proxy.contracts.records import Group
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
+from trainer_bridge import feed as feed_module
+from trainer_bridge import loop as loop_module
 from trainer_bridge.assemble import says_something
 from trainer_bridge.errors import NotFinite, PushFailed
 from trainer_bridge.feed import Feed
@@ -276,3 +279,75 @@ async def test_weights_that_train_nothing_end_the_run_once_its_books_are_saved(t
             await asyncio.wait_for(loop.run(), ALL_S)
     assert len(left_out(tmp_path)) == MOST_SKIPPED * GROUPS_PER_STEP
     assert {group for group, _ in left_out(tmp_path)} <= crew.durable & set(world.acknowledged)
+
+
+async def test_an_acknowledgement_that_fails_ends_the_run_whichever_push_it_was_of() -> None:
+    """It is of the first step's groups, and is answered once the weights of the second step are on their way."""
+    world = World(bound=1)
+    crew = Crew(world, push_s=0.0)
+    world.hold["acknowledge"] = asyncio.Event()
+    world.failures["acknowledge"] = [Forbidden("not an admin's key")]
+    async with looped(world, crew, total_steps=None) as loop:
+        running = asyncio.create_task(loop.run())
+        await until(lambda: world.calls["acknowledge"] and len(crew.pushes) >= 3)
+        world.hold.pop("acknowledge").set()
+        with pytest.raises(Forbidden, match="not an admin's key"):
+            await asyncio.wait_for(running, ALL_S)
+
+
+async def test_who_is_superseded_ends_without_a_checkpoint() -> None:
+    world = World(bound=1)
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, checkpoint_every=100, total_steps=None) as loop:
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.state.step >= 2)
+        loop.fail(Superseded("another trainer has taken over"))
+        with pytest.raises(Superseded):
+            await asyncio.wait_for(running, ALL_S)
+    assert crew.trained and not crew.durable
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for at the end, in the time of a test."""
+    monkeypatch.setattr(loop_module, "ENDING_S", 0.2)
+    monkeypatch.setattr(feed_module, "GIVE_BACK_S", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("state", ["first push", "groups", "a push", "acknowledge", "extend", "evaluation", "numbers"])
+async def test_it_ends_whatever_it_waits_for(state: str) -> None:
+    """The proxy is away, or workers take no weights: nobody answers any more, in none of these calls."""
+    world = World(bound=1)
+    crew = Crew(world, push_s=1e9 if state == "first push" else 0.0)
+    never = asyncio.Event()
+    async with looped(world, crew, checkpoint_every=2, total_steps=None) as loop:
+        waits = False
+
+        async def stands_still(*_: Any) -> Any:
+            nonlocal waits
+            waits = True
+            await never.wait()
+
+        running = asyncio.create_task(loop.run())
+        if state == "first push":
+            await until(lambda: crew.pushes)
+        else:
+            await until(lambda: loop.state.step >= 2)
+            for name in ("lease", "samples", "acknowledge", "release", "extend") if state != "a push" else ():
+                world.hold[name] = never
+            if state == "a push":
+                crew.push_s = 1e9
+                at = len(crew.pushes)
+                await until(lambda: len(crew.pushes) >= at + 2 or crew.pushes[-1].push_s == 1e9)
+            elif state in ("evaluation", "numbers"):
+                for name in ("lease", "samples", "acknowledge", "extend"):
+                    world.hold.pop(name)
+                if state == "evaluation":
+                    loop._evaluate = stands_still
+                else:
+                    loop._status = SimpleNamespace(run=stands_still)  # type: ignore[assignment]
+                await until(lambda: waits)
+        loop.stop()
+        await asyncio.wait_for(running, ALL_S)
+    assert set(crew.trained) <= crew.durable, "all of it is saved"
