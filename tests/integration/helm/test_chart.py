@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from scripts.generate_docs import proxy_metrics
+from steno.commands.output import EXIT_OTHER_TRAINER
 from tests.integration.helm.support import (
     CASES,
     NAMESPACE,
@@ -202,6 +203,11 @@ def test_the_nodes_of_a_trainer_meet_under_names_that_they_have() -> None:
     assert given["PET_LOCAL_ADDR"] == f"{job['metadata']['name']}-$(NODE).{domain}"
     names = [item["name"] for item in spec["containers"][0]["env"]]
     assert names.index("NODE") < names.index("PET_LOCAL_ADDR")  # what is referred to comes first
+    # A superseded trainer's code reaches the pod, and is not started again; Kubernetes takes such a rule with `Never` alone.
+    [rule] = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [EXIT_OTHER_TRAINER]
+    assert rule["onExitCodes"]["containerName"] == spec["containers"][0]["name"] and spec["restartPolicy"] == "Never"
+    assert spec["containers"][0]["command"][:3] == ["python3", "-m", "steno.launch"]
     assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["completions"] == job["spec"]["parallelism"] == 2
     peers = allowed(only(manifests, "NetworkPolicy", "run-steno-trainer"))
     assert components(peers[None]) == ["worker"]  # of two rules without ports, the last

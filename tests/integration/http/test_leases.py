@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from proxy.client import Steno
-from proxy.contracts.errors import Conflict, Forbidden, NotFound
+from proxy.client import AsyncSteno, Steno
+from proxy.contracts.errors import Conflict, Forbidden, NotFound, Superseded, TrainerAlive
 from proxy.contracts.leases import LeaseRequest
+from proxy.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
 from proxy.contracts.records import Limits
 from proxy.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
@@ -91,7 +92,8 @@ async def test_only_the_admin_key_opens_leases_and_runs() -> None:
             with Steno(proxy.url, key) as other:
                 for call in (
                     lambda: other.lease(ask()), lambda: other.acknowledge("x"), lambda: other.release("x"),
-                    lambda: other.extend("x"), lambda: other.run(RUN),
+                    lambda: other.extend("x"), lambda: other.run(RUN), lambda: other.take_over(RUN, "t"),
+                    lambda: other.heartbeat(RUN, "t", 1),
                 ):  # fmt: skip
                     with pytest.raises(Forbidden):
                         await asyncio.to_thread(call)
@@ -123,3 +125,42 @@ async def test_what_leases_do_is_counted(proxy: Proxy) -> None:
     assert 'steno_proxy_leases_total{how="granted"}' in scraped
     await proxy.steno.release(one.lease_id)
     assert 'steno_proxy_groups{state="ready"} 1.0' in (await proxy.http.get("/metrics")).text
+
+
+def update(step: int) -> UpdateSpec:
+    tensor = TensorEntry(name="w", dtype="float32", shape=[1], digest="0" * 32)
+    manifest = Manifest(tensors=[tensor], shards=[ShardEntry(name="a.safetensors", size=8, digest="0" * 32)])
+    return UpdateSpec(run_id=RUN, lineage="a", step=step, transport="filesystem", location="/x", manifest=manifest)
+
+
+async def test_a_trainer_takes_over_and_the_one_before_is_told_whatever_it_asks(proxy: Proxy) -> None:
+    for group_id in "ab":
+        await finished(proxy, group_id)
+    one = await proxy.steno.take_over(RUN, "t1")
+    async with AsyncSteno(proxy.url, epoch=one.epoch) as first:
+        [a] = await first.lease(ask())
+        await first.post_update(update(1))
+        waiting = asyncio.ensure_future(first.lease(ask(max_groups=2, wait_s=60)))
+        await first.heartbeat(RUN, "t1", one.epoch)
+        with pytest.raises(TrainerAlive, match="t1 was heard of") as refused:
+            await proxy.steno.take_over(RUN, "t2")
+        assert 1.0 <= (refused.value.retry_after_s or 0.0) <= 15.0
+        two = await proxy.steno.take_over(RUN, "t2", force=True)
+        assert (one.epoch, two.epoch) == (1, 2)
+        with pytest.raises(Superseded):
+            await asyncio.wait_for(waiting, 30)
+        for call in (
+            first.lease(ask()), first.extend(a.lease_id), first.acknowledge(a.lease_id), first.release(a.lease_id),
+            first.post_update(update(2)), first.heartbeat(RUN, "t1", one.epoch),
+        ):  # fmt: skip
+            with pytest.raises(Superseded):
+                await call
+    async with AsyncSteno(proxy.url, epoch=two.epoch) as second:
+        again = await second.lease(ask(max_groups=2))
+        assert [lease.group.group_id for lease in again] == ["a", "b"]
+        await second.post_update(update(2))
+        await second.heartbeat(RUN, "t2", two.epoch, leaving=True)
+    for lease in again:
+        await proxy.steno.acknowledge(lease.lease_id)
+    assert (await proxy.steno.take_over(RUN, "t3")).epoch == 3
+    await proxy.steno.post_update(update(3))  # of nobody who registered

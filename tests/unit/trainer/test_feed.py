@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from proxy.contracts.errors import Conflict, Forbidden, Gone, Unreachable
+from proxy.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreachable
 from proxy.contracts.records import Timings, TokenSpan, Turn
 from proxy.contracts.rest import UnreadableTurn
 from tests.support.waiting import until
@@ -234,3 +234,19 @@ async def test_patience_takes_fewer_groups_but_never_none() -> None:
         assert not later.done()
         proxy.serve(lease("b", "b.0"))
         assert [found.group_id for found in await later] == ["b"]
+
+
+@pytest.mark.parametrize("call", ["lease", "extend"])
+async def test_that_another_trainer_has_the_run_is_no_lost_lease(call: str) -> None:
+    proxy = FakeProxy([lease("a", "a.0")], failures={call: [Superseded("epoch 2")]})
+    async with feed_of(proxy, ttl_s=1.0) as feed:
+        with pytest.raises(Superseded):
+            await asyncio.wait_for(feed.take(2), 30.0)
+
+
+async def test_a_superseded_acknowledgement_is_heard() -> None:
+    proxy = FakeProxy([lease("a", "a.0")], failures={"acknowledge": [Superseded("epoch 2")]})
+    async with feed_of(proxy) as feed:
+        await feed.take(1)
+        with pytest.raises(Superseded):
+            await feed.acknowledge(["a"])

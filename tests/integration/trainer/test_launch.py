@@ -1,0 +1,21 @@
+"""The launcher's exit code: torchrun itself makes 1 of whatever its ranks end with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import ROOT
+
+
+@pytest.mark.parametrize(("first", "ends"), [(3, 3), (1, 1)], ids=["another trainer has the run", "it failed"])
+def test_that_another_trainer_has_the_run_gets_out(tmp_path: Path, first: int, ends: int) -> None:
+    (tmp_path / "rank.py").write_text(f"import os, sys\nsys.exit({first} if os.environ['RANK'] == '0' else 0)\n")
+    command = ["-m", "steno.launch", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [sys.executable, *command, str(tmp_path / "rank.py")], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == ends, ended.stderr
