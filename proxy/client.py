@@ -245,7 +245,8 @@ class _Table:
         """Register as a run's trainer; `trainer` names this start of it. Leases and updates of the one before are refused from
         then on, and what it had leased is served again at once.
 
-        Raises: TrainerAlive: it was heard of a moment ago; `retry_after_s` says when to try again. `force`: take over all the same.
+        Raises: TrainerAlive: it was heard of a moment ago; `retry_after_s` says when to try again. `force`: take over all the
+        same.
         """
         body = TakeOver(trainer=trainer, take_over=force)
         return Request("POST", f"/runs/{quote(run_id, safe='')}/trainer", partial(read, Tenure), body=body)

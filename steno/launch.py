@@ -1,6 +1,6 @@
-"""torchrun, but that a run which another trainer has taken over ends with the code that says so (3), where torchrun makes 1 of any:
+"""torchrun, but that a run which another trainer has taken over ends with the code that says so (3); torchrun makes 1 of any:
 
-    python -m steno.launch --nproc-per-node 8 -m -- steno train …
+python -m steno.launch --nproc-per-node 8 -m -- steno train …
 """
 
 from __future__ import annotations

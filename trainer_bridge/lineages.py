@@ -2,8 +2,8 @@
 
     <checkpoint_dir>/lineages/<lineage>.json
 
-A start whose steps no checkpoint holds is in no checkpoint's history either. Its versions were pushed all the same, and agents were
-sampled by them: from here a later start knows which weights of its own they are close to, and by how many steps (`History`).
+A start whose steps no checkpoint holds is in no checkpoint's history either. Its versions were pushed all the same, and agents
+were sampled by them: from here a later start knows which weights of its own they are close to, and by how many steps (`History`).
 Written by the first rank alone, beside and renamed, before what it says comes true.
 """
 

@@ -46,8 +46,8 @@ MOST_SKIPPED = 3
 LOOK_S = 0.05
 """Between looks at how far a push is."""
 ENDING_S = 10.0
-"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away learns the
-rest from the next start."""
+"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away
+learns the rest from the next start."""
 
 Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
 """(step, version) -> numbers by names of `measures`; nothing, where none is due."""
@@ -95,7 +95,8 @@ class Limits:
 
 
 class Loop:
-    """One run of a trainer. Args: feed: entered by `run`; state: changed in place; evaluate: before the first step and after each."""
+    """One run of a trainer. Args: feed: entered by `run`; state: changed in place; evaluate: before the first step and after
+    each."""
 
     def __init__(
         self, settings: RunSettings, crew: Crew, feed: Feed, state: State, limits: Limits, *,
@@ -107,7 +108,8 @@ class Loop:
         self._trackers, self._view = trackers, view
         self._status, self._evaluate = status, evaluate
         self._pushing: asyncio.Task[None] | None = None
-        self._serving: set[asyncio.Task[None]] = set()  # each waits for one push to be served, and lets go of its groups
+        # Each waits for one push to be served, and lets go of its groups.
+        self._serving: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._pushed: dict[str, float] = {}
         self._newest: Publication | None = None
@@ -130,8 +132,8 @@ class Loop:
         """Until `total_steps`, or `stop`. Raises: PushFailed: no worker takes the first weights; StenoError: the proxy
         refuses."""
         await self._publish_first()
-        # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be sampled by
-        # these weights.
+        # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be
+        # sampled by these weights.
         async with self._feed:
             await self._train()
 

@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 
 def train(settings: RunSettings) -> None:
-    """Run this rank to its end. Raises: ConfigError; TrainerAlive, Superseded: another trainer has the run; StenoError: what ended
-    it."""
+    """Run this rank to its end. Raises: ConfigError; TrainerAlive, Superseded: another trainer has the run; StenoError: what
+    ended it."""
     settings.check()
     ranks = Ranks.open(
         settings.device, sequence_size=settings.sequence_parallel, wait_s=settings.wait_timeout_s,
@@ -82,8 +82,8 @@ def train(settings: RunSettings) -> None:
 
 @contextlib.contextmanager
 def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[Hold | None]:
-    """On the first rank: the run, taken over before the model is loaded and the checkpoint is read, for as long as this goes on. Where it
-    can't be had the others are told that there is nothing to do, so that how this rank ends is how the run ended."""
+    """On the first rank: the run, taken over before the model is loaded and the checkpoint is read, for as long as this goes
+    on. Where it can't be had the others are told that there is nothing to do, so that how this rank ends is how the run ended."""
     if lineage is None:
         yield None
         return
@@ -179,8 +179,8 @@ def _leave_signals_to_the_first() -> None:
 async def _lead(
     settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties, hold: Hold
 ) -> Superseded | None:
-    """The first rank's part. Returns: that another trainer has taken over; then all ranks end as after any other run, so that what
-    their launcher is told is this rank's exit code."""
+    """The first rank's part. Returns: that another trainer has taken over; then all ranks end as after any other run, so that
+    what their launcher is told is this rank's exit code."""
     state = duties.state
     trackers = Trackers(_trackers(settings))
     limits = Limits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)

@@ -8,8 +8,8 @@ lineage went on. What is past that point was lost in a crash.
                           = (newest - oldest version in it: grown in flight) + (current - newest: grown in the queue)
 
 From a lost version they are counted back over the lost steps and forward again. Its samples are trained: each token has the
-log-probability that it was sampled at, and the new lineage takes the lost steps again with the same groups in the same order, since a
-crash gives groups back in their order. So until it is past them, what the crash took back makes nothing too old (ADR 16).
+log-probability that it was sampled at, and the new lineage takes the lost steps again with the same groups in the same order,
+since a crash gives groups back in their order. So until it is past them, what the crash took back makes nothing too old (ADR 16).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Version(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """How far a version is from the current weights. steps: optimizer steps between the two. lost: of these, those that a crash took
-    back."""
+    """How far a version is from the current weights. steps: optimizer steps between the two. lost: of these, those that a crash
+    took back."""
 
     steps: int
     lost: int = 0
@@ -59,8 +59,8 @@ class History:
 
     `History((Version("base", 0), Version("a", 40), Version("b", 57)))`: trained from base, resumed from a/40, now at b/57.
 
-    parents: of lineages that are not in the path, since no checkpoint of theirs is: what they went on from. lost: of each start that
-    pushed weights which no checkpoint holds: the step that was gone on from instead, and the last one that it pushed.
+    parents: of lineages that are not in the path, since no checkpoint of theirs is: what they went on from. lost: of each start
+    that pushed weights which no checkpoint holds: the step that was gone on from instead, and the last one that it pushed.
     """
 
     path: tuple[Version, ...]
@@ -85,7 +85,8 @@ class History:
         return replace(self, path=(*self.path, Version(lineage, self.current.step)))
 
     def knowing(self, others: Mapping[str, tuple[Version, int]]) -> History:
-        """This history among all starts of its run. Args: others: lineage -> what it went on from, and the last step it pushed."""
+        """This history among all starts of its run. Args: others: lineage -> what it went on from, and the last step it
+        pushed."""
         in_path = {version.lineage for version in self.path}
         parents = {lineage: parent for lineage, (parent, _) in others.items() if lineage not in in_path}
         known = replace(self, parents=parents)
@@ -136,8 +137,8 @@ class Verdict:
 def judge(history: History, versions: Iterable[str], max_staleness_steps: int) -> Verdict:
     """Whether a sample that these versions sampled may be trained now. All of them count, trained or only context.
 
-    For the bound a version counts as `History.numbered` says: groups that were admitted before a crash are as old as they would be
-    without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most
+    For the bound a version counts as `History.numbered` says: groups that were admitted before a crash are as old as they would
+    be without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most
     max_staleness_steps and twice the lost steps behind.
 
     Raises: BadBatch: no version at all.

@@ -1,7 +1,8 @@
 """A trainer's hold of its run: taken over at the start, kept by heartbeats from a thread of its own, given up at the end.
 
-It is taken before the checkpoint is read: whoever had the run until then can acknowledge nothing any more, so no group is done with
-that the checkpoint does not hold. A trainer that is superseded has lost its run to another one, and must not be started again.
+It is taken before the checkpoint is read: whoever had the run until then can acknowledge nothing any more, so no group is done
+with that the checkpoint does not hold. A trainer that is superseded has lost its run to another one, and must not be started
+again.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Client(Protocol):
 class Hold:
     """Of one run, by this process. Use as a context manager: leaving gives it up.
 
-    epoch: None: the proxy is of a release that knows no trainers; then nothing is held, and leases of a dead trainer come back when
-    their time is over. lost: set once another trainer has taken over.
+    epoch: None: the proxy is of a release that knows no trainers; then nothing is held, and leases of a dead trainer come back
+    when their time is over. lost: set once another trainer has taken over.
     """
 
     def __init__(self, client: Client, run: str, trainer: str, epoch: int | None) -> None:
@@ -55,8 +56,8 @@ class Hold:
         cls, client: Client, run: str, trainer: str, *, force: bool = False, patience_s: float = 600.0,
         sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic,
     ) -> Hold:  # fmt: skip
-        """Take over the run from whoever has it. One that was heard of a moment ago may have died since, so it is waited for once,
-        until it would have been heard of again.
+        """Take over the run from whoever has it. One that was heard of a moment ago may have died since, so it is waited for
+        once, until it would have been heard of again.
 
         Args: patience_s: how long a proxy that is away is waited for. force: do not ask whether the other one lives.
         Raises: TrainerAlive: it lives; StenoError: the proxy refuses, or stays away.
@@ -73,7 +74,9 @@ class Hold:
                 sleep(seconds)
             except StenoError as error:
                 if isinstance(error, BadRequest) and UNKNOWN_CALL in error.message:
-                    log.warning("the proxy knows no trainers: what one that died had leased comes back when its time is over")
+                    log.warning(
+                        "the proxy knows no trainers: what one that died had leased comes back when its time is over"
+                    )
                     return cls(client, run, trainer, None)
                 if not error.retryable or now() >= until:
                     raise

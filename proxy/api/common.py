@@ -24,7 +24,8 @@ from proxy.store.base import SessionStore
 
 MSGPACK = "application/msgpack"
 Epoch = Annotated[
-    int | None, Header(alias=EPOCH_HEADER, ge=1, le=2**53, description="of a registered trainer: older than the run's: 409")
+    int | None,
+    Header(alias=EPOCH_HEADER, ge=1, le=2**53, description="of a registered trainer: older than the run's: 409"),
 ]
 _ROOMY = msgspec.msgpack.Encoder(enc_hook=str)
 

@@ -10,7 +10,16 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from proxy import leasing, metrics
 from proxy.api.common import ERRORS, Epoch, admin, encoded, known_query, services
 from proxy.contracts.errors import Conflict
-from proxy.contracts.leases import Heartbeat, LeaseExtension, LeaseList, LeaseRequest, LeaseTerm, RunView, TakeOver, Tenure
+from proxy.contracts.leases import (
+    Heartbeat,
+    LeaseExtension,
+    LeaseList,
+    LeaseRequest,
+    LeaseTerm,
+    RunView,
+    TakeOver,
+    Tenure,
+)
 
 log = logging.getLogger(__name__)
 

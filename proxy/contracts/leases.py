@@ -4,9 +4,9 @@ A group is ready when all its trials have ended, or at its deadline with those t
 and acknowledged once the step that used it is durable. A lease that is neither acknowledged nor extended in time is served again,
 under a new lease_id; a trainer that finds a group in its checkpoint's ledger acknowledges it and trains nothing.
 
-A trainer may register with its run (`POST /runs/{run_id}/trainer`): it takes over from the one before, which gets 409 `superseded`
-from then on, and whose leases are served again at once. Trainers register, leasing never does; one that does not register is
-neither superseded nor taken over from.
+A trainer may register with its run (`POST /runs/{run_id}/trainer`): it takes over from the one before, which gets 409
+`superseded` from then on, and whose leases are served again at once. Trainers register, leasing never does; one that does not
+register is neither superseded nor taken over from.
 
 Whose tokens are whose (I4): what a group leaves out when it gets ready is the proxy's to account for (`RunView.not_trained`).
 What it brings is settled with its first grant, is the same in every later one, and is the trainer's to account for

@@ -57,8 +57,8 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Expected failures become one line on stderr: exit code 2 for what the user can correct, 3 where another trainer has the run, 1
-    for the rest.
+    """Expected failures become one line on stderr: exit code 2 for what the user can correct, 3 where another trainer has the
+    run, 1 for the rest.
 
     A surprise keeps its traceback: it is a bug, and the traceback is what a report needs.
     """

@@ -227,7 +227,7 @@ class LeaseContract:
             await finished(store, group_id)
         [a] = await lease(store, 20.0, ttl_s=600.0)
         await store.runs.take_over(RUN, "t1", now=20.0)
-        [b] = await lease(store, 21.0, ttl_s=600.0, epoch=1)
+        await lease(store, 21.0, ttl_s=600.0, epoch=1)
         await store.runs.take_over(RUN, "t2", now=50.0)
         await store.runs.extend(a.lease_id, 600.0, now=51.0)
         [again] = await lease(store, 52.0, most=1)

@@ -150,7 +150,7 @@ class Product:
         module = ["tests.integration.loop.mortal", die] if die else ["steno"]
         module = ["tests.integration.loop.spy", str(folder)] if spy else module
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *module,
+            sys.executable, "-m", "steno.launch", "--standalone", "--nproc-per-node", "2", "-m", *module,
             "train", "--config", str(folder / "train.yaml"),
         ]  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}

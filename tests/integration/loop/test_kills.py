@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from proxy.contracts.leases import RunView
-from tests.integration.loop.product import RUN, Product, Trainer, rolling, thread
+from steno.commands.output import EXIT_OTHER_TRAINER
+from tests.integration.loop.product import RUN, SLOW_S, Product, Trainer, rolling, thread
 from tests.support.processes import until
 from trainer_bridge.ledger import Reason
 
@@ -15,9 +16,9 @@ pytestmark = pytest.mark.loop
 
 
 async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledgement(one: Product) -> None:
-    """Checkpoints every two steps, and leases that last. The first trainer has saved step 2 and pushed step 3 when it is killed in
-    step 4. The second goes on from step 2 in a lineage of its own, with the groups that the first one had, and is killed when step 4 is
-    saved and nothing is acknowledged. The third takes no group for a second time, and loses none (I4, I10)."""
+    """Checkpoints every two steps, and leases that last. The first trainer has saved step 2 and pushed step 3 when it is killed
+    in step 4. The second goes on from step 2 in a lineage of its own, with the groups that the first one had, and is killed when
+    step 4 is saved and nothing is acknowledged. The third takes no group for a second time, and loses none (I4, I10)."""
     # Some groups are started beside what admission lets in: so the trainers' bound is wider than its.
     settings = {"checkpoint_every": 2, "lease_ttl_s": 600, "max_staleness_steps": 4}
     async with rolling(one, "task"):
@@ -61,6 +62,22 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
     view: RunView = await thread(one.balance, third)
     assert {f"{a}/3", by_second} <= view.sampled.keys()
     assert {f"{c}/{step}" for step in (5, 6, 7)} & view.sampled.keys()
+
+
+async def test_a_trainer_that_another_one_takes_over_from_ends_and_is_not_started_again(one: Product) -> None:
+    """All ranks of the first one end; its code says why. The second goes on from its checkpoint with its groups."""
+    settings = {"lease_ttl_s": 600, "max_staleness_steps": 4}
+    async with rolling(one, "task"):
+        first = one.train(**settings)
+        await thread(first.until, lambda: first.steps, "a first step")
+        second = one.train(take_over=True, total_steps=4, **settings)
+        assert await thread(first.process.wait, SLOW_S) == EXIT_OTHER_TRAINER, first.said()
+        assert "another trainer has taken over (epoch 2)" in first.said()
+        await thread(second.wait)
+    saved = second.saved()
+    assert saved["path"][-1][1] == 4 and len(saved["path"]) >= 2
+    assert Reason.ORPHANED not in saved["ledger"].total().untrained
+    await thread(one.balance, second)
 
 
 async def test_a_worker_then_the_proxy_killed_in_an_update(one: Product) -> None:

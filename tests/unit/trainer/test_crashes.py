@@ -1,9 +1,9 @@
-"""A trainer that is killed at any point of its loop, and started again: no group is skipped, none is trained twice into what survives,
-and nothing that was sampled is lost.
+"""A trainer that is killed at any point of its loop, and started again: no group is skipped, none is trained twice into what
+survives, and nothing that was sampled is lost.
 
-The store of runs is the proxy's own, and so are the rules of leases; feed, loop, ledger, staleness and the folder of lineages are the
-trainer's own. Only the ranks' duties and the clock are played: a checkpoint is the state's bytes, weights are a version's name. A kill
-is a point from which nothing of that trainer goes on or reaches anybody.
+The store of runs is the proxy's own, and so are the rules of leases; feed, loop, ledger, staleness and the folder of lineages
+are the trainer's own. Only the ranks' duties and the clock are played: a checkpoint is the state's bytes, weights are a
+version's name. A kill is a point from which nothing of that trainer goes on or reaches anybody.
 """
 
 from __future__ import annotations
@@ -196,7 +196,12 @@ class Life:
         self.lineages.begin(self.name, parent, self.epoch)
         state.history = state.history.resumed(self.name).knowing(self.lineages.others())
         settings = RunSettings(
-            model="m", run=RUN, groups_per_step=PER_STEP, max_staleness_steps=BOUND, total_steps=STEPS, checkpoint_every=every
+            model="m",
+            run=RUN,
+            groups_per_step=PER_STEP,
+            max_staleness_steps=BOUND,
+            total_steps=STEPS,
+            checkpoint_every=every,
         )
         self.feed = Feed(self, run_id=RUN, consumer=self.name, ahead=PER_STEP, trained=state.trained)  # type: ignore[arg-type]
         mute: Any = Mute()
@@ -302,7 +307,9 @@ async def test_weights_of_the_same_name_that_are_others_are_no_ancestors(tmp_pat
     assert history.behind(Version("b", 0)) is None
 
 
-async def test_who_is_taken_over_from_writes_no_checkpoint_and_ends(tmp_path: Path, assembly: Callable[[Life], None]) -> None:
+async def test_who_is_taken_over_from_writes_no_checkpoint_and_ends(
+    tmp_path: Path, assembly: Callable[[Life], None]
+) -> None:
     """It stood still for longer than it is waited for, and goes on in the middle of a step."""
     world = World(tmp_path)
     old = Life(world, "old")

@@ -69,8 +69,9 @@ def test_what_a_crash_took_back_makes_nothing_too_old():
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_no_crash_makes_a_group_stale_that_admission_let_in(per_step, bound, every, seed):
-    """Checkpoints every so many steps, a push after each; crashes anywhere; groups are trained in their order, sampled by whatever is
-    served while they run, and used ones come back. Nothing that is trained is further behind than the bound and twice the lost steps."""
+    """Checkpoints every so many steps, a push after each; crashes anywhere; groups are trained in their order, sampled by
+    whatever is served while they run, and used ones come back. Nothing that is trained is further behind than the bound and
+    twice the lost steps."""
     rng = random.Random(seed)
     history = History((Version("base", 0),)).resumed("l0")
     others = {}
