@@ -23,7 +23,8 @@ import pytest
 from proxy import leasing
 from proxy.contracts.errors import Superseded, Unreachable
 from proxy.contracts.leases import Lease, LeaseRequest, RunView
-from proxy.contracts.records import Sample, Turn, ids_to_bytes
+from proxy.contracts.records import Turn, ids_to_bytes
+from proxy.contracts.rest import SampleList
 from proxy.sessions.samples import samples
 from proxy.store.memory import MemoryStore
 from tests.support.groups import end, group, speak
@@ -137,7 +138,7 @@ class Life:
         await self.world.store.runs.extend(lease_id, ttl_s, used=used, now=self.world.now)
         await self.point("after used")
 
-    async def samples(self, trial_id: str) -> list[Sample]:
+    async def sample_list(self, trial_id: str) -> SampleList:
         return samples(await self.world.store.session(trial_id), await self.world.store.turns(trial_id))
 
     async def turns(self, trial_id: str) -> AsyncIterator[Turn]:
@@ -238,11 +239,11 @@ def assembly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Life], None]:
     """Lets a life be killed while its groups become a batch, which a thread does."""
     right, now = loop_module.assemble, SimpleNamespace(life=None)
 
-    def mortal(*args: Any) -> Any:
+    def mortal(*args: Any, **more: Any) -> Any:
         if now.life.reached("in assembly"):
             now.life.dead = True
             raise Killed
-        return right(*args)
+        return right(*args, **more)
 
     monkeypatch.setattr(loop_module, "assemble", mortal)
     return lambda life: setattr(now, "life", life)
