@@ -7,6 +7,7 @@ Owns what an operator can choose and which combinations are refused. How the val
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ from pydantic import Field, SecretStr, field_validator
 
 from proxy.contracts.errors import ConfigError
 from proxy.contracts.settings import Settings, SettingsConfigDict
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
 class ProxySettings(Settings):
@@ -34,6 +37,11 @@ class ProxySettings(Settings):
     )
     public_url: str | None = Field(
         None, description="how agents reach the proxy (scheme, host, optional port and path prefix); default: as asked"
+    )
+
+    allowed_hosts: list[str] = Field(
+        default_factory=list,
+        description="names, beside localhost and public_url's, under which a proxy without keys may be asked, at any port",
     )
 
     # -- who may do what (I8)
@@ -138,6 +146,20 @@ class ProxySettings(Settings):
         if parts.query or parts.fragment or parts.username:
             raise ValueError("must have no user, query or fragment")
         return value.rstrip("/")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _allowed_hosts(cls, names: list[str]) -> list[str]:
+        for name in names:
+            try:
+                known = ":" in name and bool(ipaddress.IPv6Address(name.strip("[]")))
+            except ValueError:
+                known = False
+            if not known and not _HOST_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no host's name or address: give it without scheme, port and path, as host.docker.internal"
+                )
+        return names
 
     @field_validator("admin_key", "worker_key", "trial_secret", "api_key")
     @classmethod

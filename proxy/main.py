@@ -28,6 +28,7 @@ from starlette.exceptions import HTTPException
 from proxy import keystore, logs
 from proxy.api import anthropic, gemini, generation, groups, leases, ops, policy, responses, sessions, workers
 from proxy.api.common import Ports, Services, admin
+from proxy.api.door import Door
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.beside import Beside, Companion
 from proxy.config import ProxySettings
@@ -104,6 +105,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.state.services = Services(settings, keys, store, recorder, hub, policies, ports)
     app.state.rotation = rotation
     app.ports = ports
+    app.door = Door.of(settings)
     bounds: dict[str, Any] = {
         "keepalive_s": settings.keepalive_s,
         "max_body_bytes": settings.max_body_bytes,

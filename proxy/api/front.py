@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import logs
 from proxy.api.common import Ports, error_response
+from proxy.api.door import Door, from_a_page
 from proxy.api.spelling import meant
 from proxy.contracts.errors import BadRequest, BodyTooLarge, Forbidden, NotFound, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS
@@ -39,6 +40,7 @@ class Application(FastAPI):
 
     Attributes:
         ports: where the control plane has one of its own; None: everything is served on every port.
+        door: what web pages can't get through, where no keys are asked for; None: there are keys.
         turns: (method, path after the trial id) -> the endpoint that answers it, whatever the trial.
         actions: (method, action) -> the same for `/v1beta/models/{model}:{action}`, whatever the model.
     """
@@ -48,6 +50,7 @@ class Application(FastAPI):
         self.turns: Mapping[tuple[str, str], ASGIApp] = {}
         self.actions: Mapping[tuple[str, str], ASGIApp] = {}
         self.ports: Ports | None = None
+        self.door: Door | None = None
         self._base = base_path + "/"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,6 +59,9 @@ class Application(FastAPI):
             return
         if scope["type"] == "http":
             path: str = scope["path"]
+            if self.door is not None and (error := self.door.refusal(scope)) is not None and not self._is_free(path):
+                await _refuse(error, scope, receive, send)
+                return
             start = len(self._base) if path.startswith(self._base) else 1
             end = path.find("/", start)
             endpoint = self.turns.get((scope["method"], path[end:])) if end > start else None
@@ -74,7 +80,16 @@ class Application(FastAPI):
                     scope["path_params"] = {"trial_id": path[start:end], "model": found["model"]}
                     await endpoint(scope, receive, send)
                     return
+        elif scope["type"] == "websocket":
+            error = from_a_page(scope) or (self.door.refusal(scope) if self.door is not None else None)
+            if error is not None:
+                await _refuse_socket(error, send)
+                return
         await super().__call__(scope, receive, send)
+
+    def _is_free(self, path: str) -> bool:
+        """Whether anybody may know it: that the process answers."""
+        return path == "/healthz" or path == self._base + "healthz"
 
     def _belongs(self, scope: Scope, ports: Ports) -> bool:
         """Whether it came to the port that serves it. The path's first word says: no trial has one of the control plane's."""
@@ -85,6 +100,23 @@ class Application(FastAPI):
             return True
         wanted = ports.control if word in RESERVED_TRIAL_IDS or not word else ports.agents
         return bool((scope.get("server") or ("", 0))[1] == wanted)
+
+
+async def _refuse(error: StenoError, scope: Scope, receive: Receive, send: Send) -> None:
+    request_id = os.urandom(8).hex()
+    logs.bind("", request_id)
+    log.info("request refused: %d %s: %s", error.status, error.code, error.message)
+    await error_response(error, request_id)(scope, receive, _with_id(send, request_id))
+
+
+async def _refuse_socket(error: StenoError, send: Send) -> None:
+    """Before it is one: with an HTTP answer."""
+    request_id = os.urandom(8).hex()
+    log.info("socket refused: %d %s: %s", error.status, error.code, error.message)
+    answer = error_response(error, request_id)
+    headers = [*answer.raw_headers, (b"x-request-id", request_id.encode())]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body})
 
 
 async def _elsewhere(scope: Scope, receive: Receive, send: Send) -> None:

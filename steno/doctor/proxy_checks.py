@@ -30,14 +30,21 @@ def check_proxy(url: str, key: str | None, transport: httpx.BaseTransport | None
             health = client.get("/healthz")
             after = time.time()
             health.raise_for_status()
-            ready = client.get("/readyz").json()
+            readiness = client.get("/readyz")
+            ready = readiness.json()
             open_to_all = client.get("/sessions", params={"limit": 1}).status_code == 200
             client.headers.update({"authorization": f"Bearer {key}"} if key else {})
             workers = client.get("/workers")
             metrics = client.get("/metrics")
         except (httpx.HTTPError, ValueError) as error:
             return [bad("proxy.reachable", f"{url}: {error}", "start it, or correct --url")]
-    found = [ok("proxy.reachable", f"{url} answers in {1000 * (after - before):.0f} ms"), *_ready(ready)]
+    found = [ok("proxy.reachable", f"{url} answers in {1000 * (after - before):.0f} ms")]
+    if readiness.status_code == 403:
+        return [
+            *found,
+            bad("proxy.hosts", ready["error"]["message"], "ask it as localhost, or name the host in allowed_hosts"),
+        ]
+    found += _ready(ready)
     if isinstance(theirs := health.json().get("time"), float):
         found.append(clock("proxy.clock", theirs - (before + after) / 2, (after - before) / 2))
     found += guarded(url, open_to_all, key is not None, workers.status_code)

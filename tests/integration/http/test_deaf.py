@@ -44,7 +44,8 @@ def answering() -> int:
 async def deaf(proxy: Proxy, path: str, marks: str = "") -> AsyncIterator[socket.socket]:
     """A client that has asked and reads nothing."""
     payload = json.dumps(BODY).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{marks}content-length: {len(payload)}\r\n\r\n"
+    said = f"host: localhost\r\ncontent-type: application/json\r\n{marks}content-length: {len(payload)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{said}\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", proxy.port))

@@ -63,7 +63,7 @@ async def test_the_413_reaches_a_client_that_reads(declared: bool) -> None:
 async def test_a_body_that_never_comes_is_a_408_and_holds_up_nobody() -> None:
     async with running(body_timeout_s=0.2) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        writer.write(b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        writer.write(b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         assert (await proxy.chat("t", "x")).status_code == 200
         answer = await asyncio.wait_for(reader.read(200), 10)
         assert answer.startswith(b"HTTP/1.1 408")

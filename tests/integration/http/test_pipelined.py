@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 async def send(proxy: Proxy, *, stream: bool, requests: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     payload = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": stream}).encode()
-    head = b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(payload)
+    head = b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(payload)
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write((head + payload) * requests)
     return reader, writer

@@ -53,7 +53,7 @@ def test_nobody_asks_again_at_a_proxy_that_stops_while_its_streams_end(worker: l
         assert stack.proxy.wait(30) == 0
 
 
-HEAD = b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 ENDLESS = {
     "address": b"GET /",
     "header": HEAD + b"x-a: ",

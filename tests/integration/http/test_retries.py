@@ -346,7 +346,8 @@ async def test_a_client_that_reads_no_more_and_asks_again_gets_a_new_attempt() -
     engine = ParrotEngine(lambda request: Say("x" * 40_000) if len(engine.requests) == 1 else Say("yes"))
     async with running(engine) as proxy:
         payload = json.dumps(BODY | {"stream": True}).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+        said = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\n{said}\r\n"
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", proxy.port))

@@ -17,7 +17,7 @@ class Impatient(BoundedHttp):
     head_s = 0.5
 
 
-REQUEST = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
 
 async def test_heads_that_do_not_come_or_do_not_end_close_their_connections() -> None:
@@ -56,7 +56,7 @@ async def test_a_websocket_in_a_head_that_can_not_be_one_is_refused_and_closed(p
     async with serve(create_app(ProxySettings()), http=BoundedHttp) as port:
         for method in (b"GET", b"POST"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(method + b" " + path.encode() + b" HTTP/1.1\r\nhost: x\r\n" + OFFER + rest)
+            writer.write(method + b" " + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + OFFER + rest)
             async with asyncio.timeout(30):
                 assert (await reader.read()).split()[1] in (b"400", b"405"), method
             writer.close()
@@ -81,7 +81,7 @@ async def test_a_kept_connection_may_be_silent_and_a_body_may_take_its_time() ->
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b'{"trial_id": "t"}'
         writer.write(
-            b"POST /sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n"
+            b"POST /sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n"
         )
         await asyncio.sleep(1.2)
         writer.write(body)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from steno.doctor.disk_checks import check_folder
 from steno.doctor.findings import Level, clock
-from steno.doctor.proxy_checks import guarded, judge_metrics, judge_workers
+from steno.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers
 from steno.doctor.redis_checks import judge
 from steno.doctor.redis_promises import failover, restart
 
@@ -52,6 +53,17 @@ def test_workers_that_are_away_ill_or_behind() -> None:
     found = levels(judge_workers(fleet))
     assert found["workers.connected"] is Level.WARNING
     assert found["workers.healthy"] is found["workers.behind"] is Level.BAD
+
+
+def test_a_proxy_that_does_not_go_by_the_name_asked_says_so() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/healthz":
+            return httpx.Response(200, json={"status": "ok"})
+        return httpx.Response(403, json={"error": {"code": "forbidden", "message": "Host: 'a.b': allowed_hosts"}})
+
+    found = check_proxy("http://a.b", None, httpx.MockTransport(answer))
+    assert levels(found) == {"proxy.reachable": Level.OK, "proxy.hosts": Level.BAD}
+    assert "allowed_hosts" in found[-1].message
 
 
 def test_an_open_control_plane_is_bad_beyond_loopback() -> None:
