@@ -8,6 +8,7 @@ A worker that breaks the protocol loses its own streams and nobody else's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hmac
 import itertools
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, Job, has_images
@@ -51,10 +53,17 @@ from proxy.contracts.peer import HANDSHAKE_S
 from proxy.links import CLOSE_WITHIN_S, Link, Nobody, RelayCounts, Watcher, Worker, leave, read, receive, write
 from proxy.placing import Order, place
 from proxy.routing import choose, offers
+from proxy.sockets import opening_of
 from proxy.streams import Stream
 from proxy.waiting import NOT_YET, Waiting
 
 logger = logging.getLogger(__name__)
+
+MAX_STRANGERS = 32
+"""Sockets at a time that have shown no key yet. Each costs what a Hello may have, 256 KiB and as much again while it is put
+together: 16 MiB. Workers that show their key in the header are none of them, so no stranger keeps these out."""
+LINGER_S = 15.0
+"""How long a refused stranger counts as one at most: until its socket is closed, for which uvicorn waits 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,7 @@ class Hub:
         self._workers: dict[str, Worker] = {}
         self._closed = False
         self._channels = itertools.count(1)
+        self._strangers = 0  # sockets that have shown no key, and those refused that are not closed yet
 
     # -- for those who want something generated
 
@@ -227,27 +237,54 @@ class Hub:
 
     async def serve(self, websocket: WebSocket) -> None:
         """One worker's socket, from accept to close."""
-        await websocket.accept()
-        try:
-            hello, key = await self._greeting(websocket)
-            link = Link(websocket)
-            worker = self._admit(hello, link)
-            worker.key = key
-        except _Refused as refused:
+        header = websocket.headers.get("authorization", "")
+        shown = header.removeprefix("Bearer ").strip() if header.startswith("Bearer ") else None
+        stranger = not self.is_worker(shown or "")
+        if stranger and self._strangers >= MAX_STRANGERS:
             self.counts.refused += 1
-            logger.warning("a worker was refused: %s", refused.message)
-            await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
+            message = (
+                f"{MAX_STRANGERS} sockets have shown no key yet; a key in the Authorization header is let in at once"
+            )
+            logger.warning("a worker was refused: %s", message)
+            await websocket.send_denial_response(Response(message, 503, {"retry-after": "1"}, "text/plain"))
+            return
+        opening = opening_of(websocket.scope)
+        self._strangers += stranger
+        try:
+            await websocket.accept()
+            hello, key = await self._greeting(websocket, shown)
+        except _Refused as refused:
+            await self._refuse(websocket, refused)
+            if stranger and opening is not None:  # what it has sent is kept until then
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_S):
+                        await opening.gone.wait()
             return
         except WebSocketDisconnect:
             return
+        finally:
+            self._strangers -= stranger
+        if opening is not None:
+            opening.known()
+        try:
+            link = Link(websocket)
+            worker = self._admit(hello, link)
+        except _Refused as refused:
+            await self._refuse(websocket, refused)
+            return
+        worker.key = key
         try:
             await self._carry(worker, link)
         finally:
             link.left.set()
 
-    async def _greeting(self, websocket: WebSocket) -> tuple[Hello, str]:
-        header = websocket.headers.get("authorization", "")
-        shown = header.removeprefix("Bearer ").strip() if header.startswith("Bearer ") else None
+    async def _refuse(self, websocket: WebSocket, refused: _Refused) -> None:
+        self.counts.refused += 1
+        logger.warning("a worker was refused: %s", refused.message)
+        await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
+
+    async def _greeting(self, websocket: WebSocket, shown: str | None) -> tuple[Hello, str]:
+        """The first message, and the key. Args: shown: the key in the header, if there is one."""
         if shown is not None:
             self._check(shown)
         try:
@@ -261,8 +298,6 @@ class Hub:
             raise _Refused(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
         if shown is None:
             self._check(hello.key)
-        if self._closed:
-            raise _Refused(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
         return hello, hello.key if shown is None else shown
 
     def _is_worker(self, key: str) -> bool:
@@ -275,6 +310,8 @@ class Hub:
 
     def _admit(self, hello: Hello, link: Link) -> Worker:
         """The channel that this Hello belongs to, with the socket on it: the one it resumes, or a new one."""
+        if self._closed:
+            raise _Refused(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
         now = self._clock()
         old = self._workers.get(hello.worker_id)
         if old is not None and old.link is not None:

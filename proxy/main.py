@@ -42,6 +42,7 @@ from proxy.policies.keeper import Policies
 from proxy.rates import Rates
 from proxy.recorder import Recorder
 from proxy.rotation import Rotation
+from proxy.sockets import OpeningSocket
 from proxy.store.base import SessionStore
 from proxy.store.memory import MemoryStore
 from proxy.turn import Turns
@@ -276,7 +277,7 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
             app,
             loop="uvloop" if sys.platform != "win32" else "asyncio",
             http=BoundedHttp,
-            ws="websockets-sansio",
+            ws=OpeningSocket,
             ws_max_size=settings.max_packet_bytes,
             ws_per_message_deflate=False,  # tokens do not compress, and zlib would cost more than all else
             ws_ping_interval=None,  # the relay has heartbeats of its own

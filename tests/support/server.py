@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from proxy.http import BoundedHttp
+from proxy.sockets import OpeningSocket
 
 
 class _Server(uvicorn.Server):
@@ -24,7 +25,7 @@ async def serve(app: Any, **options: Any) -> AsyncIterator[int]:
     """Serve an ASGI app; yields its port. `options` go to `uvicorn.Config`."""
     listener = socket.create_server(("127.0.0.1", 0))
     settings: dict[str, Any] = {
-        "http": BoundedHttp, "ws": "websockets-sansio", "ws_max_size": 64 * 2**20, "ws_per_message_deflate": False,
+        "http": BoundedHttp, "ws": OpeningSocket, "ws_max_size": 64 * 2**20, "ws_per_message_deflate": False,
         "ws_ping_interval": None, "log_level": "warning", "timeout_graceful_shutdown": 2,
     }  # fmt: skip
     server = _Server(uvicorn.Config(app, **(settings | options)))
