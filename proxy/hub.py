@@ -35,7 +35,7 @@ from proxy.contracts.errors import (
     WorkerLost,
 )
 from proxy.contracts.fleet import WorkerView
-from proxy.contracts.frames import Hello, ModelCard
+from proxy.contracts.frames import Cancel, Hello, ModelCard
 from proxy.contracts.packets import (
     CLOSE_GOING_AWAY,
     CLOSE_PROTOCOL_ERROR,
@@ -43,6 +43,7 @@ from proxy.contracts.packets import (
     CLOSE_TIMEOUT,
     CLOSE_UNAUTHORIZED,
     CLOSE_VERSION,
+    NAME_TAKEN,
     REPLACED,
     UNAUTHORIZED,
     VERSION,
@@ -64,6 +65,9 @@ MAX_STRANGERS = 32
 together: 16 MiB. Workers that show their key in the header are none of them, so no stranger keeps these out."""
 LINGER_S = 15.0
 """How long a refused stranger counts as one at most: until its socket is closed, for which uvicorn waits 10 s."""
+ANSWER_S = 7.5
+"""How long who has a name may be silent when another boot comes with it. A worker waits 10 s for its Welcome."""
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,8 @@ class Hub:
         if opening is not None:
             opening.known()
         try:
+            await self._make_way(hello)
+            self._check(key)  # once more: it may have been revoked meanwhile
             link = Link(websocket)
             worker = self._admit(hello, link)
         except _Refused as refused:
@@ -300,6 +306,27 @@ class Hub:
             self._check(hello.key)
         return hello, hello.key if shown is None else shown
 
+    async def _make_way(self, hello: Hello) -> None:
+        """Return once this boot may have its name. Raises: _Refused: another one that lives has it.
+
+        A boot that comes back proves who it is by its boot id, which only it and this proxy know. A new boot proves nothing: it
+        may be a restart on a machine whose last socket nobody has closed, or another worker with the same name. So the one that
+        has the name is asked, and keeps it if anything comes within ANSWER_S: a Cancel of a stream that never was does nothing,
+        and has to be acknowledged within 0.2 s.
+        """
+        while (old := self._workers.get(hello.worker_id)) is not None and old.link is not None:
+            if old.peer.remote_boot == hello.boot_id:
+                return
+            link, asked_at = old.link, self._clock()
+            old.send(Cancel(0, "is this worker there?"))
+            while old.link is link and self._clock() < asked_at + ANSWER_S:
+                if old.peer.heard_at > asked_at:
+                    message = f"another worker is connected as {hello.worker_id}; this one may come again"
+                    raise _Refused(CLOSE_REPLACED, NAME_TAKEN, message)
+                await asyncio.sleep(LOOK_S)
+            if old.link is link:
+                return
+
     def _is_worker(self, key: str) -> bool:
         good = self.settings.worker_key
         return not good or hmac.compare_digest(key.encode(), good.encode())
@@ -315,8 +342,8 @@ class Hub:
         now = self._clock()
         old = self._workers.get(hello.worker_id)
         if old is not None and old.link is not None:
-            # One worker with two sockets is a half-open one and its successor. Two boots under one name are a restart or two
-            # workers with the same id; the older must not come back then, or they would push each other out for ever.
+            # One worker with two sockets is a half-open one and its successor. Of two boots the older has not answered; it must
+            # not come back, should it live after all, or the two would go on for ever.
             if old.peer.remote_boot == hello.boot_id:
                 old.peer.disconnected(now)
             else:

@@ -51,6 +51,8 @@ PROTOCOL_ERROR = "protocol_error"
 UNAUTHORIZED = "unauthorized"
 VERSION = "version"
 REPLACED = "replaced"
+NAME_TAKEN = "name_taken"
+"""Of a new boot while another one that answers has its worker_id. No refusal: the name may be free when it dials again."""
 REFUSALS = frozenset({UNAUTHORIZED, VERSION, REPLACED})
 """Goodbye codes after which dialling again can't help."""
 

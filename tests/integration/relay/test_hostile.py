@@ -320,13 +320,3 @@ async def test_a_message_over_the_bound_closes_that_socket() -> None:
         await until(lambda: running.hub.workers())
         await rogue.send(b"\0" * 70_000)
         assert await farewell(rogue) == ("protocol_error", 4400)
-
-
-async def test_two_workers_with_one_name_the_newer_wins_and_the_older_does_not_come_back() -> None:
-    async with relay() as running:
-        older = await running.worker(worker_id="same")
-        newer = await running.worker(worker_id="same", connected=False)
-        assert await asyncio.wait_for(older.task, 5) == 2
-        await until(lambda: running.hub.cards())
-        assert ids_of(await drain(running.open(3))) == [0, 1, 2]
-        assert not newer.task.done()
