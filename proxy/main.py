@@ -26,6 +26,7 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from proxy import keystore, logs
+from proxy.accepting import Acceptor
 from proxy.api import anthropic, gemini, generation, groups, leases, ops, policy, responses, sessions, workers
 from proxy.api.common import Ports, Services, admin
 from proxy.api.door import Door
@@ -236,7 +237,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if sys.platform == "win32":  # its loop knows no readers
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self.servers = [Acceptor(listener, self._protocol) for listener in sockets or []]  # type: ignore[misc]
         gc.collect()
         gc.freeze()  # what has been imported and wired stays: full collections need not look at it, and pause the streams less
         gc.set_threshold(*GC_THRESHOLDS)
@@ -252,6 +257,13 @@ class _Server(uvicorn.Server):
         if self.companion is not None and addresses:
             host, port = addresses[-1]
             self.companion.start(host, port, self._services.keys.own)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes one for each connection."""
+        made: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # type: ignore[call-arg]
+        return made
 
     def _look_at_keys(self) -> None:
         self._looking = asyncio.create_task(self._rotation.look(at_once=True))

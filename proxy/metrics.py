@@ -138,6 +138,11 @@ GROUPS = Gauge(
     "Training groups in hand, of all runs, by state: `running`, `ready` or `leased`. Replicas say the same: take the largest",
     ["state"],
 )  # fmt: skip
+ACCEPT_FAILURES = Counter(
+    "steno_proxy_accept_failures_total",
+    "Times that connections had to wait since no file descriptor was left for one more; anything but 0 wants a higher limit, or "
+    "fewer connections",
+)
 STREAMS = Gauge("steno_proxy_streams", "Turns in flight now")
 WORKERS = Gauge("steno_proxy_workers", "Workers connected now")
 MODELS = Gauge("steno_proxy_models", "Models that some worker can serve now; 0 answers every request with 503")
