@@ -72,5 +72,5 @@ def announcement(made: dict[str, str], keys_dir: Path) -> str:
     if "admin_key" in made:
         lines.append(f"  admin key   {made['admin_key']}   (control plane: sessions, groups, rewards)")
     if "worker_key" in made:
-        lines.append(f"  worker key  {made['worker_key']}   (steno worker --key)")
+        lines.append(f"  worker key  {made['worker_key']}   (STENO_WORKER_KEY, or steno worker --key-file)")
     return "\n".join(lines)

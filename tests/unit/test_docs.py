@@ -113,6 +113,34 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         pytest.fail(f"{page}: nothing here knows how to check {name!r}")
 
 
+_KEY = re.compile(r"(?i)bearer|x-api-key|(?:^|[-_])(?:key|secret|password|token)=|KEY\\b|sk-|ak-steno")
+_KEY_FLAGS = frozenset({"--key", "--admin-key", "--worker-key", "--trial-secret", "--api-key", "--from-literal"})
+
+
+def keys_among(words: list[str]) -> list[str]:
+    """The arguments that are a key, or an option for one: whoever lists processes reads them. What the shell keeps to itself
+    (an export, a here-string, a process substitution) is none."""
+    if words[0] == "export":
+        return []
+    arguments = [word for before, word in itertools.pairwise(words) if before != "<<<" and "=<(" not in word]
+    return [word for word in arguments if _KEY.search(word) or word.partition("=")[0] in _KEY_FLAGS]
+
+
+@pytest.mark.parametrize("text", [
+    'curl -H "authorization: Bearer $STENO_ADMIN_KEY" http://a', "steno worker --key k", "steno proxy --admin-key=$K",
+    "docker run -e STENO_ADMIN_KEY=$K steno", 'curl -H "x-api-key: $K" http://a',
+    "kubectl create secret generic a --from-literal admin-key=$(openssl rand -hex 32)",
+])  # fmt: skip
+def test_a_key_on_a_command_line_is_found(text: str) -> None:
+    assert keys_among(shlex.split(text))
+
+
+def test_no_documented_command_has_a_key_on_its_command_line() -> None:
+    assert [(page, found) for page, words in LINES if (found := keys_among(words))] == []
+    inline = [(page.name, code) for page in PROSE for code in re.findall(r"`(steno [^`]+)`", page.read_text())]
+    assert [(page, code) for page, code in inline if " --key " in code or "-key KEY" in code] == []
+
+
 def _check_torchrun(words: list[str]) -> None:
     """Read by torchrun's own parser, which takes our options for its own where they are the beginning of one."""
     from torch.distributed.run import get_args_parser
