@@ -12,6 +12,7 @@ Shapes: S packed tokens (on this rank), P ranks that share them, H query heads, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -29,15 +30,29 @@ NAME = "steno_packed"
 @dataclass(frozen=True)
 class Segments:
     """Where samples start. starts: cumulative, from 0 to the S of all ranks; starts_Q1: the same as int32 on the device. group:
-    of the ranks that share the micro-batch; None: it is whole."""
+    of the ranks that share the micro-batch; None: it is whole. windows: filled with the sliding window that attention is told of
+    in each of its calls (None: of none), where somebody wants to know."""
 
     starts: tuple[int, ...]
     starts_Q1: Tensor
     group: Any = None
+    windows: list[int | None] | None = None
 
     @property
     def longest(self) -> int:
         return max(end - start for start, end in pairwise(self.starts))
+
+    def for_kernels(self) -> dict[str, Any]:
+        """The same under the names by which transformers' layers hand it on to kernels of recurrent layers and convolutions.
+        Those heed it where they are installed, and torch fallbacks drop it. Empty where ranks share tokens."""
+        if self.group is not None:
+            return {}
+        lengths = self.starts_Q1.diff().long()
+        numbers_1S = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device).repeat_interleave(lengths)[
+            None
+        ]
+        edges = {"cu_seq_lens_q": self.starts_Q1, "cu_seq_lens_k": self.starts_Q1}
+        return edges | {"max_length_q": self.longest, "max_length_k": self.longest, "seq_idx": numbers_1S}
 
 
 def register() -> None:
@@ -64,17 +79,22 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """As transformers calls its attention functions. Returns: [1, S, H, D].
 
-    Raises: BadBatch: the model does not hand `segments` on, or asks for what is not covered (a window shorter than a sample,
-        dropout, a soft cap, sinks): wrong probabilities would be the alternative.
+    sliding_window: a token sees itself and those before it, so many in all; None: all of its sample.
+
+    Raises: BadBatch: the model does not hand `segments` on, or asks for what is not covered (dropout, a soft cap, sinks): wrong
+        probabilities would be the alternative.
     """
     if segments is None:
         raise BadBatch(
             f"{type(module).__name__} does not hand its keyword arguments on to attention; this model is not covered"
         )
-    if dropout or softcap or s_aux is not None or (sliding_window is not None and sliding_window < segments.longest):
-        raise BadBatch(
-            f"{type(module).__name__}: attention with dropout, a soft cap, sinks or a window shorter than a sample is not covered"
-        )
+    asked = {"dropout": bool(dropout), "a soft cap": bool(softcap), "sinks": s_aux is not None}
+    if any(asked.values()):
+        named = " and ".join(what for what, there in asked.items() if there)
+        raise BadBatch(f"{type(module).__name__}: attention with {named} is not covered")
+    if segments.windows is not None:
+        segments.windows.append(sliding_window)
+    window = sliding_window if sliding_window is not None and sliding_window < segments.longest else None
     group = segments.group
     query_HSD, key_GSD, value_GSD = query_1HSD[0], key_1GSD[0], value_1GSD[0]
     if group is not None:
@@ -83,29 +103,30 @@ def packed_attention(
         key_GSD, value_GSD = (x.repeat_interleave(repeats, 0) if repeats > 1 else x for x in (key_GSD, value_GSD))
         query_HSD, key_GSD, value_GSD = (heads_for_tokens(x, group) for x in (query_HSD, key_GSD, value_GSD))
     if query_HSD.is_cuda and query_HSD.dtype in (torch.bfloat16, torch.float16):
-        out_HSD = _one_kernel(query_HSD, key_GSD, value_GSD, segments, scaling)
+        out_HSD = _one_kernel(query_HSD, key_GSD, value_GSD, segments, scaling, window)
     else:
-        out_HSD = _one_by_one(query_HSD, key_GSD, value_GSD, segments, scaling)
+        out_HSD = _one_by_one(query_HSD, key_GSD, value_GSD, segments, scaling, window)
     if group is not None:
         out_HSD = tokens_for_heads(out_HSD, group)
     return out_HSD.transpose(0, 1)[None].contiguous(), None
 
 
 def _one_kernel(
-    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None
+    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x.transpose(0, 1) for x in (query_HSD, key_GSD, value_GSD))
     starts, longest = segments.starts_Q1, segments.longest
     grouped = len(key_GSD) != len(query_HSD)
-    out = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=grouped)
+    seen = (-1 if window is None else window - 1, 0)  # of those before a token, and of those after it
+    out = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=seen, enable_gqa=grouped)
     assert isinstance(out, Tensor)
     return out.transpose(0, 1)
 
 
 def _one_by_one(
-    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None
+    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
     # Heads are repeated here: given grouped ones, kernels for float32 and for CPUs fall back to one that makes [tokens, tokens].
     repeats = len(query_HSD) // len(key_GSD)
@@ -113,8 +134,22 @@ def _one_by_one(
     parts = []
     for start, end in pairwise(segments.starts):
         q, k, v = (x[None, :, start:end] for x in (query_HSD, key_HSD, value_HSD))
-        parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)[0])
+        if window is None or window >= end - start:
+            parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)[0])
+        else:
+            parts.extend(_through_window(q, k, v, scaling, window))
     return torch.cat(parts, 1)
+
+
+def _through_window(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int) -> Iterator[Tensor]:
+    """Of one sample, [1, H, T, D], a window of tokens at a time: each costs [window, 2 window], and not [T, T]."""
+    tokens = q.shape[2]
+    for first in range(0, tokens, window):
+        last, reached = min(first + window, tokens), max(0, first - window + 1)
+        away = torch.arange(first, last, device=q.device)[:, None] - torch.arange(reached, last, device=q.device)
+        mask = (away >= 0) & (away < window)
+        keys, values = k[:, :, reached:last], v[:, :, reached:last]
+        yield F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=mask, scale=scaling)[0]
 
 
 def heads_for_tokens(x_HSD: Tensor, group: Any) -> Tensor:

@@ -10,7 +10,7 @@ Shapes: T tokens of one sample.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +101,26 @@ def drop_groups(rows: Iterable[Row], dropped: Mapping[str, Reason], ledger: Ledg
             for version, tokens in row.trained_by_version().items():
                 ledger.untrained(version, reason, tokens)
     return kept
+
+
+def all_trained(token_ids: Sequence[int]) -> Row:
+    """A row of given tokens, to be scored: all but the first, at temperature 1. Its trial is `probe`."""
+    length = len(token_ids)
+    mask_T = torch.ones(length, dtype=torch.bool)
+    mask_T[0] = False
+    return Row(
+        trial_id="probe",
+        group_id="probe",
+        leaf_id="probe",
+        reward=0.0,
+        token_ids_T=torch.tensor(list(token_ids), dtype=torch.int64),
+        loss_mask_T=mask_T,
+        sampling_logprobs_T=torch.zeros(length),
+        temperatures_T=torch.ones(length),
+        version_T=torch.zeros(length, dtype=torch.int64),
+        versions=("probe/0",),
+        verdict=Verdict(None),
+    )
 
 
 def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> Row | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
 from trainer_bridge.config import TrainerSettings
+from trainer_bridge.coverage import examine
 from trainer_bridge.model import PolicyModel, cost_model, full_numel, load_model
 from trainer_bridge.packing import CostModel
 from trainer_bridge.ranks import Ranks
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class PolicyEngine:
-    """ranks, cost and context_tokens (the longest sample that the model takes) are the run's; `deepspeed` and `reference` are
-    DeepSpeed's engines, `lm` the transformers model (its parameters are partitioned)."""
+    """ranks, cost, alone (whether each sample gets a call of its own) and context_tokens (the longest sample that the model
+    takes) are the run's; `deepspeed` and `reference` are DeepSpeed's engines, `lm` the transformers model (its parameters are
+    partitioned)."""
 
     def __init__(
         self, ranks: Ranks, settings: TrainerSettings, deepspeed: Any, reference: Any | None, cost: CostModel
@@ -38,6 +40,7 @@ class PolicyEngine:
         self.deepspeed = deepspeed
         self.reference = reference
         self.cost = cost
+        self.alone = False
 
     @classmethod
     def open(cls, settings: TrainerSettings, ranks: Ranks) -> PolicyEngine:
@@ -61,8 +64,22 @@ class PolicyEngine:
             reference = _initialize(
                 _load(settings.reference or settings.model, settings, frozen, training=False), frozen
             )
-            reference.module.eval()
-        return cls(ranks, settings, _initialize(policy, zero), reference, cost)
+        engine = cls(ranks, settings, _initialize(policy, zero), reference, cost)
+        engine._examine()
+        return engine
+
+    def _examine(self) -> None:
+        """Set `alone`. A collective. Raises: ConfigError: a model is not covered."""
+        asked = [(self.deepspeed, self.settings.model)]
+        if self.reference is not None:
+            asked.append((self.reference, self.settings.reference or self.settings.model))
+        for model, name in asked:
+            found = examine(
+                model, self.ranks, name=name, precision=self.settings.precision, longest=self.context_tokens
+            )
+            self.alone |= found is not None
+        if self.reference is not None:
+            self.reference.module.eval()
 
     @property
     def lm(self) -> Any:
@@ -146,7 +163,8 @@ def learning_rate(settings: TrainerSettings, step: int) -> float:
 
 def _load(path: str, settings: TrainerSettings, zero: Mapping[str, Any], *, training: bool) -> PolicyModel:
     return load_model(
-        path, precision=settings.precision, zero=zero, checkpointing=training and settings.activation_checkpointing,
+        path, precision=settings.precision, zero=zero, longest=settings.micro_batch_tokens,
+        checkpointing=training and settings.activation_checkpointing,
         offload_activations=training and settings.activation_offload, trust_remote_code=settings.trust_remote_code,
     )  # fmt: skip
 

@@ -65,8 +65,11 @@ class LogprobHead(nn.Module):
         self.weight = weight_VD
 
     def forward(
-        self, hidden_ND: Tensor, targets_N: Tensor, temperatures_N: Tensor, chunks: int
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden_ND: Tensor, targets_N: Tensor | None = None, temperatures_N: Tensor | None = None, chunks: int = 1
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Without targets: the logits [..., V], as the head in whose place it is."""
+        if targets_N is None or temperatures_N is None:
+            return hidden_ND @ self.weight.T
         return token_logprobs(hidden_ND, self.weight, targets_N, temperatures_N, chunks)
 
 

@@ -19,11 +19,12 @@ from proxy.contracts.errors import ConfigError
 from trainer_bridge import attention
 from trainer_bridge.attention import Segments
 from trainer_bridge.collate import Packed
+from trainer_bridge.coverage import check_config
 from trainer_bridge.logprobs import LogprobHead
 from trainer_bridge.packing import CostModel
 
-_BENT = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "attn_logit_softcapping")
-"""Names in models' configurations for what is done to logits besides the product with the head."""
+_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
+"""Names in models' configurations for a number that logits are multiplied by (1), or divided by (-1)."""
 
 
 class PolicyModel(nn.Module):
@@ -34,15 +35,26 @@ class PolicyModel(nn.Module):
         lm.lm_head = LogprobHead(lm.lm_head.weight)
         self.lm = lm
         self._offload = offload_activations
+        self._factor = head_factor(lm.config)
 
-    def forward(self, packed: Packed, segments: Segments, chunks: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, [N] each, float32. Every rank calls this equally often."""
+    def forward(self, packed: Packed, segments: Segments | None, chunks: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, [N] each, float32. Every rank calls this equally often.
+
+        segments: None: by the model's own forward pass, whole logits and all; of one sample.
+        """
+        if segments is None:
+            logits_ND = self.lm(input_ids=packed.input_ids_1S, use_cache=False).logits[0, packed.predictor_N].float()
+            laws_ND = (logits_ND / packed.temperatures_N[:, None]).log_softmax(-1)
+            return laws_ND.gather(-1, packed.targets_N[:, None])[:, 0], -(laws_ND.exp() * laws_ND).sum(-1)
         with _offloaded(packed.input_ids_1S.shape[1]) if self._offload and self.training else contextlib.nullcontext():
             states_1SD = self.lm.base_model(
-                input_ids=packed.input_ids_1S, position_ids=packed.position_ids_1S, use_cache=False, segments=segments
-            ).last_hidden_state
+                input_ids=packed.input_ids_1S, position_ids=packed.position_ids_1S, use_cache=False, segments=segments,
+                **segments.for_kernels(),
+            ).last_hidden_state  # fmt: skip
         states_ND = states_1SD[0].index_select(0, packed.predictor_N)
-        found: tuple[Tensor, Tensor] = self.lm.lm_head(states_ND, packed.targets_N, packed.temperatures_N, chunks)
+        # A factor of the logits is one of their temperature.
+        temperatures_N = packed.temperatures_N / self._factor
+        found: tuple[Tensor, Tensor] = self.lm.lm_head(states_ND, packed.targets_N, temperatures_N, chunks)
         return found
 
 
@@ -51,6 +63,7 @@ def load_model(
     *,
     precision: str,
     zero: Mapping[str, Any] | None,
+    longest: int = 2**31,
     checkpointing: bool = False,
     offload_activations: bool = False,
     trust_remote_code: bool = False,
@@ -58,7 +71,7 @@ def load_model(
     """The model of a directory, in training mode.
 
     Args: zero: the DeepSpeed configuration, by which weights are partitioned while they are read (no rank ever holds the whole
-        model); None: whole. Under it this is a collective.
+        model); None: whole. Under it this is a collective. longest: tokens of the longest sample.
     Raises: ConfigError: names `model`: not a causal language model, or one whose head or attention is not covered.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -69,16 +82,20 @@ def load_model(
     watched = HfDeepSpeedConfig(dict(zero)) if zero is not None else None  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        check_covered(config)
+        config = config.get_text_config()  # of a model that also sees, the part that reads and writes
+        check_config(config, longest=longest)
         lm = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=getattr(torch, precision), attn_implementation=attention.NAME,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {path}: {error}", field="model") from error
+    except (AttributeError, KeyError, TypeError) as error:  # what classes that know their own kinds of attention only say
+        raise ConfigError(f"model {path}: not covered: {type(error).__name__}: {error}", field="model") from error
     finally:
         del watched
-    if getattr(lm, "lm_head", None) is None or getattr(lm.lm_head, "bias", None) is not None:
+    head = getattr(lm, "lm_head", None)
+    if getattr(head, "weight", None) is None or getattr(head, "bias", None) is not None:
         raise ConfigError(f"model {path}: its head is no plain matrix; this model is not covered", field="model")
     if checkpointing:
         # Re-entrant: the other kind compares shapes of what it saved and computed again, and ZeRO-3's weights are empty in
@@ -88,13 +105,12 @@ def load_model(
     return PolicyModel(lm, offload_activations=offload_activations)
 
 
-def check_covered(config: Any) -> None:
-    """Raises: ConfigError: the configuration says that logits or attention are more than what is computed here."""
-    for name in _BENT:
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ConfigError(f"model: {name} is {getattr(config, name)}; such models are not covered", field="model")
-    if getattr(config, "attention_dropout", 0.0):
-        raise ConfigError("model: attention_dropout is set; such models are not covered", field="model")
+def head_factor(config: Any) -> float:
+    """What logits are multiplied by, after the product with the head. 1.0: nothing."""
+    found = 1.0
+    for name, power in _FACTORS.items():
+        found *= float(getattr(config, name, None) or 1.0) ** power
+    return found
 
 
 def cost_model(lm: Any) -> CostModel:

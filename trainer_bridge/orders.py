@@ -37,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is cut. packs: micro-batches that run at once. The rest as in the settings."""
+    """How a step is cut. packs: micro-batches that run at once. alone: one sample each. The rest as in the settings."""
 
     packs: int
     budget_tokens: int
@@ -47,6 +47,7 @@ class Layout:
     cost: CostModel
     epochs: int = 1
     mini_batches: int = 1
+    alone: bool = False
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True):
@@ -159,6 +160,7 @@ def _plan(rows: Sequence[Row], layout: Layout) -> Plan:
         budget_tokens=layout.budget_tokens,
         chunk_tokens=layout.chunk_tokens,
         cost=layout.cost,
+        alone=layout.alone,
     )
 
 

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 import torch
 
 from proxy.contracts.policy import Probe
-from trainer_bridge.batch import Row
+from trainer_bridge.batch import all_trained
 from trainer_bridge.collate import collate
 from trainer_bridge.engine import PolicyEngine
 from trainer_bridge.sequence import take_share
-from trainer_bridge.staleness import Verdict
 from trainer_bridge.weights.probe import as_probe, probe_ids
 
 
 def score_tokens(engine: PolicyEngine, token_ids: Sequence[int]) -> list[float]:
     """Log-probabilities of token_ids[1:], each given those before it, at temperature 1. A collective; the same on all ranks."""
     ranks = engine.ranks
-    packed = collate([_row(token_ids)], {"probe": 0.0}, [0.0]).to(ranks.device)
+    packed = collate([all_trained(token_ids)], {"probe": 0.0}, [0.0]).to(ranks.device)
     share = take_share(packed, ranks=ranks.sequence_size, rank=ranks.sequence_rank, group=ranks.sequence)
     chunks = -(-len(token_ids) // engine.settings.chunk_tokens)
     mine_n = engine.score(share, chunks, reference=False).float().cpu()
@@ -41,22 +40,3 @@ def make_policy_probe(engine: PolicyEngine, *, tokens: int, tolerance: float) ->
         return None
     ids = probe_ids(engine.vocabulary, count=tokens)
     return as_probe(ids, score_tokens(engine, ids), tolerance)
-
-
-def _row(token_ids: Sequence[int]) -> Row:
-    length = len(token_ids)
-    mask_T = torch.ones(length, dtype=torch.bool)
-    mask_T[0] = False
-    return Row(
-        trial_id="probe",
-        group_id="probe",
-        leaf_id="probe",
-        reward=0.0,
-        token_ids_T=torch.tensor(list(token_ids), dtype=torch.int64),
-        loss_mask_T=mask_T,
-        sampling_logprobs_T=torch.zeros(length),
-        temperatures_T=torch.ones(length),
-        version_T=torch.zeros(length, dtype=torch.int64),
-        versions=("probe/0",),
-        verdict=Verdict(None),
-    )

@@ -242,6 +242,7 @@ def _layout(settings: TrainerSettings, engine: PolicyEngine) -> Layout:
         cost=engine.cost,
         epochs=settings.epochs,
         mini_batches=settings.mini_batches,
+        alone=engine.alone,
     )
 
 
