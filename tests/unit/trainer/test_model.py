@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from tests.unit.trainer.rows import row
 from trainer_bridge.attention import Segments, packed_attention
 from trainer_bridge.collate import collate
 from trainer_bridge.errors import BadBatch
-from trainer_bridge.model import check_covered, cost_model, load_model
+from trainer_bridge.model import cost_model, load_model
 from trainer_bridge.sequence import take_share
 
 TINY = str(Path(__file__).resolve().parents[3] / "steno/models/tiny")
@@ -91,21 +90,12 @@ def test_shares_are_equally_long_and_hold_each_trained_token_once(ranks: int) ->
         assert torch.equal(share.packed.targets_N, packed.targets_N[share.chosen])
 
 
-@pytest.mark.parametrize(
-    "bent", [{"final_logit_softcapping": 30.0}, {"logit_scale": 0.0625}, {"attention_dropout": 0.1}]
-)
-def test_models_that_bend_their_logits_are_refused(bent) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bent))) as refused:
-        check_covered(SimpleNamespace(**bent))
-    assert refused.value.field == "model"
-
-
 def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model"):
         load_model(str(tmp_path), precision="float32", zero=None)
 
 
-@pytest.mark.parametrize("asked", [{"sliding_window": 3}, {"dropout": 0.1}, {"softcap": 5.0}, {"s_aux": torch.ones(1)}])
+@pytest.mark.parametrize("asked", [{"dropout": 0.1}, {"softcap": 5.0}, {"s_aux": torch.ones(1)}])
 def test_attention_that_is_not_covered_is_an_error(asked) -> None:
     segments = Segments((0, 4), torch.tensor([0, 4], dtype=torch.int32))
     x = torch.zeros(1, 2, 4, 8)
@@ -113,3 +103,20 @@ def test_attention_that_is_not_covered_is_an_error(asked) -> None:
         packed_attention(nn.Module(), x, x, x, None, segments=segments, **asked)
     with pytest.raises(BadBatch, match="does not hand"):
         packed_attention(nn.Module(), x, x, x, None)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 16])
+def test_a_window_is_what_a_mask_would_leave(window: int) -> None:
+    starts = (0, 17, 20, 28)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 28, 8, generator=generator) for heads in (4, 2, 2))
+    found, _ = packed_attention(
+        nn.Module(), q, k, v, None, segments=Segments(starts, torch.tensor(starts, dtype=torch.int32)),
+        sliding_window=window,
+    )  # fmt: skip
+    at = torch.arange(28)
+    sample = torch.bucketize(at, torch.tensor(starts[1:]), right=True)
+    away = at[:, None] - at
+    seen = (sample[:, None] == sample) & (away >= 0) & (away < window)
+    expected = nn.functional.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), seen)
+    torch.testing.assert_close(found, expected.transpose(1, 2))

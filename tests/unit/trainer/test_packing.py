@@ -46,6 +46,14 @@ def test_every_sample_is_placed_once_and_ranks_can_run_in_lockstep(items, ranks,
         assert chunks == max(1, -(-most // chunk))
 
 
+@given(items_strategy, st.integers(1, 5))
+def test_samples_that_share_no_call_are_as_many_calls(items, ranks):
+    made = plan_step(items, ranks=ranks, budget_tokens=BUDGET, chunk_tokens=64, cost=COST, alone=True)
+    made.check(items)
+    assert all(len(batch.items) <= 1 for batches in made.ranks for batch in batches)
+    assert len(made.chunks) == max(1, -(-len(items) // ranks))
+
+
 def test_the_same_samples_give_the_same_plan():
     items = some_items(200)
     assert plan(items).digest() == plan(list(items)).digest()
