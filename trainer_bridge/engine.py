@@ -18,10 +18,11 @@ from torch import Tensor
 from proxy.contracts.errors import ConfigError
 from trainer_bridge.config import TrainerSettings
 from trainer_bridge.coverage import examine
-from trainer_bridge.model import PolicyModel, cost_model, full_numel, load_model
+from trainer_bridge.model import PolicyModel, cost_model, load_model
 from trainer_bridge.packing import CostModel
 from trainer_bridge.ranks import Ranks
 from trainer_bridge.sequence import Share
+from trainer_bridge.sizes import full_numel
 from trainer_bridge.zero import deepspeed_config, reference_config, start_deepspeed
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,9 @@ time:
     layer        what one layer keeps when it is computed again, and its gradients
     chunk        12 C V      logits of one chunk, a few times over
 
+Of a mixture of experts all experts count. A model of another kind than `KINDS`, whose parameters would not be as many, is
+refused.
+
 t tokens of a micro-batch on this GPU (of a sample over sequence_parallel), L layers, H hidden size, V vocabulary, C
 chunk_tokens. What one layer keeps was counted on transformers' own (tests); the rest follows from what is allocated. Kernels'
 workspaces, NCCL and fragmentation are a flat reserve. An estimate: leave room, and look at `memory/peak_bytes` of the first step.
@@ -27,16 +30,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from proxy.contracts.errors import ConfigError
+
 GIB = 2**30
 RESERVE_BYTES = 3 * GIB
 """CUDA context, NCCL's buffers, cuBLAS workspaces."""
 FRAGMENTED = 0.08
 """Of the device's memory, that the allocator can't use."""
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+"""Models whose layers are of the shape below. Others may be, and are taken if their parameters are as many."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model, as its config.json says. qk_norm: queries and keys are normalised per head (Qwen3)."""
+    """Of a model, as its config.json says. qk_norm: queries and keys are normalised per head (Qwen3). experts: of each layer, of
+    the size `intermediate`, 0 in a dense model; chosen: how many of them a token is sent to."""
 
     hidden: int
     intermediate: int
@@ -48,27 +56,59 @@ class Shape:
     tied: bool = False
     attention_bias: bool = False
     qk_norm: bool = False
+    experts: int = 0
+    chosen: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
-        """From a config.json of a dense model of the Llama, Qwen2 or Qwen3 kind."""
-        heads = config["num_attention_heads"]
-        kind = config.get("model_type", "")
-        return cls(
-            hidden=config["hidden_size"], intermediate=config["intermediate_size"], layers=config["num_hidden_layers"],
-            heads=heads, key_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads, vocabulary=config["vocab_size"],
-            tied=config.get("tie_word_embeddings", False),
-            attention_bias=config.get("attention_bias", False) or kind == "qwen2", qk_norm=kind == "qwen3",
-        )  # fmt: skip
+        """From a config.json of a model of the Llama, Qwen2, Qwen3, Mixtral or Qwen3-MoE kind.
+
+        Raises: ConfigError: a model of another kind: its layers are not of this shape, which shows in how many parameters they
+            have. Names the kind and its counts.
+        """
+        from trainer_bridge.sizes import CHOSEN, EXPERTS, sizes_of, skeleton
+
+        lm = skeleton(config)
+        sizes = sizes_of(lm)
+        known = lm.config
+        experts, chosen = (next((n for x in names if (n := getattr(known, x, 0))), 0) for names in (EXPERTS, CHOSEN))
+        heads = getattr(known, "num_attention_heads", 0)
+        found = None
+        if heads:
+            found = cls(
+                hidden=known.hidden_size,
+                intermediate=(experts and getattr(known, "moe_intermediate_size", None)) or known.intermediate_size,
+                layers=known.num_hidden_layers, heads=heads, key_heads=getattr(known, "num_key_value_heads", None) or heads,
+                head_size=getattr(known, "head_dim", None) or known.hidden_size // heads, vocabulary=known.vocab_size,
+                tied=bool(known.tie_word_embeddings),
+                attention_bias=getattr(known, "attention_bias", False) or known.model_type == "qwen2",
+                qk_norm=known.model_type.startswith("qwen3"), experts=experts, chosen=chosen if experts else 0,
+            )  # fmt: skip
+        if found is None or (found.parameters, found.active_parameters) != (sizes.total, sizes.active):
+            raise ConfigError(
+                f"model_type {known.model_type}: {sizes.total:,} parameters, {sizes.active:,} active per token; no estimate, "
+                f"since its layers are not of the shape of {', '.join(KINDS)}",
+                field="config",
+            )
+        return found
 
     @property
     def layer_parameters(self) -> int:
         wide, narrow = self.heads * self.head_size, self.key_heads * self.head_size
-        matrices = self.hidden * (2 * wide + 2 * narrow + 3 * self.intermediate)
+        matrices = self.hidden * (2 * wide + 2 * narrow + self.experts) + self.expert_parameters * max(1, self.experts)
         # The output projection has a bias in no model of these kinds that ships one for queries, keys and values.
         biases = (wide + 2 * narrow) * self.attention_bias
         return matrices + biases + 2 * self.hidden + 2 * self.head_size * self.qk_norm
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert; of a dense layer's feed-forward."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets, embedding and head too."""
+        return self.parameters - self.layers * (self.experts - self.chosen) * self.expert_parameters
 
     @property
     def head_parameters(self) -> int:
@@ -83,7 +123,9 @@ class Shape:
         """Bytes that one layer keeps of a token for its backward pass, in bfloat16: norms are computed in float32."""
         wide, narrow = self.heads * self.head_size, self.key_heads * self.head_size
         attention = (12 * wide + 10 * narrow) if self.qk_norm else (6 * wide + 4 * narrow)
-        return 16 * self.hidden + 8 * self.intermediate + attention + 4 * self.heads
+        # Each chosen expert gets a copy of the token, and its answer is weighed.
+        sent = (4 * self.hidden + 40) * self.chosen + 4 * self.experts
+        return 16 * self.hidden + 8 * self.intermediate * max(1, self.chosen) + sent + attention + 4 * self.heads
 
 
 @dataclass(frozen=True)
@@ -128,7 +170,7 @@ def estimate(shape: Shape, machine: Machine, choice: Choice, sample_tokens: int)
     models = 2 if choice.reference else 1
     states = 2.0 * shape.layers * shape.hidden * tokens
     # The backward pass of a layer: what it kept, gradients of the widest activations, its weights and their gradients.
-    per_token = shape.saved_per_token + 6 * shape.intermediate + 12 * shape.hidden
+    per_token = shape.saved_per_token + 6 * shape.intermediate * max(1, shape.chosen) + 12 * shape.hidden
     gpu = {
         "weights": 0.0 if choice.offload_parameters else 2.0 * share * models,
         "gradients": 0.0 if choice.offload_optimizer else 4.0 * share,
@@ -236,7 +278,10 @@ def main() -> None:
     if given.config is None:
         print(table(machine))
         return
-    shape = Shape.of(json.loads(given.config.read_text()))
+    try:
+        shape = Shape.of(json.loads(given.config.read_text()))
+    except ConfigError as error:
+        parser.error(str(error))
     choice = Choice(
         given.offload_optimizer, given.offload_parameters, given.activation_offload, given.sequence_parallel,
         given.chunk_tokens, given.reference,
@@ -244,8 +289,9 @@ def main() -> None:
     longest = longest_sample(shape, machine, choice)
     tokens = given.tokens or longest
     found = estimate(shape, machine, choice, tokens)
+    active = f", {shape.active_parameters / 1e9:.2f} B active per token" if shape.experts else ""
     print(
-        f"{shape.parameters / 1e9:.2f} B parameters; a sample of {tokens:,} tokens takes, on each of {given.gpus} GPUs:"
+        f"{shape.parameters / 1e9:.2f} B parameters{active}; a sample of {tokens:,} tokens takes, on each of {given.gpus} GPUs:"
     )
     for what, size in found.gpu.items():
         print(f"  {what:10} {_gib(size):>10}")

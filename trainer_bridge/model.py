@@ -19,9 +19,10 @@ from proxy.contracts.errors import ConfigError
 from trainer_bridge import attention
 from trainer_bridge.attention import Segments
 from trainer_bridge.collate import Packed
-from trainer_bridge.coverage import check_config
+from trainer_bridge.coverage import STATEFUL, check_config, layer_kinds
 from trainer_bridge.logprobs import LogprobHead
 from trainer_bridge.packing import CostModel
+from trainer_bridge.sizes import sizes_of
 
 _FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
 """Names in models' configurations for a number that logits are multiplied by (1), or divided by (-1)."""
@@ -90,7 +91,11 @@ def load_model(
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {path}: {error}", field="model") from error
-    except (AttributeError, KeyError, TypeError) as error:  # what classes that know their own kinds of attention only say
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+    ) as error:  # what classes that know their own kinds of attention only say
         raise ConfigError(f"model {path}: not covered: {type(error).__name__}: {error}", field="model") from error
     finally:
         del watched
@@ -114,21 +119,24 @@ def head_factor(config: Any) -> float:
 
 
 def cost_model(lm: Any) -> CostModel:
-    """What a token costs, from the model's configuration and the sizes of its parameters (whole ones, also under ZeRO-3)."""
+    """What a token costs, from the model's configuration and the sizes of its parameters (whole ones, also under ZeRO-3).
+
+    Of experts those count that a token is sent to; for what pairs of tokens cost, layers with attention do.
+
+    Raises: ConfigError: it has experts that can't be counted.
+    """
     config = lm.config
-    outer = {id(lm.get_input_embeddings().weight), id(lm.lm_head.weight)}
-    parameters = sum(full_numel(p) for p in lm.parameters() if id(p) not in outer)
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    sizes = sizes_of(lm)
+    kinds = layer_kinds(config)
+    heads = getattr(config, "num_attention_heads", None) or 0
+    size = (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
+    attentive = [
+        kind for kind in kinds if kind not in STATEFUL - {"hybrid"} and ("attention" in kind or kind == "hybrid")
+    ]
     return CostModel.of(
-        parameters=parameters, layers=config.num_hidden_layers, attention_width=heads * size, hidden=config.hidden_size,
-        vocabulary=config.vocab_size,
+        parameters=sizes.active - sizes.outer, layers=len(attentive) if kinds else config.num_hidden_layers,
+        attention_width=heads * size, hidden=config.hidden_size, vocabulary=config.vocab_size,
     )  # fmt: skip
-
-
-def full_numel(parameter: Any) -> int:
-    """Elements of a parameter, partitioned or not: `numel()` of a partitioned one is 0."""
-    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 @contextlib.contextmanager

@@ -50,4 +50,3 @@ def test_qwen3_5_trains_as_one_sample_at_a_time_does(tmp_path: Path) -> None:
         assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert report["metrics"]["pack/micro_batches"] == -(-len(batch.rows) // 2)
     compare(found["weights"], plain.weights())
-

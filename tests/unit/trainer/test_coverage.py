@@ -97,7 +97,7 @@ def test_what_is_random_while_training_is_refused(tmp_path: Path) -> None:
 def test_logits_that_are_bent_in_a_way_that_nobody_named_are_refused(tmp_path: Path) -> None:
     model = load("cohere", tmp_path)
     model._factor = 1.0
-    with pytest.raises(ConfigError, match="differ from transformers' own by .* nats"):
+    with pytest.raises(ConfigError, match=r"differ from transformers' own by .* nats"):
         ask(model)
 
 

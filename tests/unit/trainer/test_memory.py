@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
+from proxy.contracts.errors import ConfigError
+from tests.unit.trainer.families import TINY_CONFIGS
 from trainer_bridge import attention
 from trainer_bridge.attention import Segments
 from trainer_bridge.config import TrainerSettings
@@ -30,6 +37,12 @@ KINDS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 192},
 }
 
 
@@ -38,7 +51,7 @@ def built(kind: str, **fields: Any) -> PreTrainedModel:
     configuration, model = KINDS[kind]
     known = {
         "vocab_size": 128, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
-        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32, **EXPERTS.get(kind, {}),
     }  # fmt: skip
     return model._from_config(
         configuration(**{**known, **fields}), dtype=torch.bfloat16, attn_implementation=attention.NAME
@@ -128,3 +141,11 @@ def test_a_models_own_configuration_is_read() -> None:
     config = json.loads((ROOT / "steno/models/tiny/config.json").read_text())
     shape = Shape.of(config)
     assert (shape.qk_norm, shape.attention_bias, shape.tied, shape.head_size) == (True, False, False, 32)
+
+
+def test_a_model_whose_layers_are_others_is_refused_with_its_counts() -> None:
+    config = AutoConfig.for_model("qwen3_5_text", **TINY_CONFIGS["qwen3_5_text"], num_hidden_layers=2).to_dict()
+    with pytest.raises(
+        ConfigError, match=r"model_type qwen3_5_text: [\d,]+ parameters, [\d,]+ active per token; no estimate"
+    ):
+        Shape.of(config)
