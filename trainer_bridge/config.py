@@ -76,6 +76,11 @@ class TrainerSettings(Settings):
         None, ge=1, description="the last of these, over which the punishment grows from 0"
     )
     overlong_penalty_factor: float = Field(1.0, gt=0, description="the whole punishment, taken off the reward")
+    proximal: Literal["trainer", "sampler"] = Field(
+        "trainer",
+        description="whose probabilities clipping is around: the trainer's at the start of the step (with one optimizer step per "
+        "batch nothing is clipped then), or those recorded by the sampler (then `mismatch` does nothing)",
+    )
     mismatch: Literal["off", "truncated", "masked"] = Field(
         "truncated", description="importance weights against what the rollout engine recorded"
     )
@@ -146,10 +151,11 @@ class TrainerSettings(Settings):
             raise ConfigError(
                 "constant_tokens goes with aggregation: constant, and with nothing else", field="constant_tokens"
             )
-        if self.importance_sampling_level != "token" and self.epochs * self.mini_batches == 1:
+        one = self.epochs * self.mini_batches == 1 and self.proximal == "trainer"
+        if self.importance_sampling_level != "token" and one:
             raise ConfigError(
                 f"importance_sampling_level {self.importance_sampling_level} does nothing with one optimizer step per batch, "
-                "whose ratios are 1: set mini_batches or epochs",
+                "whose ratios are 1: set mini_batches or epochs, or proximal: sampler",
                 field="importance_sampling_level",
             )
         if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):

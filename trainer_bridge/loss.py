@@ -12,7 +12,8 @@ Per trained token, with A the advantage of its trial, w its weight from `aggrega
 
 There are three policies: the sampler's (recorded), the proximal one (the trainer's at the start of the step), and the current
 one. With one optimiser step per batch the last two are the same, r is 1 and only its gradient matters: leave `proximal` out.
-Give the recorded log-probabilities as the proximal ones to clip around the sampler instead; then every m is 1.
+Or the sampler's is the proximal one (`around_sampler`): r is to what was recorded, is clipped from the first optimiser step on,
+and every m is 1.
 
 Shapes: N tokens. Results are sums that add up over micro-batches and ranks: weights are global, nothing is averaged here.
 """
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
 from trainer_bridge.errors import BadBatch
-from trainer_bridge.mismatch import Mismatch, correct
+from trainer_bridge.mismatch import Correction, Mismatch, correct
 from trainer_bridge.ratios import MAX_LOG_RATIO, Sequences, importance_ratios
 
 MEANS = (
@@ -43,13 +44,14 @@ MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
 @dataclass(frozen=True)
 class Objective:
     """clip_low, clip_high: dimensionless (`ratios.CLIP`). reference_kl: weight of k3, 0.0 needs no reference.
-    entropy_bonus: weight of the entropy in nats."""
+    entropy_bonus: weight of the entropy in nats. around_sampler: clip around the recorded probabilities; no `mismatch` then."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28
     mismatch: Mismatch = field(default_factory=Mismatch)
     reference_kl: float = 0.0
     entropy_bonus: float = 0.0
+    around_sampler: bool = False
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "reference_kl"):
@@ -105,10 +107,11 @@ def policy_loss(
     advantages_N = torch.where(mask_N, tokens.advantages_N, 0.0)
     weights_N = torch.where(mask_N, tokens.weights_N, 0.0)
     sampling_N = torch.where(mask_N, tokens.sampling_logprobs_N, 0.0)
-    given = tokens.proximal_logprobs_N
+    given = tokens.sampling_logprobs_N if objective.around_sampler else tokens.proximal_logprobs_N
     proximal_N = logprobs_N.detach() if given is None else torch.where(mask_N, given, 0.0)
 
-    corrected = correct(objective.mismatch, proximal_N, sampling_N, mask_N)
+    mismatch = Mismatch(Correction.OFF) if objective.around_sampler else objective.mismatch
+    corrected = correct(mismatch, proximal_N, sampling_N, mask_N, sequences)
     log_ratios_N = logprobs_N - proximal_N
     ratios_N = importance_ratios(log_ratios_N, sequences)
     clipped_N = ratios_N.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
@@ -124,10 +127,13 @@ def policy_loss(
         rho_N = corrected.ratios_N
         too_high_N = (advantages_N > 0) & (ratios_N > 1.0 + objective.clip_high)
         too_low_N = (advantages_N < 0) & (ratios_N < 1.0 - objective.clip_low)
-        by_token = (
-            ratios_N, too_high_N, too_low_N, _k3(log_ratios_N), entropies_N, reference_k3_N,
+        of_mismatch = (
             -corrected.log_ratios_N, _k3(corrected.log_ratios_N), rho_N, corrected.log_ratios_N.abs(),
             corrected.truncated_N, corrected.masked_N,
+        )  # fmt: skip
+        by_token = (
+            ratios_N, too_high_N, too_low_N, _k3(log_ratios_N), entropies_N, reference_k3_N,
+            *((None,) * len(of_mismatch) if objective.around_sampler else of_mismatch),  # the ratio is to the sampler itself
         )  # fmt: skip
         by_sequence = (None, None) if sequences is None else (too_high_N, too_low_N)
         # Each token stands for its part of a sequence, so that these add up over ranks that share one.
@@ -136,7 +142,7 @@ def policy_loss(
             [_sum_and_count(metric, mask_N) for metric in by_token]
             + [_sum_and_count(metric, mask_N, parts_N) for metric in by_sequence]
         )
-        maxima_X = torch.stack([_maximum(ratios_N, mask_N), _maximum(rho_N, mask_N)])
+        maxima_X = torch.stack([_maximum(ratios_N, mask_N), _maximum(rho_N, mask_N & (not objective.around_sampler))])
     return Loss((weights_N * losses_N).sum(), corrected.masked_N, sums_M2, maxima_X)
 
 

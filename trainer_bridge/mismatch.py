@@ -5,7 +5,10 @@ give more. What was sampled from q (`sampling_logprobs`, recorded: I1) is correc
 
     rho = p(token) / q(token) = exp(proximal_logprobs - sampling_logprobs)
 
-which carry no gradient. Shapes: N tokens. Positions outside the mask may hold anything, NaN included.
+which carry no gradient. Where a sequence has one importance ratio (`ratios`), it has one rho too, of the same kind: the
+exponential of the mean of its log ratios. A weight of each token's own would turn GSPO's gradient into another one.
+
+Shapes: N tokens. Positions outside the mask may hold anything, NaN included.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor
 
 from proxy.contracts.errors import ConfigError
-from trainer_bridge.ratios import MAX_LOG_RATIO
+from trainer_bridge.ratios import MAX_LOG_RATIO, Sequences, sequence_means
 
 
 class Correction(StrEnum):
@@ -52,7 +55,7 @@ class Mismatch:
 @dataclass(frozen=True)
 class Corrected:
     """weights_N: float, 0 outside the mask. masked_N, truncated_N: tokens of the mask that the correction took out, or whose
-    weight it cut. ratios_N: rho, 1 outside the mask. log_ratios_N: log rho as it is, not cut, 0 outside."""
+    weight it cut. ratios_N: rho by token, 1 outside the mask. log_ratios_N: log rho by token as it is, not cut, 0 outside."""
 
     weights_N: Tensor
     masked_N: Tensor
@@ -61,21 +64,30 @@ class Corrected:
     log_ratios_N: Tensor
 
 
-def correct(settings: Mismatch, proximal_logprobs_N: Tensor, sampling_logprobs_N: Tensor, mask_N: Tensor) -> Corrected:
-    """Importance weights, detached. mask_N: bool, the tokens to train."""
+def correct(
+    settings: Mismatch, proximal_logprobs_N: Tensor, sampling_logprobs_N: Tensor, mask_N: Tensor,
+    sequences: Sequences | None = None,
+) -> Corrected:  # fmt: skip
+    """Importance weights, detached. A collective of the ranks that share the micro-batch, given sequences.
+
+    Args: mask_N: bool, the tokens to train. sequences: what has one weight; None: every token.
+    """
     difference_N = (proximal_logprobs_N - sampling_logprobs_N).detach()
     log_ratios_N = difference_N.masked_fill(~mask_N, 0.0)
     ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    rho_N = ratios_N
+    if sequences is not None and settings.correction is not Correction.OFF:
+        rho_N = sequence_means(log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), sequences).exp()
     kept_N, truncated_N = mask_N, torch.zeros_like(mask_N)
     match settings.correction:
         case Correction.OFF:
             weights_N = torch.ones_like(ratios_N)
         case Correction.TRUNCATED:
-            weights_N = ratios_N.clamp(max=settings.high)
-            truncated_N = mask_N & (ratios_N > settings.high)
+            weights_N = rho_N.clamp(max=settings.high)
+            truncated_N = mask_N & (rho_N > settings.high)
         case Correction.MASKED:
-            weights_N = ratios_N
-            kept_N = mask_N & (ratios_N >= settings.low) & (ratios_N <= settings.high)
+            weights_N = rho_N
+            kept_N = mask_N & (rho_N >= settings.low) & (rho_N <= settings.high)
         case _:
             raise ConfigError(f"no such correction: {settings.correction}", field="mismatch.correction")
     return Corrected(weights_N.masked_fill(~kept_N, 0.0), mask_N & ~kept_N, truncated_N, ratios_N, log_ratios_N)

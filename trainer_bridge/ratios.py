@@ -64,8 +64,12 @@ def importance_ratios(log_ratios_N: Tensor, sequences: Sequences | None) -> Tens
     cut_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if sequences is None:
         return cut_N.exp()
+    return (sequence_means(cut_N, sequences) + (cut_N - cut_N.detach())).exp()
+
+
+def sequence_means(values_N: Tensor, sequences: Sequences) -> Tensor:
+    """At each token the mean over its sequence, without gradient. [N]. A collective of the ranks that share the micro-batch."""
     # float64: a mean over a hundred thousand tokens is compared with bounds of 3e-4.
-    sums_Q = torch.zeros(sequences.count, dtype=torch.float64, device=cut_N.device)
-    sums_Q = sequences.add(sums_Q.index_add(0, sequences.index_N, cut_N.detach().double()))
-    means_N = (sums_Q[sequences.index_N] / sequences.tokens_N).to(cut_N.dtype)
-    return (means_N + (cut_N - cut_N.detach())).exp()
+    sums_Q = torch.zeros(sequences.count, dtype=torch.float64, device=values_N.device)
+    sums_Q = sequences.add(sums_Q.index_add(0, sequences.index_N, values_N.detach().double()))
+    return (sums_Q[sequences.index_N] / sequences.tokens_N).to(values_N.dtype)

@@ -104,7 +104,8 @@ class Stepper:
         started = time.perf_counter()
         reference_N = self._score(orders, rows, reference=True) if self.engine.reference is not None else None
         # With a single optimizer step the policy at its start is the policy itself, and the ratio is 1.
-        proximal_N = self._score(orders, rows, reference=False) if len(orders.passes) > 1 else None
+        apart = len(orders.passes) > 1 and not self._objective.around_sampler
+        proximal_N = self._score(orders, rows, reference=False) if apart else None
         scored = time.perf_counter()
         if self.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -229,6 +230,7 @@ def objective_of(settings: TrainerSettings) -> Objective:
         mismatch=Mismatch(Correction(settings.mismatch), settings.mismatch_low, settings.mismatch_high),
         reference_kl=settings.reference_kl,
         entropy_bonus=settings.entropy_bonus,
+        around_sampler=settings.proximal == "sampler",
     )
 
 

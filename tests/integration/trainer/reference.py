@@ -59,9 +59,9 @@ class Reference:
                     share = (logprobs[of] - start[of]).mean().exp().item()
                     stopped.append(share > 1 + high if advantage > 0 else share < 1 - low)
                 for at in range(len(logprobs)):
-                    rho = math.exp(start[at] - sampling[at])
-                    m = rho if 0.5 <= rho <= 2.0 else 0.0
                     same = torch.tensor([found == numbers[at] for found in numbers])
+                    rho = math.exp((start - sampling)[same].mean())
+                    m = rho if 0.5 <= rho <= 2.0 else 0.0
                     change = (logprobs - start)[same].mean().detach()
                     ratio = (change + logprobs[at] - logprobs[at].detach()).exp()
                     gain = m * torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)

@@ -48,6 +48,8 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
 def test_the_defaults_can_be() -> None:
     settings().check()
     assert settings().overlong == Overlong()
+    settings(importance_sampling_level="sequence", proximal="sampler").check()
+    assert objective_of(settings(proximal="sampler")).around_sampler
     for name, words in (("mismatch", Correction), ("importance_sampling_level", Level)):
         assert [word.value for word in words] == list(TrainerSettings.model_fields[name].annotation.__args__)
 

@@ -110,8 +110,6 @@ def one_by_one(rows, advantages, mode, level):
             logprob, entropy = p[row.token_ids_T[t]].log(), -(p * p.log()).sum()
             sampling = row.sampling_logprobs_T[t]
             proximal = logprob.detach() if level is Level.TOKEN else moved(logprob, sampling)
-            rho = math.exp(proximal.item() - sampling.item())
-            m = rho if 0.2 <= rho <= 5.0 else 0.0
             weight = {
                 Aggregation.TOKEN_MEAN: 1 / by_trial.total(),
                 Aggregation.ROLLOUT_MEAN: 1 / len(by_trial) / by_trial[row.trial_id],
@@ -120,13 +118,15 @@ def one_by_one(rows, advantages, mode, level):
             total = total - weight * 0.01 * entropy
             completion = max(start for start in row.completion_starts if start <= t)
             number = {Level.TOKEN: t, Level.COMPLETION: completion, Level.SEQUENCE: 0}[level]
-            sequences[number].append((logprob, proximal, weight * m))
+            sequences[number].append((logprob, proximal, weight, proximal.item() - sampling.item()))
         advantage = advantages[row.trial_id]
         for members in sequences.values():
-            change = sum(logprob - proximal for logprob, proximal, _ in members) / len(members)
-            for logprob, _, weight in members:
+            change = sum(logprob - proximal for logprob, proximal, *_ in members) / len(members)
+            rho = math.exp(sum(apart for *_, apart in members) / len(members))
+            m = rho if 0.2 <= rho <= 5.0 else 0.0
+            for logprob, _, weight, _ in members:
                 ratio = (change.detach() + logprob - logprob.detach()).exp()
-                total = total - weight * torch.min(ratio * advantage, ratio.clamp(0.99, 1.02) * advantage)
+                total = total - weight * m * torch.min(ratio * advantage, ratio.clamp(0.99, 1.02) * advantage)
     total.backward()
     return total.item(), [parameter.grad for parameter in model.parameters()]
 

@@ -105,6 +105,22 @@ def test_the_loss_and_every_metric_are_their_formulas(objective, proximal):
         assert means(found.sums_M2, found.maxima_X) == pytest.approx(metrics, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("correction", Correction)
+def test_around_the_sampler_the_ratio_is_to_what_was_recorded_and_corrects_itself(correction):
+    """As PPO has it, with the sampler's probabilities as the old ones: clipped although there is one optimizer step."""
+    tokens, logprobs, entropies = case(proximal=False)
+    found = policy_loss(Objective(mismatch=Mismatch(correction), around_sampler=True), tokens, logprobs, entropies)
+    plain = Objective(mismatch=Mismatch(Correction.OFF))
+    total, metrics = by_hand(
+        plain, replace(tokens, proximal_logprobs_N=tokens.sampling_logprobs_N), logprobs, entropies
+    )
+    assert found.total.item() == pytest.approx(total, rel=1e-12)
+    kept = {name: value for name, value in metrics.items() if not name.startswith("mismatch/")}
+    assert means(found.sums_M2, found.maxima_X) == pytest.approx(kept, rel=1e-12, abs=1e-12)
+    assert kept["policy/clip_high_fraction"] > 0 < kept["policy/clip_low_fraction"]
+    assert not found.mismatch_masked_N.any()
+
+
 def test_the_case_meets_every_bound():
     """Or the test above would say little."""
     tokens, logprobs, entropies = case()

@@ -124,30 +124,30 @@ def test_without_a_proximal_policy_the_level_changes_nothing():
     grads = []
     for given_ in (None, made):
         logprobs.grad = None
-        policy_loss(Objective(), tokens, logprobs, entropies, given_).total.backward()
+        policy_loss(Objective(mismatch=GSPO.mismatch), tokens, logprobs, entropies, given_).total.backward()
         grads.append(logprobs.grad)
     torch.testing.assert_close(*grads, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("correction", Correction)
-def test_the_correction_for_the_sampler_stays_what_it_is_by_token(correction):
-    """It multiplies each token's part of the gradient: m s A, with the m that the token level has."""
-    lengths = [4, 1, 9]
-    made, tokens, logprobs, entropies = case(lengths, spread=0.001)
-    settings = Mismatch(correction, low=0.7, high=1.3)
-    found = policy_loss(Objective(0.1, 0.1, settings), tokens, logprobs, entropies, made)
+def test_the_correction_for_the_sampler_is_one_factor_per_sequence_of_the_papers_gradient(correction):
+    """m is of the geometric mean of rho, as s is: a factor for each token would make another gradient of it."""
+    lengths = [4, 1, 9, 6, 12]
+    made, tokens, logprobs, entropies = case(lengths, seed=3)
+    settings = Mismatch(correction, low=0.5, high=1.1)
+    found = policy_loss(replace(GSPO, mismatch=settings), tokens, logprobs, entropies, made)
     found.total.backward()
-    rho = (tokens.proximal_logprobs_N - tokens.sampling_logprobs_N).exp()
-    m = {
-        Correction.OFF: torch.ones_like(rho),
-        Correction.TRUNCATED: rho.clamp(max=1.3),
-        Correction.MASKED: torch.where((rho >= 0.7) & (rho <= 1.3), rho, 0.0),
-    }[correction]
-    s = torch.cat([part.mean().exp().expand(len(part)) for part in
-                   (logprobs.detach() - tokens.proximal_logprobs_N).split(lengths)])  # fmt: skip
-    torch.testing.assert_close(logprobs.grad, -tokens.weights_N * m * s * tokens.advantages_N)
-    by_token = policy_loss(Objective(0.1, 0.1, settings), tokens, logprobs, entropies)
-    assert torch.equal(found.mismatch_masked_N, by_token.mismatch_masked_N)
+    ours, logprobs.grad = logprobs.grad, None
+    paper(lengths, tokens, logprobs, GSPO.clip_low, GSPO.clip_high)[0].backward()
+    factors = []
+    for part in (tokens.proximal_logprobs_N - tokens.sampling_logprobs_N).split(lengths):
+        rho = math.exp(sum(part.tolist()) / len(part))
+        kept = {"off": 1.0, "truncated": min(rho, 1.1), "masked": rho if 0.5 <= rho <= 1.1 else 0.0}
+        factors += [kept[correction]] * len(part)
+    m = torch.tensor(factors, dtype=torch.float64)
+    torch.testing.assert_close(ours, m * logprobs.grad, rtol=1e-12, atol=1e-15)
+    assert torch.equal(found.mismatch_masked_N, m == 0)
+    assert (correction == "off") == (len(set(factors)) == 1), "or the bounds were met by nothing"
 
 
 @given(
