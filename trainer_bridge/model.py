@@ -84,7 +84,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         config = config.get_text_config()  # of a model that also sees, the part that reads and writes
-        check_config(config, longest=longest)
+        check_config(config, longest=min(longest, getattr(config, "max_position_embeddings", None) or longest))
         lm = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=getattr(torch, precision), attn_implementation=attention.NAME,
             trust_remote_code=trust_remote_code,
