@@ -137,6 +137,10 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
     try:
         first_M = _score(engine, ranks, [before, sample], windows)
         _check_windows(lm, windows, name=name, longest=longest)
+        if not first_M.isfinite().all():
+            # Spoiled weights compare with nothing. The step's loss is no number either, and says so before any weight changes.
+            log.warning("model %s: its log-probabilities are no numbers; it could not be examined", name)
+            return "its log-probabilities are no numbers"
         second_M = _score(engine, ranks, [other, sample])
         why, ours_M = None, first_M
         leaked = float((first_M - second_M).abs().max())

@@ -94,6 +94,13 @@ def test_what_is_random_while_training_is_refused(tmp_path: Path) -> None:
         ask(model)
 
 
+def test_spoiled_weights_are_left_to_the_steps_own_check(tmp_path: Path) -> None:
+    model = load("qwen3", tmp_path)
+    with torch.no_grad():
+        model.lm.model.layers[0].mlp.up_proj.weight.fill_(torch.inf)
+    assert ask(model) == "its log-probabilities are no numbers"
+
+
 def test_logits_that_are_bent_in_a_way_that_nobody_named_are_refused(tmp_path: Path) -> None:
     model = load("cohere", tmp_path)
     model._factor = 1.0
