@@ -117,6 +117,13 @@ class PolicyEngine:
         found: tuple[Tensor, Tensor] = engine(share.packed, share.segments, chunks)
         return found[0]
 
+    @torch.no_grad()
+    def logits(self, share: Share) -> Tensor:
+        """Of the trained tokens of this rank's share, before any is chosen. [N, V] float32."""
+        self.deepspeed.eval()
+        found: tuple[Tensor, Tensor] = self.deepspeed(share.packed, share.segments, 1, logits=True)
+        return found[0]
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss`, as it is: global weights are in it already, and DeepSpeed's average over ranks is
         undone."""

@@ -67,9 +67,12 @@ class LogprobHead(nn.Module):
     def forward(
         self, hidden_ND: Tensor, targets_N: Tensor | None = None, temperatures_N: Tensor | None = None, chunks: int = 1
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Without targets: the logits [..., V], as the head in whose place it is."""
-        if targets_N is None or temperatures_N is None:
+        """Without temperatures: the logits [..., V], as the head in whose place it is. Without targets: the logits over their
+        temperatures, [N, V] float32, and nothing: for a few tokens at most."""
+        if temperatures_N is None:
             return hidden_ND @ self.weight.T
+        if targets_N is None:
+            return _logits(hidden_ND, self.weight, temperatures_N, torch.float32), hidden_ND.new_empty(0)
         return token_logprobs(hidden_ND, self.weight, targets_N, temperatures_N, chunks)
 
 

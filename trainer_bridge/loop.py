@@ -275,7 +275,9 @@ class Loop:
         await self._publish()
         await self._pushed_or_named()
         if not self._pushed and not self._stop.is_set():
-            raise PushFailed(f"no worker serves {self.state.version}")
+            failed = self._newest.failed if self._newest is not None else {}
+            why = "".join(f"; worker {worker_id}: {reason}" for worker_id, reason in failed.items())
+            raise PushFailed(f"no worker serves {self.state.version}{why}")
         self._pushed = {}
 
     async def _publish(self) -> float:

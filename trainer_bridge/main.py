@@ -35,7 +35,7 @@ from trainer_bridge.rollouts.build import CLIENT_RETRIES, Prepared
 from trainer_bridge.rollouts.config import RolloutSettings
 from trainer_bridge.rollouts.evaluation import Evaluator, greedy
 from trainer_bridge.run_config import RunSettings
-from trainer_bridge.scoring import make_policy_probe
+from trainer_bridge.scoring import PolicyProbe
 from trainer_bridge.staleness import FIRST, History, Version
 from trainer_bridge.step import Stepper
 from trainer_bridge.tenure import LEAVE_S, Hold
@@ -43,6 +43,7 @@ from trainer_bridge.trackers import Prometheus, TensorBoard, Tracker, Trackers, 
 from trainer_bridge.view import View
 from trainer_bridge.weights.copies import Copies
 from trainer_bridge.weights.exchange import beside_first
+from trainer_bridge.weights.probe import Limits as ProbeLimits
 from trainer_bridge.weights.publication import Publication
 from trainer_bridge.weights.publisher import Publisher
 from trainer_bridge.weights.source import ModelWeights
@@ -112,6 +113,8 @@ class Duties:
     def __init__(self, settings: RunSettings, engine: PolicyEngine, lineage: str, epoch: int | None) -> None:
         self._settings, self._engine, self._ranks = settings, engine, engine.ranks
         self._stepper = Stepper(engine)
+        limits = ProbeLimits.of(settings.probe_precision, settings.probe_tolerance)
+        self._probe = PolicyProbe(engine, tokens=settings.probe_tokens, limits=limits)
         self._lineages = Lineages(settings.checkpoint_dir, settings.run)
         self._checkpoints = Checkpoints(
             settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept, lineages=self._lineages
@@ -137,9 +140,7 @@ class Duties:
 
     def _publish(self, version: Version | None) -> Publication:
         told = self._ranks.share(str(version).encode() if version is not None else None)
-        probe = make_policy_probe(
-            self._engine, tokens=self._settings.probe_tokens, tolerance=self._settings.probe_tolerance
-        )
+        probe = self._probe.make()
         dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
         source = ModelWeights(self._engine.lm, dtype=dtype)
         pushed = Version.parse(told.decode())

@@ -38,10 +38,14 @@ class PolicyModel(nn.Module):
         self._offload = offload_activations
         self._factor = head_factor(lm.config)
 
-    def forward(self, packed: Packed, segments: Segments | None, chunks: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, packed: Packed, segments: Segments | None, chunks: int, logits: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies, [N] each, float32. Every rank calls this equally often.
 
-        segments: None: by the model's own forward pass, whole logits and all; of one sample.
+        Args:
+            segments: None: by the model's own forward pass, whole logits and all; of one sample.
+            logits: give these instead, [N, V] float32, and nothing; whatever the targets are.
         """
         if segments is None:
             logits_ND = self.lm(input_ids=packed.input_ids_1S, use_cache=False).logits[0, packed.predictor_N].float()
@@ -55,7 +59,8 @@ class PolicyModel(nn.Module):
         states_ND = states_1SD[0].index_select(0, packed.predictor_N)
         # A factor of the logits is one of their temperature.
         temperatures_N = packed.temperatures_N / self._factor
-        found: tuple[Tensor, Tensor] = self.lm.lm_head(states_ND, packed.targets_N, temperatures_N, chunks)
+        targets_N = None if logits else packed.targets_N
+        found: tuple[Tensor, Tensor] = self.lm.lm_head(states_ND, targets_N, temperatures_N, chunks)
         return found
 
 

@@ -7,9 +7,9 @@ worker can read them (`filesystem`, `stream`); only `nccl` has no shards. Digest
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
 
 LINEAGE = r"^[A-Za-z0-9._-]{1,64}$"
 DIGEST = r"^[0-9a-f]{32}$"
@@ -57,13 +57,24 @@ class Manifest(BaseModel):
 class Probe(BaseModel):
     """What the trainer's own weights say of a few tokens: a worker compares before it says that it serves them (I10).
 
-    logprobs: of token_ids[1:], each given those before it, at temperature 1. tolerance: largest absolute difference let pass.
+    logprobs: of token_ids[1:], each given those before it, at temperature 1. Of the absolute differences, in nats, is let pass:
+    tolerance: the largest. p90_tolerance: the one at the 90th percentile. mean_tolerance: their mean. Two engines that compute
+    alike differ little at most tokens and much at some, so the last two see wrong weights sooner than the first. A program of
+    before they were there writes neither, and looks at the largest alone; where they are not set nothing is written of them, so
+    that the same update has the same id as ever.
     """
 
     model_config = ConfigDict(extra="forbid")
     token_ids: list[int] = Field(min_length=2, max_length=4096)
     logprobs: list[FiniteFloat] = Field(min_length=1, max_length=4095)
     tolerance: float = Field(0.05, gt=0, allow_inf_nan=False, description="nats")
+    p90_tolerance: float | None = Field(None, gt=0, allow_inf_nan=False, description="nats")
+    mean_tolerance: float | None = Field(None, gt=0, allow_inf_nan=False, description="nats")
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class UpdateSpec(BaseModel):

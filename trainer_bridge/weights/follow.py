@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from proxy.contracts.errors import NotFound, StenoError
+from proxy.contracts.errors import BadRequest, NotFound, StenoError
 from proxy.contracts.policy import Update, UpdateSpec
 from trainer_bridge.weights.publication import Publication
 from trainer_bridge.weights.stream import UploadClient, Uploader
@@ -28,6 +28,8 @@ SETTLED_WAIT_S = 15.0
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 5.0
 """Between attempts when something is wrong, doubling; a proxy that restarts is back in seconds."""
 
+LATER = ("p90_tolerance", "mean_tolerance")
+"""Fields of a probe that proxies before 2026-11-22 do not know."""
 FAILED_PAUSE_S, MAX_FAILED_PAUSE_S = 15.0, 300.0
 """Before an update that no worker took is posted again, doubling: until then it rests at the proxy, and workers that are started
 in the meantime get an older version, or none."""
@@ -104,7 +106,7 @@ class Follower:
     async def _round(self, client: Client, update: Update | None) -> tuple[bool, Update]:
         """Ask once, and upload what is wanted. Returns: whether bytes moved; the update."""
         if update is None:
-            latest = await client.post_update(self._publication.spec)
+            latest = await self._post(client)
         else:
             running_s = CARRIED_WAIT_S if update.transport == "nccl" else RUNNING_WAIT_S
             wait_s = running_s if update.state == "running" else SETTLED_WAIT_S
@@ -116,6 +118,19 @@ class Follower:
             return await self._uploader.serve(client, latest), latest
         finally:
             self._publication.bytes_sent = self._uploader.bytes_sent
+
+    async def _post(self, client: Client) -> Update:
+        """A proxy of an earlier release refuses what it does not know of the probe: it gets the rest."""
+        spec = self._publication.spec
+        try:
+            return await client.post_update(spec)
+        except BadRequest as refused:
+            probe, field = spec.probe, (refused.field or "").rpartition(".")[2]
+            if probe is None or getattr(probe, field, None) is None or field not in LATER:
+                raise
+            log.warning("the proxy is of an earlier release: workers compare the probe's largest difference alone")
+            earlier = probe.model_copy(update=dict.fromkeys(LATER))
+            return await client.post_update(spec.model_copy(update={"probe": earlier}))
 
     async def _wait(self, needed: bool) -> None:
         self._pause_s = min(max(2 * self._pause_s, MIN_PAUSE_S), MAX_PAUSE_S) if needed else 0.0

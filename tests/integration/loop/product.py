@@ -149,16 +149,25 @@ class Product:
         (folder / "train.yaml").write_text(json.dumps(given | settings))  # YAML takes JSON
         module = ["tests.integration.loop.mortal", die] if die else ["steno"]
         module = ["tests.integration.loop.spy", str(folder)] if spy else module
-        command = [
-            sys.executable, "-m", "steno.launch", "--standalone", "--nproc-per-node", "2", "-m", *module,
-            "train", "--config", str(folder / "train.yaml"),
-        ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+        return self._started(folder, [*module, "train", "--config", str(folder / "train.yaml")], cwd=ROOT)
+
+    def train_plainly(self, *words: str) -> Trainer:
+        """The README's command on two ranks, in a folder of its own; `words` are what it says after `steno train`."""
+        folder = self.folder / "plain"
+        folder.mkdir()
+        given = ["--proxy", self.url, "--metrics-file", str(folder / "metrics.jsonl"), *words]
+        return self._started(folder, ["--", "steno", "train", *given], cwd=folder)
+
+    def _started(self, folder: Path, module: list[str], *, cwd: Path) -> Trainer:
+        launcher = [sys.executable, "-m", "steno.launch", "--standalone", "--nproc-per-node", "2", "-m"]
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
         log = folder / f"train-{len(self.trainers)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command,
-                cwd=ROOT,
+                [*launcher, *module],
+                cwd=cwd,
                 env=environment,
                 stdout=out,
                 stderr=out,

@@ -2,7 +2,8 @@
 
 FOLDER/job.json: settings (of `TrainerSettings`); batches (arguments of `random_batch`, one step each); resume: from the newest
 checkpoint, if there is one; save_after: steps after which there is one; die: [step, method of `Checkpoints` in which the first
-rank is killed]; forever: go on with the last batch. The first rank writes result.pt: a report per step, and the last weights.
+rank is killed]; forever: go on with the last batch; probe: so many tokens, of
+the weights as they were loaded. The first rank writes result.pt: a report per step, and the last weights.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from trainer_bridge.config import TrainerSettings
 from trainer_bridge.engine import PolicyEngine
 from trainer_bridge.ledger import Ledger
 from trainer_bridge.ranks import Ranks
+from trainer_bridge.scoring import PolicyProbe
 from trainer_bridge.staleness import History, Version
 from trainer_bridge.step import Stepper
+from trainer_bridge.weights.probe import Limits
 
 
 def main(folder: Path) -> None:
@@ -38,6 +41,8 @@ def main(folder: Path) -> None:
     checkpoints = Checkpoints(settings.checkpoint_dir, stepper, keep=settings.checkpoints_kept)
     resumed = checkpoints.resume(job.get("run", "r")) if job.get("resume") else None
     run = resumed or RunState.of("r", History((Version("a", 0),)), Ledger(), set())
+    limits = Limits.of(settings.precision)
+    probe = PolicyProbe(stepper.engine, tokens=job["probe"], limits=limits).make() if "probe" in job else None
     reports = []
     ledger, history = run.read_ledger(), run.history
     batches = job["batches"][stepper.steps_done :]
@@ -55,7 +60,8 @@ def main(folder: Path) -> None:
     weights = whole_weights(stepper.engine)
     if ranks.first:
         found = {"reports": reports, "weights": weights, "random": (random.random(), torch.rand(3)), "resumed": resumed}
-        torch.save(found | {"ledger": ledger.to_bytes()}, folder / "result.pt")
+        told = probe.model_dump_json() if probe is not None else None
+        torch.save(found | {"ledger": ledger.to_bytes(), "probe": told}, folder / "result.pt")
     ranks.barrier()
     ranks.close()
 

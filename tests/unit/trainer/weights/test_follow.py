@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import Conflict, Unreachable
-from proxy.contracts.policy import UpdateSpec, Want, WorkerUpdate
+from proxy.contracts.errors import BadRequest, Conflict, Unreachable
+from proxy.contracts.policy import Probe, UpdateSpec, Want, WorkerUpdate
 from tests.support.waiting import until
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
@@ -242,3 +242,25 @@ async def test_nothing_moving_is_no_busy_loop(streamed: Publication) -> None:
         await until(lambda: len(proxy.calls) == 2)
         proxy.ask_for_everything("u-run/7")
         await until(lambda: MAX_PAUSE_S in pauses)
+
+
+@pytest.mark.parametrize("field", ["probe.p90_tolerance", "probe.mean_tolerance"])
+async def test_a_proxy_of_an_earlier_release_gets_the_probe_that_it_knows(shared: Publication, field: str) -> None:
+    proxy = FakeProxy()
+    proxy.faults = [BadRequest(f"{field}: extra inputs are not permitted", field=field)]
+    given = Probe(token_ids=[1, 2], logprobs=[-1.0], tolerance=1.0, p90_tolerance=0.15, mean_tolerance=0.05)
+    publication = Publication(shared.spec.model_copy(update={"probe": given}), shared.folder)
+    async with following(publication, [proxy]):
+        await until(lambda: publication.settled)
+    (told,) = proxy.specs.values()
+    assert told.probe is not None
+    assert told.probe.model_dump() == {"token_ids": [1, 2], "logprobs": [-1.0], "tolerance": 1.0}
+
+
+async def test_what_else_a_proxy_refuses_of_a_probe_stays_refused(shared: Publication) -> None:
+    proxy = FakeProxy()
+    proxy.faults = [BadRequest("probe.logprobs: one for each token but the first", field="probe.logprobs")]
+    given = Probe(token_ids=[1, 2], logprobs=[-1.0], mean_tolerance=0.05)
+    publication = Publication(shared.spec.model_copy(update={"probe": given}), shared.folder)
+    await Follower(publication, [proxy]).run()
+    assert publication.outcome.startswith("refused") and not proxy.specs

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.unit.trainer.weights.models import qwen
 from trainer_bridge.errors import WeightsUnavailable
-from trainer_bridge.weights.probe import TOLERANCE, make_probe, probe_ids
+from trainer_bridge.weights.probe import LARGEST, Limits, make_probe, probe_ids
 
 
 def test_log_probabilities_are_those_of_each_token_given_the_ones_before() -> None:
@@ -18,7 +18,7 @@ def test_log_probabilities_are_those_of_each_token_given_the_ones_before() -> No
     for end in range(1, 6):
         logits = model(torch.tensor([ids[:end]])).logits[0, -1].double()
         assert probe.logprobs[end - 1] == pytest.approx(torch.log_softmax(logits, -1)[ids[end]].item(), abs=1e-5)
-    assert probe.token_ids == ids and probe.tolerance == TOLERANCE[torch.float32]
+    assert probe.token_ids == ids and probe.tolerance == LARGEST["float32"]
     assert model.training
 
 
@@ -31,7 +31,7 @@ def test_a_module_may_give_bare_logits() -> None:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.table(ids)
 
-    assert len(make_probe(Bare(), [1, 2, 3], tolerance=0.2).logprobs) == 2
+    assert len(make_probe(Bare(), [1, 2, 3], limits=Limits.of("bfloat16")).logprobs) == 2
 
 
 def test_ids_are_the_same_everywhere_and_within_the_vocabulary() -> None:
@@ -45,3 +45,10 @@ def test_weights_that_are_no_numbers_are_not_sent() -> None:
         model.lm_head.weight[3] = float("nan")
     with pytest.raises(WeightsUnavailable, match="no numbers"):
         make_probe(model, [1, 2, 3])
+
+
+def test_a_higher_tolerance_raises_the_others_with_it_and_a_lower_one_leaves_them() -> None:
+    assert Limits.of("bfloat16") == Limits(1.0, 0.15, 0.05)
+    assert Limits.of("bfloat16", 2.0) == Limits(2.0, 0.3, 0.1)
+    assert Limits.of("bfloat16", 0.1) == Limits(0.1, 0.15, 0.05)
+    assert Limits.of("float32").largest < 0.1 * Limits.of("bfloat16").largest
