@@ -141,7 +141,7 @@ class Checkpoints:
         loaded, _ = self._engine.deepspeed.load_checkpoint(str(folder), tag="zero", load_lr_scheduler_states=False)
         if loaded is None:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing in it")
-        _restore_random_state(torch.load(folder / f"random-{self._ranks.rank}.pt", weights_only=False))
+        _restore_random_state(torch.load(folder / f"random-{self._ranks.rank}.pt", weights_only=True))
         self._stepper.steps_done = saved.steps_done
         self._ranks.barrier()
         log.info("resumed from %s", folder)
