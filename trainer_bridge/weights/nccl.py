@@ -23,12 +23,12 @@ from torch import Tensor
 
 from proxy.client import Steno
 from proxy.contracts.policy import Manifest, NcclRendezvous, TensorEntry
-from trainer_bridge.errors import PushFailed
+from trainer_bridge.errors import PushFailed, WeightsUnavailable
 from trainer_bridge.ranks import Ranks
 from trainer_bridge.staleness import Version
 from trainer_bridge.weights.exchange import Exchange
 from trainer_bridge.weights.publication import Publication
-from trainer_bridge.weights.shards import DIGEST_BYTES, tensor_bytes
+from trainer_bridge.weights.shards import DIGEST_BYTES, check_numbers, tensor_bytes
 from trainer_bridge.weights.source import TensorMeta, WeightSource
 from trainer_bridge.weights.transports import Staged
 
@@ -91,8 +91,13 @@ class Nccl:
         self._attempts = 0
 
     def stage(self, version: Version, source: WeightSource) -> Staged:
-        """Digests of all tensors, each computed by one rank, and where to meet. Raises: PushFailed, on all ranks: no worker."""
-        tensors = self._exchange.gather(self._digests(source))
+        """Digests of all tensors, each computed by one rank, and where to meet. Raises: PushFailed, on all ranks: no worker, or
+        weights that are no numbers."""
+        told_by_rank = self._exchange.gather(self._digests(source))
+        self._exchange.first(lambda: _check(told_by_rank or []))
+        tensors = (
+            [[entry for entry in some if isinstance(entry, dict)] for some in told_by_rank] if told_by_rank else None
+        )
         location = self._exchange.first(self._meet)
         manifest = None
         if tensors is not None:
@@ -177,12 +182,18 @@ class Nccl:
 
     # -- every rank's part ----------------------------------------------------------------------------------------------------
 
-    def _digests(self, source: WeightSource) -> list[dict[str, Any]]:
-        mine: list[dict[str, Any]] = []
+    def _digests(self, source: WeightSource) -> list[dict[str, Any] | str]:
+        """Of this rank's share; in the place of one that is not to be sent, why: the others gather all the same."""
+        mine: list[dict[str, Any] | str] = []
         for index, bucket in enumerate(source.buckets()):
             if index % self._exchange.size != self._exchange.rank:
                 continue
             for name, tensor in bucket.items():
+                try:
+                    check_numbers(name, tensor)
+                except WeightsUnavailable as error:
+                    mine.append(str(error))
+                    continue
                 digest = blake2b(tensor_bytes(tensor.cpu()), digest_size=DIGEST_BYTES).hexdigest()
                 meta = TensorMeta(name, tensor.dtype, tuple(tensor.shape))
                 mine.append({"name": name, "dtype": meta.dtype_name, "shape": list(meta.shape), "digest": digest})
@@ -270,6 +281,11 @@ class _Sender:
             if bucket is None:
                 return
             yield from bucket.items()
+
+
+def _check(told_by_rank: list[list[dict[str, Any] | str]]) -> None:
+    for problem in (entry for some in told_by_rank for entry in some if isinstance(entry, str)):
+        raise PushFailed(problem)
 
 
 def workers_of(steno: Steno, policy: str) -> Callable[[], dict[str, float]]:

@@ -21,6 +21,8 @@ from trainer_bridge.weights.source import TensorMeta
 DIGEST_BYTES = 16
 WRITE_BYTES = 4 << 20
 """At a time: hashed while it is in the processor's cache, and small enough that other threads get their turn."""
+PART_ELEMENTS = 1 << 24
+"""Of a tensor, looked at in one go."""
 SAFETENSORS_DTYPES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -47,8 +49,10 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> tuple[ShardEntry, 
 
     Args: tensors: on the CPU, contiguous.
     Returns: what the manifest says of it; tensors in the order of the argument.
-    Raises: OSError; WeightsUnavailable: a dtype that safetensors does not know.
+    Raises: OSError; WeightsUnavailable: a dtype that safetensors does not know, or values that are no numbers.
     """
+    for name, tensor in tensors.items():
+        check_numbers(name, tensor)
     # Widest first: readers map the file, and torch wants each tensor at a multiple of its element's size.
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     header, size = _header(order, tensors)
@@ -70,6 +74,17 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> tuple[ShardEntry, 
         for name, tensor in tensors.items()
     ]
     return ShardEntry(name=path.name, size=len(header) + size, digest=whole.hexdigest()), entries
+
+
+def check_numbers(name: str, tensor: Tensor) -> None:
+    """Raises: WeightsUnavailable: NaN or infinite values."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    for part in tensor.detach().flatten().split(PART_ELEMENTS):
+        # One pass and no copy: NaN comes through minimum and maximum. The narrowest types have neither.
+        least, most = (part.float() if part.dtype.itemsize == 1 else part).aminmax()
+        if not (least.isfinite() and most.isfinite()):
+            raise WeightsUnavailable(f"{name} has NaN or infinite values: such weights are not sent")
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

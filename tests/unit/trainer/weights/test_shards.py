@@ -52,3 +52,12 @@ def test_a_dtype_that_safetensors_lacks_is_named(tmp_path: Path) -> None:
 
 def test_names_are_those_that_transformers_gives() -> None:
     assert shard_name(0, 2) == "model-00001-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
+def test_values_that_are_no_numbers_are_not_written(tmp_path: Path, dtype: torch.dtype, value: float) -> None:
+    tensor = torch.zeros(3, 5)
+    tensor[2, 4] = value
+    with pytest.raises(WeightsUnavailable, match="head.weight has NaN or infinite values"):
+        write_shard(tmp_path / "x.safetensors", {"head.weight": tensor.to(dtype)})
