@@ -16,6 +16,7 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from pathlib import Path
 
 import msgspec
 
@@ -76,6 +77,9 @@ class ChatEngine:
 
     def load(self) -> tuple[int, int, float]:
         return self._engine.load()
+
+    def checkpoint(self) -> Path | None:
+        return self._engine.checkpoint()
 
     async def load_weights(self, update: StagedUpdate) -> float:
         return await self._engine.load_weights(update)

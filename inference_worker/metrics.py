@@ -86,7 +86,9 @@ class WorkerMetrics:
             "steno_worker_engine_up", "1 while the engine can generate, 0 once it is dead", registry=registry
         )
         self.updates = Counter(
-            "steno_worker_updates_total", "Policy updates by how they ended here: served, or an error's code",
+            "steno_worker_updates_total",
+            "Policy updates by how they ended here: served, or an error's code; gone_back: after one, the weights of before "
+            "serve again",
             ["end"], registry=registry,
         )  # fmt: skip
         self.update_pause = Histogram(

@@ -162,6 +162,7 @@ class _Stream:
         self._metrics = metrics
         self._on_trouble = on_trouble
         self._gate = gate
+        self._era = gate.era
         self._sent_tokens = 0
         self._stopped_by: StenoError | None = None
         self._begun = False
@@ -210,7 +211,7 @@ class _Stream:
         """Engine to channel, up to the Finish. Without credit nothing is pulled: the engine's own buffer holds this stream."""
         async for event in events:
             event.stream = self._number
-            if self._gate.shut or self._send.full:
+            if self._gate.shut or self._gate.era != self._era or self._send.full:
                 await self._passed(event)
             if type(event) is Delta:
                 tokens = len(event.ids) >> 2
@@ -237,10 +238,10 @@ class _Stream:
         """Wait at the gate, and until there is room on the channel. Raises: EngineFailed: condemned."""
         passed, delta = False, event if type(event) is Delta else None
         try:
-            await self._gate.passed(delta.version if delta else "")
+            await self._gate.passed(delta.version if delta else "", self._era)
             while self._send.full and type(event) is not Finish:
                 await self._send.room()
-                await self._gate.passed(delta.version if delta else "")
+                await self._gate.passed(delta.version if delta else "", self._era)
             passed = True
         finally:
             if delta is not None and not passed:

@@ -84,6 +84,10 @@ class TokenEngine(Protocol):
         """Whether a grammar will be active for this job."""
         ...
 
+    def checkpoint(self) -> Path | None:
+        """The folder of safetensors files that it was started from, which `load_weights` takes too; None: there is none."""
+        ...
+
     async def load_weights(self, update: StagedUpdate) -> float:
         """Take on weights whose shards have been checked; generations in flight stand still meanwhile and go on under the
         new version. Ids sampled after it carry `update.version`. All or nothing: refused weights leave the old ones serving.
@@ -122,6 +126,10 @@ class Engine(Protocol):
 
         Raises: BadRequest: the template refuses. ContextOverflow: the format knows without counting.
         """
+        ...
+
+    def checkpoint(self) -> Path | None:
+        """As TokenEngine.checkpoint."""
         ...
 
     async def load_weights(self, update: StagedUpdate) -> float:

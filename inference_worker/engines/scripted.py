@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -120,6 +121,9 @@ class ScriptedTokens:
 
     def load(self) -> tuple[int, int, float]:
         return self._running, 0, 0.0
+
+    def checkpoint(self) -> Path | None:
+        return None
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """The version without the weights: what is said from here on bears its name."""

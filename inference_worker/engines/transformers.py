@@ -23,6 +23,7 @@ from inference_worker.engines.batch_thread import BatchThread, Steps
 from inference_worker.engines.options import engine_options, model_directory
 from inference_worker.engines.sampler import Row
 from inference_worker.weights.tensors import Place, check_fits, places_of, read_tensors
+from inference_worker.weights.threads import in_time
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, WeightsRefused
 from proxy.contracts.frames import ModelCard
@@ -131,6 +132,9 @@ class TransformersEngine:
     def constrains(self, job: Job) -> bool:
         return grammar.constrains(job)
 
+    def checkpoint(self) -> Path | None:
+        return self._model_dir
+
     async def start(self) -> None:
         """Load the model. Raises: ConfigError if its weights can't be loaded."""
         await self._thread.start()
@@ -146,7 +150,7 @@ class TransformersEngine:
         if update.spec.transport == "nccl":
             raise WeightsRefused("transport: the embedded engine takes filesystem and stream", field="transport")
         check_fits(update.spec.manifest.tensors, self._places)
-        tensors = await asyncio.to_thread(read_tensors, update.folder, update.spec.manifest)
+        tensors = await in_time(update.spec.deadline_s, read_tensors, update.folder, update.spec.manifest)
         return await self.load_state_dict(update.version, tensors, keep=update.spec.kv == "keep")
 
     async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor], *, keep: bool = False) -> float:

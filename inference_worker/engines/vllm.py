@@ -27,7 +27,7 @@ from inference_worker.engines.vllm_load import LastLoad
 from inference_worker.engines.vllm_params import sampling_params
 from inference_worker.engines.vllm_process import dying_with_this
 from inference_worker.engines.vllm_steps import Spans, steps_of
-from inference_worker.engines.vllm_weights import HalfLoaded, VllmWeights, score
+from inference_worker.engines.vllm_weights import HalfLoaded, VllmWeights, checkpoint_folder, score
 from inference_worker.job import ChatEngine
 from proxy.contracts.canonical import Job, Sampling
 from proxy.contracts.errors import (
@@ -157,6 +157,9 @@ class VllmTokens:
     def llm(self) -> AsyncLLM:
         """The engine itself. Raises: EngineFailed when there is none."""
         return self._running()
+
+    def checkpoint(self) -> Path | None:
+        return checkpoint_folder(self._config)
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused: nothing has changed; EngineFailed: the engine is dead."""

@@ -27,7 +27,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from inference_worker.engines.base import StagedUpdate
 from inference_worker.weights.shards import DTYPES
-from inference_worker.weights.tensors import Place, check_fits
+from inference_worker.weights.tensors import Place, check_fits, check_tensors
+from inference_worker.weights.threads import in_time
 from inference_worker.weights.vllm_receiver import NAME
 from proxy.contracts.errors import EngineFailed, WeightsRefused
 from proxy.contracts.policy import Manifest, NcclRendezvous
@@ -65,8 +66,13 @@ class VllmWeights:
         if spec.transport == "nccl":
             message = await self._join(llm, spec.location, spec.manifest, spec.deadline_s)
         else:
+            await in_time(spec.deadline_s, check_tensors, update.folder, spec.manifest)
             paths = [str(update.folder / shard.name) for shard in spec.manifest.shards]
-            await self._init(llm, {"paths": paths}, "a shard can't be opened")
+            try:
+                async with asyncio.timeout(spec.deadline_s):
+                    await self._init(llm, {"paths": paths}, "a shard can't be opened")
+            except TimeoutError as error:
+                raise HalfLoaded("the engine waits for shards that can't be opened") from error
             message = {}
         started = time.monotonic()
         try:
@@ -135,6 +141,21 @@ async def score(llm: AsyncLLM, token_ids: list[int]) -> list[float]:
 def checkpoint_places(config: VllmConfig) -> dict[str, Place] | None:
     """The tensors of the checkpoint that the engine was started from, by the headers of its files: what every later one must
     have too. None: it has no safetensors files here (dummy weights), and vLLM's own loader is all that checks."""
+    folder = checkpoint_folder(config)
+    if folder is None:
+        return None
+    places: dict[str, Place] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        for name, entry in _header(path).items():
+            dtype = DTYPES.get(entry["dtype"], "")
+            places[name] = Place(tuple(entry["shape"]), "float" in dtype, name)
+    if getattr(config.model_config.hf_text_config, "tie_word_embeddings", False):
+        _tie(places)
+    return places or None
+
+
+def checkpoint_folder(config: VllmConfig) -> Path | None:
+    """Where the files of the checkpoint lie here; None: nowhere."""
     model = config.model_config
     folder = Path(model.model)
     try:
@@ -143,14 +164,7 @@ def checkpoint_places(config: VllmConfig) -> dict[str, Place] | None:
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
         logger.warning("the checkpoint's files are not known, updates are not compared with them: %s", error)
         return None
-    places: dict[str, Place] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, entry in _header(path).items():
-            dtype = DTYPES.get(entry["dtype"], "")
-            places[name] = Place(tuple(entry["shape"]), "float" in dtype, name)
-    if getattr(model.hf_text_config, "tie_word_embeddings", False):
-        _tie(places)
-    return places or None
+    return folder
 
 
 def _header(path: Path) -> Mapping[str, Any]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from inference_worker.engines.base import StagedUpdate
 from proxy.contracts.errors import WeightsRefused
 
 
 class FixedWeights:
     """The part of `Engine` that has to do with weights, for engines behind an API."""
+
+    def checkpoint(self) -> Path | None:
+        return None
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused."""

@@ -1,24 +1,30 @@
 """Where an update's shards lie until they are loaded, and whether they are what the manifest says.
 
-Blocking throughout: `updates.py` calls it from a thread of its own. A `filesystem` update is read where it lies; a `stream` is
-written into a folder here, in the manifest's order, checked as it comes, and goes on where it was after a cut or a restart.
+Blocking throughout, for ever where a mount hangs: `stager.py` calls it from threads that it can leave behind. A `filesystem`
+update is read where it lies; a `stream` is written into a folder here, in the manifest's order, checked as it comes, and goes on
+where it was after a cut or a restart.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import queue
 import shutil
+import stat
 import threading
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 
 from inference_worker.weights.shards import ShardCheck, check_complete
 from proxy.contracts.errors import WeightsRefused
 from proxy.contracts.policy import Manifest, ShardEntry
 
+logger = logging.getLogger(__name__)
 PREFIX = "steno-update-"
 """Of the folders here: nothing else is ever removed, whatever folder it was that the settings named."""
 BLOCK_BYTES = 4 * 2**20
@@ -44,20 +50,35 @@ def check_folder(folder: str, manifest: Manifest, abandoned: threading.Event, on
         raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
     expected = {tensor.name: tensor for tensor in manifest.tensors}
 
-    def read(shard: ShardEntry) -> ShardCheck:
-        check = ShardCheck(shard, expected)
-        _feed(check, path / shard.name, abandoned, on_bytes)
-        check.finish()
-        return check
+    left: queue.SimpleQueue[ShardEntry] = queue.SimpleQueue()
+    for shard in manifest.shards:
+        left.put(shard)
+    checks: list[ShardCheck] = []
+    problems: list[BaseException] = []
 
-    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "shards") as readers:
-        reads = [readers.submit(read, shard) for shard in manifest.shards]
-        try:
-            checks = [reading.result() for reading in reads]
-        except BaseException:
-            for reading in reads:
-                reading.cancel()
-            raise
+    def read() -> None:
+        while not problems:
+            try:
+                shard = left.get_nowait()
+            except queue.Empty:
+                return
+            check = ShardCheck(shard, expected)
+            try:
+                _feed(check, path / shard.name, abandoned, on_bytes)
+                check.finish()
+            except BaseException as error:  # not lost: raised below
+                problems.append(error)
+            checks.append(check)
+
+    # Daemons, so that one that hangs holds up no end of the process.
+    count = min(READERS, os.cpu_count() or 1, len(manifest.shards))
+    readers = [threading.Thread(target=read, name=f"shards-{number}", daemon=True) for number in range(count)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    if problems:
+        raise problems[0]
     check_complete(manifest, checks)
     return path
 
@@ -90,20 +111,25 @@ class StreamStaging:
         done = len(self._checks)
         return (self._manifest.shards[done], 0) if done < len(self._manifest.shards) else None
 
-    def open(self, abandoned: threading.Event) -> None:
+    def open(self, abandoned: threading.Event, kept: Path | None = None) -> None:
         """Make the folder, remove those of other updates, take up what an earlier start of this worker left.
 
+        Args: kept: a folder that stays, unless its room is needed.
         Raises: WeightsRefused: no shards, or not enough room for them.
         """
         if not self._manifest.shards:
             raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for other in self.folder.parent.glob(f"{PREFIX}*"):
-            if other != self.folder:
+            if other not in (self.folder, kept):
                 shutil.rmtree(other, ignore_errors=True)
         self._take_up(abandoned)
         needed = self._manifest.size - self.received + SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
+        if free < needed and kept is not None and kept != self.folder:
+            logger.warning("staging_dir has no room for a second copy: there will be none to go back to")
+            shutil.rmtree(kept, ignore_errors=True)
+            free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise WeightsRefused(f"staging_dir: {free} bytes are free, {needed} are needed", field="staging_dir")
 
@@ -154,10 +180,23 @@ class StreamStaging:
                 return
 
 
+def open_regular(path: Path) -> FileIO:
+    """To read, unbuffered. Never waits for a writer. Raises: OSError: it can't be opened, or is no regular file (a pipe, a
+    socket, a device, a folder)."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+    except BaseException:
+        os.close(number)
+        raise
+    return FileIO(number)
+
+
 def _feed(check: ShardCheck, path: Path, abandoned: threading.Event, on_bytes: Callable[[int], None]) -> None:
     buffer = memoryview(bytearray(BLOCK_BYTES))
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             while count := file.readinto(buffer):
                 if abandoned.is_set():
                     raise Abandoned

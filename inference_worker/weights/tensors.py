@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from inference_worker.weights.staging import open_regular
 from proxy.contracts.errors import WeightsRefused
 from proxy.contracts.policy import Manifest, TensorEntry
+
+PART_ELEMENTS = 1 << 24
+"""Of a tensor, looked at in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +59,41 @@ def check_fits(entries: list[TensorEntry], places: Mapping[str, Place]) -> None:
 
 
 def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """All of them, in memory. Raises: WeightsRefused: a shard that is gone, or can't be read."""
-    tensors: dict[str, torch.Tensor] = {}
+    """All of them, in memory. Raises: WeightsRefused: a shard that is gone, or can't be read; a tensor with what is no number."""
+    return dict(_tensors(folder, manifest))
+
+
+def check_tensors(folder: Path, manifest: Manifest) -> None:
+    """Read all of them, one at a time. Raises: as `read_tensors`."""
+    for _ in _tensors(folder, manifest):
+        pass
+
+
+def _tensors(folder: Path, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
     for shard in manifest.shards:
+        path = folder / shard.name
         try:
-            with safe_open(folder / shard.name, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+            with open_regular(path), safe_open(path, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # no mapping
+                    tensor = opened.get_tensor(name)
+                    if not _has_numbers_only(tensor):
+                        raise _refusal(name, "has NaN or infinite values")
+                    yield name, tensor
         except (OSError, SafetensorError) as error:
             raise WeightsRefused(
                 f"shard {shard.name} can't be read: {error}", field=f"manifest.shards.{shard.name}"
             ) from error
-    return tensors
+
+
+def _has_numbers_only(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    for part in torch.split(tensor.flatten(), PART_ELEMENTS):
+        # One pass and no copy: NaN comes through minimum and maximum. The narrowest types have neither.
+        least, most = (part.float() if part.dtype.itemsize == 1 else part).aminmax()
+        if not (least.isfinite() and most.isfinite()):
+            return False
+    return True
 
 
 def _refusal(name: str, what: str) -> WeightsRefused:

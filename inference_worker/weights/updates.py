@@ -2,6 +2,7 @@
 
     prep --stage--> receiving --all checked--> ready --apply--> loading --probe passed--> served
                        \\-------------\\----------------------------\\------> failed, until it is prepared again
+                                                                               and the last good weights are loaded again
 
 One update is staged at a time, while generation goes on; a newer one takes its place. Several proxies may speak of the same one:
 it is staged once, and each of them hears of it. The cards name a version only after its probe has passed, and what was sampled
@@ -22,6 +23,8 @@ from pydantic import ValidationError
 from inference_worker.engines.base import Engine, StagedUpdate
 from inference_worker.metrics import WorkerMetrics
 from inference_worker.weights.gate import Gate
+from inference_worker.weights.good import Good, base_update
+from inference_worker.weights.prove import check_numbers, compare
 from inference_worker.weights.shards import check_manifest
 from inference_worker.weights.stager import Stager
 from inference_worker.weights.staging import Abandoned
@@ -33,6 +36,8 @@ from proxy.contracts.policy import Probe, UpdateSpec
 
 logger = logging.getLogger(__name__)
 CLOSE_S = 10.0
+ANY_IDS = list(range(8))
+"""Scored where there is no probe: every vocabulary has them, and broken weights give no numbers for any."""
 
 
 class Updates:
@@ -62,6 +67,8 @@ class Updates:
         self._updates: dict[str, Update] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
+        self._good: Good | None = None  # what was proved last; None: nothing was asked of this engine yet
+        self._refused: tuple[str, StenoError] | None = None  # the last update whose probe failed, and how
 
     def cards(self) -> list[ModelCard]:
         cards = self._engine.cards()
@@ -119,6 +126,10 @@ class Updates:
             send(Update.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
             return
         listeners = update.listeners if update is not None else set()
+        if self.healthy and self._refused is not None and self._refused[0] == frame.update_id:
+            # The same weights and the same probe would end as they did, and cost what runs here its tokens once more.
+            send(Update.refusal(frame.update_id, self._refused[1]))
+            return
         update = self._updates[frame.update_id] = Update(frame.update_id, spec, {*listeners, send})
         try:
             self._make_way(update)
@@ -194,17 +205,24 @@ class Updates:
         assert update.staged is not None
         started = self._clock()
         async with self._loading:
+            if update.version == self._proved and self.healthy:  # gone back to while this was staged
+                self._serve(update)
+                return
             self._proved = self._proved or self._engine.cards()[0].policy_version
+            if self._good is None:
+                self._good = await self._base(update.spec.probe)
             if self.healthy:
                 self.gate.close(update.version)
             loaded = False
             try:
                 update.pause_s = await self._engine.load_weights(update.staged)
                 loaded = True
-                self.gate.close(update.version)  # had the old weights been condemned, it was until now
-                await self._prove(update.spec.probe)
+                self.gate.close(update.version)
+                scored = await self._prove(update.spec.probe)
             except WeightsRefused as error:
                 self._failed(update, error)
+                if loaded:
+                    self._refused = update.id, error
                 if loaded or not self.healthy:
                     self._condemn(error.message)
                 else:
@@ -220,19 +238,68 @@ class Updates:
             else:
                 update.load_s = self._clock() - started
                 self.gate.open()
+                self._good = Good(update.staged, scored)
+                self._stager.keep(update)
                 self._serve(update)
+            if not self.healthy:
+                await self._go_back()
 
-    async def _prove(self, probe: Probe | None) -> None:
-        """The log-probabilities that the trainer saw, by the weights now loaded. Raises: WeightsRefused."""
-        if probe is None or all(card.synthetic for card in self._engine.cards()):
+    async def _prove(self, probe: Probe | None) -> Probe | None:
+        """The log-probabilities that the trainer saw, by the weights now loaded; without a probe, that there are any.
+
+        Returns: the probe as this engine answers it. Raises: WeightsRefused.
+        """
+        if all(card.synthetic for card in self._engine.cards()):
+            return None
+        if probe is None:
+            check_numbers(await self._engine.score(ANY_IDS))
+            return None
+        scores = await self._engine.score(probe.token_ids)
+        distance = compare(probe, scores)
+        logger.info(
+            "the probe passed: log-probabilities differ by %.4g on average, %.4g at the 90th percentile, %.4g at most",
+            *distance,
+        )
+        return probe.model_copy(update={"logprobs": scores})
+
+    async def _base(self, probe: Probe | None) -> Good | None:
+        """What the engine was started from, and what it says of the first probe by that. None: it can't be loaded again."""
+        folder = self._engine.checkpoint()
+        staged = base_update(folder, self._engine.cards()[0]) if folder is not None else None
+        if staged is None:
+            return None
+        if probe is not None:
+            try:
+                probe = probe.model_copy(update={"logprobs": await self._engine.score(probe.token_ids)})
+            except StenoError as error:
+                logger.warning("the weights that this worker was started with can't be probed: %s", error.message)
+                return None
+        return Good(staged, probe)
+
+    async def _go_back(self) -> None:
+        """Load what was proved last and prove it again, so that agents have something to go on with. Else nothing is generated
+        here until other weights come."""
+        good = self._good
+        if good is None or good.staged.spec.transport == "nccl":
+            why = "nccl keeps no copy of it" if good is not None else "there is no copy of it"
+            logger.error("this worker can't go back to %s: %s", self._proved, why)
             return
-        got = await self._engine.score(probe.token_ids)
-        if len(got) != len(probe.logprobs):
-            raise EngineFailed(f"probe: the engine scored {len(got)} tokens of {len(probe.logprobs)}")
-        off = [abs(ours - theirs) for ours, theirs in zip(got, probe.logprobs, strict=True)]
-        if not all(difference <= probe.tolerance for difference in off):  # as NaN is not
-            message = f"probe: log-probabilities differ by up to {max(off):.4g}, {probe.tolerance:g} is let pass"
-            raise WeightsRefused(message, field="probe")
+        version = good.staged.version
+        try:
+            await self._engine.load_weights(good.staged)
+            await self._prove(good.scored)
+        except StenoError as error:
+            logger.error("this worker can't go back to %s: %s", version, error.message)
+            return
+        except Exception:  # recorded: it stays as it is, not well
+            logger.exception("this worker can't go back to %s", version)
+            return
+        self.gate.open()
+        self._proved, self.healthy, self.reason = version, True, ""
+        self._metrics.weights_proved.set(1)
+        self._metrics.updates.labels("gone_back").inc()
+        logger.warning("gone back to %s, which serves on", version)
+        self._announce()
 
     def _serve(self, update: Update) -> None:
         self._proved = update.version

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +78,10 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc
             self._nccl = NCCLWeightTransferEngine(self.config, self.vllm_config, self.device, self.model)
             self._nccl.init_transfer_engine(self._nccl.parse_init_info(init_info.nccl))
         else:
+            # A pipe would hold up the engine for ever.
+            strange = [path for path in init_info.paths if not Path(path).is_file()]
+            if strange:
+                raise FileNotFoundError(f"{strange[0]} is no regular file, or is gone")
             self._shards = [safe_open(path, framework="pt") for path in init_info.paths]
 
     def start_weight_update(self) -> None:

@@ -57,6 +57,9 @@ class PredictableEngine:
     async def count(self, job: Job) -> int:
         return len(render(job.messages))
 
+    def checkpoint(self) -> Path | None:
+        return None
+
     async def load_weights(self, update: StagedUpdate) -> float:
         self._going.clear()
         await asyncio.sleep(PAUSE_S)

@@ -80,7 +80,7 @@ def check_numbers(name: str, tensor: Tensor) -> None:
     """Raises: WeightsUnavailable: NaN or infinite values."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    for part in tensor.detach().flatten().split(PART_ELEMENTS):
+    for part in torch.split(tensor.detach().flatten(), PART_ELEMENTS):
         # One pass and no copy: NaN comes through minimum and maximum. The narrowest types have neither.
         least, most = (part.float() if part.dtype.itemsize == 1 else part).aminmax()
         if not (least.isfinite() and most.isfinite()):

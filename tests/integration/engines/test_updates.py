@@ -144,7 +144,7 @@ def respecified(spec: UpdateSpec, tensors: dict[str, torch.Tensor], folder: Path
     return spec.model_copy(update={"manifest": export(tensors, folder)})
 
 
-@pytest.mark.parametrize("fault", ["corrupt", "missing", "unknown", "shape", "dtype", "wrong"])
+@pytest.mark.parametrize("fault", ["corrupt", "missing", "unknown", "shape", "dtype", "nan", "wrong"])
 async def test_weights_that_are_not_what_they_should_be_are_refused_and_the_old_ones_go_on(
     worker: Worker, tmp_path: Path, fault: str
 ) -> None:
@@ -167,6 +167,10 @@ async def test_weights_that_are_not_what_they_should_be_are_refused_and_the_old_
     elif fault == "dtype":
         tensors[norm] = tensors[norm].long()
         named = f"tensor '{norm}' has dtype int64"
+    elif fault == "nan":
+        tensors[norm][0] = torch.nan
+        spec = spec.model_copy(update={"probe": None})
+        named = f"tensor '{norm}' has NaN or infinite values"
     else:  # other weights than the probe is of
         tensors[norm] = tensors[norm] * 2
         named = "probe: log-probabilities differ"
@@ -181,10 +185,15 @@ async def test_weights_that_are_not_what_they_should_be_are_refused_and_the_old_
     if fault == "wrong":  # loaded, and not what was said: nothing sampled by them may leave
         await worker.until(lambda: isinstance(worker.frames[-1], Failed))
         assert {delta.version for delta in worker.deltas(1)} == {"base/0"}
-        assert not worker.updates.healthy
+        async with worker.updates._loading:  # until it has gone back to what it was started from
+            assert worker.updates.healthy
         worker.generate(2, [5, 6, 7], 5)
-        await worker.until(lambda: isinstance(worker.frames[-1], Failed) and worker.frames[-1].stream == 2)
-        assert worker.deltas(2) == []
+        await worker.until(lambda: isinstance(worker.frames[-1], Finish) and worker.frames[-1].stream == 2)
+        ids = [token for delta in worker.deltas(2) for token in bytes_to_ids(delta.ids)]
+        logprobs = [value for delta in worker.deltas(2) for value in bytes_to_floats(delta.logprobs)]
+        assert {delta.version for delta in worker.deltas(2)} == {"base/0"}
+        wanted = logprobs_of(perturbed(TINY, 0, scale=0.0), [5, 6, 7, *ids])[2:]
+        assert logprobs == pytest.approx(wanted, abs=1e-3)
     else:
         before = worker.tokens(1)
         await worker.until(lambda: worker.tokens(1) > before + 5)

@@ -34,9 +34,23 @@ async def test_condemned_weights_let_nothing_pass_until_others_are_loaded() -> N
         with pytest.raises(EngineFailed, match="the probe failed"):
             await passing
     gate.close("run/2")
-    await gate.passed("base/0")
+    with pytest.raises(EngineFailed, match="the probe failed"):
+        await gate.passed("base/0")
     gate.open()
     await gate.passed("run/2")
+
+
+async def test_a_stream_of_the_time_of_condemned_weights_is_over_even_if_it_is_looked_at_later() -> None:
+    gate = Gate()
+    before = gate.era
+    gate.close("run/1")
+    gate.condemn("the probe failed")
+    meanwhile = gate.era
+    gate.open()  # the weights of before are loaded again
+    for era in (before, meanwhile):
+        with pytest.raises(EngineFailed, match="the probe failed"):
+            await gate.passed("run/1", era)
+    await gate.passed("base/0", gate.era)
 
 
 async def test_whoever_stops_waiting_leaves_the_others_waiting() -> None:

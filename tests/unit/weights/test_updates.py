@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from inference_worker.engines.base import StagedUpdate
 from inference_worker.metrics import WorkerMetrics
+from inference_worker.weights import stager, staging
 from inference_worker.weights import update as one_update
 from inference_worker.weights.updates import Updates
 from proxy.contracts.errors import EngineFailed, ProtocolError, WeightsRefused
@@ -32,6 +36,8 @@ class Engine:
         self.loaded: list[StagedUpdate] = []
         self.error: Exception | None = None
         self.scores = [-1.0, -2.01]
+        self.folder: Path | None = None
+        self.check_files = True
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.during: Callable[[], None] = lambda: None
@@ -39,12 +45,19 @@ class Engine:
     def cards(self) -> list[ModelCard]:
         return [ModelCard("m", 100, policy_version=self.version)]
 
+    def checkpoint(self) -> Path | None:
+        return self.folder
+
     async def load_weights(self, update: StagedUpdate) -> float:
         await self.may_load.wait()
         self.during()
         if self.error is not None:
             raise self.error
-        assert update.spec.transport == "nccl" or {path.name for path in update.folder.iterdir()} == set(DATA)
+        assert (
+            update.spec.transport == "nccl"
+            or not self.check_files
+            or {path.name for path in update.folder.iterdir()} == set(DATA)
+        )
         self.loaded.append(update)
         self.version = update.version
         return 0.25
@@ -384,3 +397,173 @@ async def test_a_spec_that_is_none_names_the_field(bench: Bench) -> None:
     proxy = bench.proxy()
     proxy.tell(Prepare("u1", b'{"lineage": "r", "step": -1}'))
     assert proxy.frames[-1].code == "invalid_request" and "spec." in proxy.frames[-1].message
+
+
+async def refused(bench: Bench, proxy: Proxy, update: UpdateSpec, update_id: str) -> Progress:
+    """Told to load weights whose probe does not pass. What is loaded afterwards is scored as before."""
+    good = bench.engine.scores
+
+    def score() -> None:
+        bench.engine.scores = [-1.0, -5.0] if bench.engine.version == update.version else good
+
+    bench.engine.during = score
+    proxy.prepare(update, update_id)
+    if update.transport == "stream":
+        await proxy.until("receiving")
+        await proxy.upload(update_id=update_id)
+    await proxy.until("ready")
+    proxy.tell(Apply(update_id))
+    return await proxy.until("failed")
+
+
+async def idle(bench: Bench) -> None:
+    """Until nothing is loaded any more."""
+    async with asyncio.timeout(60):
+        async with bench.updates._loading:
+            pass
+
+
+async def test_after_a_refusal_the_weights_of_before_are_loaded_and_proved_again(bench: Bench, tmp_path: Path) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(folder_spec(tmp_path, 1, probe=PROBE))
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    stream = bench.updates.gate.era
+    failed = await refused(bench, proxy, folder_spec(tmp_path, 2, probe=PROBE), "u2")
+    assert "the trainer's setting is probe_tolerance" in failed.message and failed.code == "weights_refused"
+    await idle(bench)
+    assert [update.version for update in bench.engine.loaded] == ["run/1", "run/2", "run/1"]
+    assert bench.updates.healthy and bench.updates.cards()[0].policy_version == "run/1"
+    assert [entry for entry in bench.log if isinstance(entry, tuple)][-2:] == [("run/1", False), ("run/1", True)]
+    await bench.updates.gate.passed("run/1")
+    with pytest.raises(EngineFailed):  # what ran meanwhile may have tokens of the refused weights
+        await bench.updates.gate.passed("run/1", stream)
+    # The same again ends as it did, and costs nothing; weights that are right are taken.
+    bench.engine.during = lambda: None
+    proxy.prepare(folder_spec(tmp_path, 2, probe=PROBE), "u2")
+    assert proxy.frames[-1].state == "failed" and len(bench.engine.loaded) == 3
+    proxy.prepare(folder_spec(tmp_path, 3, probe=PROBE), "u3")
+    await proxy.until("ready")
+    proxy.tell(Apply("u3"))
+    await proxy.until("served")
+
+
+async def test_the_first_refusal_leads_back_to_what_the_engine_was_started_from(bench: Bench, tmp_path: Path) -> None:
+    bench.engine.folder = tmp_path / "model"
+    write(bench.engine.folder, {"model.safetensors": {name: one for of in SHARDS.values() for name, one in of.items()}})
+    bench.engine.check_files = False
+    bench.engine.scores = [-3.0, -4.0]  # of the base, which is not what the trainer has
+    proxy = bench.proxy()
+    await refused(bench, proxy, folder_spec(tmp_path, 1, probe=PROBE), "u1")
+    await idle(bench)
+    assert [(update.version, update.folder) for update in bench.engine.loaded[1:]] == [("base/0", tmp_path / "model")]
+    assert bench.updates.healthy and bench.updates.cards()[0].policy_version == "base/0"
+
+
+async def test_what_was_streamed_last_stays_on_the_disk_to_go_back_to(bench: Bench) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec(1, probe=PROBE))
+    await proxy.until("receiving")
+    await proxy.upload()
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    await refused(bench, proxy, stream_spec(2, probe=PROBE), "u2")
+    await idle(bench)
+    assert [update.version for update in bench.engine.loaded] == ["run/1", "run/2", "run/1"] and bench.updates.healthy
+    bench.engine.during = lambda: None
+    proxy.prepare(stream_spec(3, probe=PROBE), "u3")
+    await proxy.until("receiving")
+    await proxy.upload(update_id="u3")
+    await proxy.until("ready")
+    proxy.tell(Apply("u3"))
+    await proxy.until("served")
+    await bench.updates._stager._streams.do(lambda: None)
+    assert len(list(bench.root.iterdir())) == 1  # the copy of run/1 has gone
+
+
+async def test_nccl_leaves_nothing_to_go_back_to(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = manifest_of(SHARDS).model_copy(update={"shards": []})
+    specs = [spec(manifest, step, transport="nccl", location="{}", probe=PROBE) for step in (1, 2)]
+    proxy = bench.proxy()
+    proxy.prepare(specs[0])
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    await proxy.until("served")
+    await refused(bench, proxy, specs[1], "u2")
+    await idle(bench)
+    assert not bench.updates.healthy and "can't go back to run/1: nccl keeps no copy of it" in caplog.text
+
+
+async def test_a_small_difference_everywhere_is_refused_where_the_probe_bounds_the_mean(
+    bench: Bench, tmp_path: Path
+) -> None:
+    count = 20
+    logprobs = [-1.0] * count
+    bounded = {"token_ids": [1] * (count + 1), "logprobs": logprobs, "tolerance": 1.0, "mean_tolerance": 0.05}
+    proxy = bench.proxy()
+    bench.engine.scores = [-1.06] * count
+    for step, probe in ((1, bounded), (2, {**bounded, "mean_tolerance": None, "p90_tolerance": 0.05})):
+        proxy.prepare(folder_spec(tmp_path, step, probe=probe), f"u{step}")
+        await proxy.until("ready")
+        proxy.tell(Apply(f"u{step}"))
+        assert "differ by 0.06 on average" in (await proxy.until("failed")).message
+    bench.engine.scores = [-1.5, *logprobs[1:]]  # one token of many: that is what the largest is for
+    proxy.prepare(folder_spec(tmp_path, 3, probe=bounded), "u3")
+    await proxy.until("ready")
+    proxy.tell(Apply("u3"))
+    await proxy.until("served")
+
+
+async def test_weights_without_a_probe_must_give_numbers(bench: Bench, tmp_path: Path) -> None:
+    proxy = bench.proxy()
+    bench.engine.scores = [float("nan")] * 7
+    proxy.prepare(folder_spec(tmp_path))
+    await proxy.until("ready")
+    proxy.tell(Apply("u1"))
+    assert "no numbers" in (await proxy.until("failed")).message
+
+
+async def test_a_pipe_in_the_place_of_a_shard_is_refused(bench: Bench, tmp_path: Path) -> None:
+    update = folder_spec(tmp_path)
+    path = tmp_path / "weights-1" / "b.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    proxy = bench.proxy()
+    proxy.prepare(update)
+    failed = await proxy.until("failed")
+    assert "b.safetensors can't be read: it is no regular file" in failed.message
+
+
+async def test_a_folder_that_hangs_holds_up_no_later_update(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, answers = staging.open_regular, threading.Event()
+
+    def hanging(path: Path) -> FileIO:
+        if path.parent.name == "weights-1":
+            answers.wait()
+        return real(path)
+
+    monkeypatch.setattr(staging, "open_regular", hanging)
+    proxy = bench.proxy()
+    try:
+        proxy.prepare(folder_spec(tmp_path, 1))
+        await proxy.until("receiving")
+        proxy.prepare(folder_spec(tmp_path, 2), "u2")
+        assert (await proxy.until("ready")).update_id == "u2"
+        proxy.tell(Apply("u2"))
+        await proxy.until("served")
+        # Left alone, it is given up with its reason; and not more than some are left behind.
+        monkeypatch.setattr(stager, "STUCK_S", 0.0)
+        monkeypatch.setattr(stager, "REPORT_EVERY_S", 0.001)
+        hangs = str(tmp_path / "weights-1")
+        proxy.prepare(folder_spec(tmp_path, 3).model_copy(update={"location": hangs}), "u3")
+        assert "nothing could be read" in (await proxy.until("failed")).message
+        monkeypatch.setattr(stager, "MOST_LEFT", 2)
+        other = bench.proxy()
+        other.prepare(folder_spec(tmp_path, 4), "u4")
+        assert "2 earlier readings have not returned" in (await other.until("failed")).message
+    finally:
+        answers.set()
