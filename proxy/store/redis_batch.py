@@ -8,12 +8,15 @@ caller submits, not between callers: nobody asks for the next thing before the f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from proxy.contracts.errors import StoreUnavailable
+from proxy.store.patience import Patience
 from proxy.store.redis_wait import NotReplicated, Wait
 
 Command = tuple[Any, ...]
@@ -39,10 +42,18 @@ class _Waiting:
 
 class Batches:
     """Args: client: of one server (a cluster's commands go to many). timeout_s: for a submission, from asking to reply. wait: for
-    replicas, once per batch."""
+    replicas, once per batch. patience: for one round trip."""
 
-    def __init__(self, client: Any, timeout_s: float, wait: Wait | None = None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        timeout_s: float,
+        wait: Wait | None = None,
+        *,
+        patience: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._client = client
+        self._patience = patience
         self._timeout_s = timeout_s
         self._wait = wait
         self._waiting: deque[_Waiting] = deque()
@@ -96,8 +107,10 @@ class Batches:
         for command in self._wait.commands() if self._wait else ():
             pipe.execute_command(*command)
         try:
-            # The first has waited longest, so whoever is not in this batch has at least as long left after it.
-            async with asyncio.timeout_at(batch[0].deadline):
+            # The first has waited longest, so whoever is not in this batch has at least as long left after it. It is asked in any
+            # case: what it has waited for were others, and not the server.
+            left_s = batch[0].deadline - asyncio.get_running_loop().time()
+            async with Patience(max(left_s, self._timeout_s / 8)), self._patience():
                 replies = await pipe.execute(raise_on_error=False)
         except asyncio.CancelledError:
             for waiting in batch:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, RedisClusterException, RedisError
 
 from proxy.contracts.errors import StoreUnavailable
+from proxy.store.patience import Patience
 from proxy.store.redis_batch import Batches, Command
 from proxy.store.redis_cluster import write_and_wait
 from proxy.store.redis_greeting import refusal
@@ -34,7 +36,6 @@ T = TypeVar("T")
 SCRIPTS = Path(__file__).parent / "lua"
 MAX_CONNECTIONS = 64  # commits under way at once; more wait for their turn rather than open sockets
 SENTINEL_TIMEOUT_S = 1.0  # for each of them; they are asked one after the other
-# Also to connect, which waits for this process's own event loop when it opens many connections at once.
 REPLY_TIMEOUT_S = 2.0  # a server that is alive answers in well under a millisecond; an AOF fsync may stall for a second
 CALL_TIMEOUT_S = 5.0  # one whole call: waiting for a connection, connecting, one retry, the reply
 LEAVE_EVERY_S = 1.0  # at most: all who were told the same of one server say so at once
@@ -71,6 +72,7 @@ class RedisLink:
         waited_s = wait.timeout_s if wait else 0.0
         self._reply_timeout_s = reply_timeout_s + waited_s
         self._call_timeout_s = call_timeout_s + waited_s
+        self._plain = not (self._url.nodes or self._url.sentinels)
         self._sentinel: Any = None
         self._client: Any = None
         self._batches: dict[bool, Batches] = {}  # by whether replicas are waited for
@@ -86,8 +88,9 @@ class RedisLink:
         """redis-py's client, made on first use. Every command on it goes through `call`."""
         if self._client is None:
             options: dict[str, Any] = {
-                "socket_timeout": self._reply_timeout_s,
-                "socket_connect_timeout": self._reply_timeout_s,
+                # redis-py's own timeouts run out while this process is busy, so of one server ours count (`patience.py`).
+                "socket_timeout": None if self._plain else self._reply_timeout_s,
+                "socket_connect_timeout": None if self._plain else self._reply_timeout_s,
                 "protocol": 2,
                 "max_connections": self._max_connections + 8,
                 # Once more over a fresh connection, for one that died while idle; every write here may be repeated. A reply
@@ -185,19 +188,25 @@ class RedisLink:
         task = asyncio.current_task()
         assert task is not None
         cancelled = task.cancelling()
-        async with asyncio.timeout(self._call_timeout_s), self._slots:
+        async with Patience(self._call_timeout_s), self._slots, self._patience():
             reply = await command
         # redis-py writes within `asyncio.wait_for`, which loses a cancellation before Python 3.12.
         if task.cancelling() > cancelled:
             raise asyncio.CancelledError
         return reply
 
+    def _patience(self) -> AbstractAsyncContextManager[None]:
+        """For one round trip, a connection for it included. Sentinels and clusters are asked several things, each bounded."""
+        return Patience(self._reply_timeout_s) if self._plain else contextlib.nullcontext()
+
     async def _shared(self, commands: Sequence[Command], writes: bool = False) -> list[Any]:
         """Reads do not wait for replicas behind writes that do; where nobody does, both share their round trips."""
         waited = writes and self._wait is not None
         batches = self._batches.get(waited)
         if batches is None:
-            batches = Batches(self.client, self._call_timeout_s, self._wait if waited else None)
+            batches = Batches(
+                self.client, self._call_timeout_s, self._wait if waited else None, patience=self._patience
+            )
             self._batches[waited] = batches
         return await batches.submit(commands)
 
