@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 from inference_worker.chat.decode import TokenBytes
+from proxy.contracts.canonical import Message
 from proxy.contracts.errors import ContextOverflow
 
 _METASPACE = "\u2581"
@@ -25,6 +27,7 @@ _SPACE_NORMALIZERS = (
 )
 _QUICK_CHARACTERS = 65536
 """So many are tokenised in a tenth of a second, whatever they are."""
+_SLICE_CHARACTERS = 1 << 19
 NFC_SHRINKS = 4
 """NFC makes a text shorter by less than this factor, in UTF-8 (Hangul jamo by 3, Greek with two accents by 3.5)."""
 
@@ -59,13 +62,33 @@ class FewestTokens:
 
     def check(self, text: str, context_tokens: int, field: str) -> None:
         """Raises: ContextOverflow: a text that is long to tokenise can't be as few tokens as fit."""
-        if len(text) > _QUICK_CHARACTERS and (fewest := self(text)) >= context_tokens:
-            raise ContextOverflow(
-                f"the prompt has at least {fewest} tokens; the model's context is {context_tokens}, one of them for the answer",
-                prompt_tokens=fewest,
-                context_tokens=context_tokens,
-                field=field,
-            )
+        self._check(text, 0, context_tokens, field)
+
+    def check_said(self, messages: Sequence[Message], context_tokens: int) -> None:
+        """The same of what users say in these messages, before it is rendered: any template says all of it, but for space around
+        it. Others' words may be left out (reasoning, calls), and the rendered text is checked in any case."""
+        fewest = 0
+        for message in messages:
+            if message["role"] == "user" and isinstance(content := message["content"], str):
+                fewest = self._check(content.strip(), fewest, context_tokens, "messages")
+
+    def _check(self, text: str, fewest: int, context_tokens: int, field: str) -> int:
+        """fewest: tokens of what comes before. Returns those with `text`. Not all of it is looked at once it is too long."""
+        if len(text) <= _QUICK_CHARACTERS or not self._known:
+            return fewest
+        for at in range(0, len(text), _SLICE_CHARACTERS):
+            slice_ = text[at : at + _SLICE_CHARACTERS]
+            # What NFC composes may lie across the ends of slices, and each is rounded up.
+            fewest += self(slice_) if slice_ == text else max(self(slice_) - 2, 0)
+            if fewest >= context_tokens:
+                raise ContextOverflow(
+                    f"the prompt has at least {fewest} tokens; the model's context is {context_tokens}, "
+                    "one of them for the answer",
+                    prompt_tokens=fewest,
+                    context_tokens=context_tokens,
+                    field=field,
+                )
+        return fewest
 
     def _shares(self, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Fraction:
         counts = np.bincount(raw, minlength=256).tolist()

@@ -89,6 +89,8 @@ class HfChatFormat:
                 raise BadRequest(
                     f"template option {key!r} is not an agent's to set", field=f"chat_template_kwargs.{key}"
                 )
+        if self._context_tokens is not None:
+            self._fewest.check_said(messages, self._context_tokens)
         try:
             text = self._template([self._plain(message) for message in messages], list(tools) or None, **options)
         except _TEMPLATE_FAILURES as refusal:
