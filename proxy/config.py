@@ -83,6 +83,21 @@ class ProxySettings(Settings):
 
     # -- generation
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="largest request body; above it: 413, unread")
+    max_request_nodes: int = Field(
+        40_000,
+        ge=100,
+        description="objects and arrays in a request body (messages, parts, calls, tools, parts of schemas); of all values ten "
+        "times as many; above it: 413",
+    )
+    max_inflight_bytes: int = Field(
+        512 * 2**20,
+        ge=1024,
+        description="bytes of all request bodies in flight, from the first byte to the end of the answer; more: 429, unread; "
+        "bodies up to 256 KiB are not counted",
+    )
+    trial_inflight_bytes: int = Field(
+        128 * 2**20, ge=1024, description="the same, of one trial's bodies; a single one above either: 413"
+    )
     body_timeout_s: float = Field(60.0, gt=0, description="seconds a client may take to send its body: then 408")
     keepalive_s: float = Field(10.0, gt=0, description="seconds of silence on a stream before a keepalive comment")
     default_max_tokens: int | None = Field(

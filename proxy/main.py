@@ -28,17 +28,21 @@ from starlette.exceptions import HTTPException
 from proxy import keystore, logs
 from proxy.accepting import Acceptor
 from proxy.api import anthropic, gemini, generation, groups, leases, ops, policy, responses, sessions, workers
+from proxy.api.agent_http import Bodies
 from proxy.api.common import Ports, Services, admin
 from proxy.api.door import Door
 from proxy.api.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
 from proxy.beside import Beside, Companion
 from proxy.config import ProxySettings
 from proxy.contracts.errors import StenoError
+from proxy.heap import Heap
 from proxy.http import BoundedHttp
 from proxy.hub import Hub, RelaySettings
+from proxy.inflight import Inflight
 from proxy.keys import Keyring
 from proxy.listeners import BACKLOG, listeners
 from proxy.opening import begin
+from proxy.pace import Pace
 from proxy.policies.keeper import Policies
 from proxy.rates import Rates
 from proxy.recorder import Recorder
@@ -62,7 +66,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     Raises: ConfigError: settings that can't be served safely.
     """
     settings.check()
-    store = store or _store(settings)
+    pace = Pace()
+    store = store or _store(settings, pace)
     keys = Keyring.of(settings)
     hub = Hub(relay_settings(settings, keys), proxy_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
     hub.is_worker = keys.is_worker
@@ -73,10 +78,19 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     policies = hub.watcher = Policies(store.policies)
     hub.is_model = policies.names.__contains__
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled)
-    turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens)
+    turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
+    heap = Heap()
+    bodies = Bodies(
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
+        max_nodes=settings.max_request_nodes,
+        inflight=Inflight(settings.max_inflight_bytes, settings.trial_inflight_bytes, heap.freed),
+        pace=pace,
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        heap.fix_threshold()
         opening = await begin(store, keys)
         sweeper = asyncio.create_task(_sweep(store, recorder, settings))
         keeper = asyncio.create_task(policies.run())
@@ -88,6 +102,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            heap.close()
             await hub.close()
             policies.close()
             await recorder.close()
@@ -110,12 +125,11 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.door = Door.of(settings)
     bounds: dict[str, Any] = {
         "keepalive_s": settings.keepalive_s,
-        "max_body_bytes": settings.max_body_bytes,
-        "body_timeout_s": settings.body_timeout_s,
+        "bodies": bodies,
         "rates": rates,
     }
     agents = generation.routes(turns, hub, keys, **bounds)
-    counting = {name: bounds[name] for name in ("max_body_bytes", "body_timeout_s", "rates")}
+    counting = {name: bounds[name] for name in ("bodies", "rates")}
     app.router.routes += [*gemini.routes(hub, keys), *agents, *anthropic.routes(hub, keys, **counting)]
     app.router.routes += responses.routes(recorder, hub, keys, **counting)
     app.turns = generation.by_path(agents)
@@ -155,14 +169,14 @@ async def _generation(store: SessionStore, trial_id: str) -> int:
     return (await store.session(trial_id)).key_generation
 
 
-def _store(settings: ProxySettings) -> SessionStore:
+def _store(settings: ProxySettings, pace: Pace) -> SessionStore:
     if settings.redis_url is None:
         return MemoryStore()
     from proxy.store.redis import RedisStore
     from proxy.store.redis_wait import Wait
 
     wait = Wait(settings.redis_wait_replicas, settings.redis_wait_s) if settings.redis_wait_replicas else None
-    return RedisStore(settings.redis_url, wait=wait)
+    return RedisStore(settings.redis_url, wait=wait, pace=pace)
 
 
 async def _sweep(store: SessionStore, recorder: Recorder, settings: ProxySettings) -> None:

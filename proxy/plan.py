@@ -6,7 +6,7 @@ with, and keeps what the turn's record and index row will say. One linear pass o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -16,6 +16,7 @@ from proxy import prompts
 from proxy.contracts.canonical import Job, Message
 from proxy.contracts.frames import Started
 from proxy.contracts.records import OPEN, ForkReason
+from proxy.pace import MANY, Pace
 from proxy.recorder import Recorder
 from proxy.recording import Recording
 from proxy.sessions.call_ids import echoed_ids
@@ -88,7 +89,7 @@ class Plan:
         return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, refused=True)
 
 
-async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
+async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace) -> Plan:
     """Recognise the request and fetch what it continues.
 
     Raises: StoreUnavailable, Gone.
@@ -96,13 +97,22 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
     if not job.messages:
         return await _plan_prompt(recorder, recording, job)
     messages = job.messages
+    long = len(messages) + len(job.tools) > MANY
+    digests: list[bytes] = []
+    if long:
+        await pace.steps(_digests(messages, digests))
+        await pace.turn()
+    else:
+        digests = [message_digest(message) for message in messages]
     found = Plan(
         job=job,
         messages=messages,
-        digests=[message_digest(message) for message in messages],
+        digests=digests,
         tools=tools_digest(job.tools),
         options=options_digest(job.template_kwargs),
     )
+    if long:
+        await pace.turn()
     echoed = [echoed_ids(message) for message in messages]
     seen = await _recognise(recorder, recording, found, echoed)
     while seen.parent >= 0 and recording.tree.finishes[seen.parent] == OPEN:
@@ -111,6 +121,8 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
     tree = recording.tree
     found.fork_reason = seen.fork_reason
     found.seen_turns = len(tree)
+    if long:
+        await pace.turn()
     for_worker = restore_calls(messages, tree)
     if seen.parent >= 0:
         path = await recorder.path(recording, seen.parent)
@@ -129,6 +141,12 @@ async def plan(recorder: Recorder, recording: Recording, job: Job) -> Plan:
                 [for_worker[place]] = restore_calls([known.reply], tree)
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
+
+
+def _digests(messages: Sequence[Message], into: list[bytes]) -> Iterator[None]:
+    for message in messages:
+        into.append(message_digest(message))
+        yield
 
 
 async def _recognise(

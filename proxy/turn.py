@@ -24,6 +24,7 @@ from proxy.contracts.errors import BudgetSpent, StenoError
 from proxy.contracts.records import ForkReason
 from proxy.dialects.base import Dialect
 from proxy.hub import Hub
+from proxy.pace import LARGE_BYTES, Pace
 from proxy.placing import Order
 from proxy.plan import plan
 from proxy.record import Facts
@@ -52,10 +53,13 @@ class Turns:
         *,
         default_max_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
+        pace: Pace | None = None,
     ) -> None:
+        """pace: of the process; None: one of its own."""
         self.recorder = recorder
         self.hub = hub
         self.clock = clock
+        self.pace = pace or Pace()
         self._default_max_tokens = default_max_tokens
         self._running: set[Request] = set()
         self._draining = False
@@ -100,7 +104,10 @@ class Turns:
         if asked.after or asked.refers:
             asked = await stored.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)
-        found = await plan(self.recorder, recording, job)
+        large = asked.body_bytes >= LARGE_BYTES
+        if large:
+            await self.pace.turn()
+        found = await plan(self.recorder, recording, job, self.pace)
         sought = Sought(dialect.name, asked, found)
         key, superseded = sought.key(trial_id), dict[int, str]()
         if self._draining:
@@ -118,6 +125,8 @@ class Turns:
         try:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)
+                if large:
+                    await self.pace.turn()  # a frame is made of it
                 try:
                     request.choices.append(await self._open(request, index, facts))
                 except NoTokenizer:

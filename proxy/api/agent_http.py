@@ -9,16 +9,22 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.answering import ClientLeft
+from proxy.contracts.canonical import Job
 from proxy.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
 from proxy.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
+from proxy.dialects.nodes import check_arguments, check_nodes, unbounded
+from proxy.inflight import Hold, Inflight
+from proxy.pace import LARGE_BYTES, Pace
 from proxy.rates import body_digest
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 ID_HEADERS = {"messages": (b"x-request-id", b"request-id")}
 """Where a dialect's SDK looks for the request's id, if not in `x-request-id` alone."""
 NO_TRIAL_ID = "is reserved, or no trial id: 1 to 128 letters, digits, '.', '_' and '-'"
@@ -48,15 +54,56 @@ def check_trial_id(trial_id: str) -> None:
         raise NotFound(f"{trial_id[:128]!r} {NO_TRIAL_ID}")
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The request's body; never more than `max_bytes` in memory.
+class Bodies:
+    """The bounds on what agents send, and the one place where it is read. One for a process.
 
-    Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; BodyTimeout; ClientLeft.
+    Args: max_bytes: of one body. timeout_s: for it to come. max_nodes: see `dialects/nodes.py`.
     """
-    too_large = f"the body is larger than {max_bytes} bytes"
+
+    def __init__(self, *, max_bytes: int, timeout_s: float, max_nodes: int, inflight: Inflight, pace: Pace) -> None:
+        self.max_bytes = max_bytes
+        self.timeout_s = timeout_s
+        self.max_nodes = max_nodes
+        self.inflight = inflight
+        self.pace = pace
+
+    async def read(self, scope: Scope, receive: Receive, hold: Hold) -> bytes:
+        """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
+        body = await read_body(scope, receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s, hold=hold)
+        if unbounded(body, self.max_nodes):
+            await self.pace.steps(check_nodes(body, self.max_nodes))
+        return body
+
+    async def parsed(self, parse: Callable[[bytes], T], body: bytes, job_of: Callable[[T], Job]) -> T:
+        """What `parse` makes of a body, in a slice of its own if that is long.
+
+        Raises: what `parse` raises; BodyTooLarge: the JSON inside the calls' arguments is more than may be.
+        """
+        if len(body) >= LARGE_BYTES:
+            await self.pace.turn()
+        found = parse(body)
+        if unbounded(body, self.max_nodes):
+            await self.pace.steps(check_arguments(job_of(found).messages, self.max_nodes))
+        return found
+
+    async def digest(self, receive: Receive) -> bytes:
+        return await digest_body(receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s)
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float, hold: Hold) -> bytes:
+    """The request's body; never more than `max_bytes` in memory. hold: its share of all that is in flight, counted before it is
+    read where its length is declared, and as it comes where not.
+
+    Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; TooManyRequests: there is no room for it now;
+        BodyTimeout; ClientLeft.
+    """
+    too_large = f"the body is larger than max_body_bytes, {max_bytes} bytes"
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value[:20]) > max_bytes:
-            raise BodyTooLarge(too_large)
+        if name == b"content-length" and value.isdigit():
+            declared = int(value[:20])
+            if declared > max_bytes:
+                raise BodyTooLarge(f"the body is {declared} bytes; max_body_bytes is {max_bytes}")
+            hold.grow(declared)
         if name == b"content-encoding" and value.lower() != b"identity":
             coding = value[:40].decode("latin-1")
             raise BadRequest(
@@ -67,6 +114,7 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
         body: bytes = message.get("body", b"")
         if len(body) > max_bytes:
             raise BodyTooLarge(too_large)
+        hold.grow(len(body))
         return body
     deadline = time.monotonic() + timeout_s
     parts, size = [], 0
@@ -78,6 +126,7 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
         size += len(part)
         if size > max_bytes:
             raise BodyTooLarge(too_large)
+        hold.grow(size)
         if not message.get("more_body", False):
             return b"".join(parts)
         message = await _receive(receive, max(deadline - time.monotonic(), 0.001))

@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Protocol
 from starlette.types import Receive, Scope, Send
 
 from proxy import logs, metrics
-from proxy.api.agent_http import ID_HEADERS, HttpClient, check_trial_id, read_body, refusal_headers
+from proxy.api.agent_http import ID_HEADERS, Bodies, HttpClient, check_trial_id, refusal_headers
 from proxy.contracts.canonical import Job
 from proxy.contracts.errors import StenoError
 from proxy.hub import Hub
+from proxy.inflight import Hold
 from proxy.keys import Keyring, key_of
+from proxy.pace import LARGE_BYTES
 from proxy.rates import Rates
 
 log = logging.getLogger(__name__)
@@ -39,14 +41,11 @@ class Counter(Protocol):
 class Counting:
     """The ASGI endpoint of one counter."""
 
-    def __init__(
-        self, counter: Counter, hub: Hub, keys: Keyring, *, max_body_bytes: int, body_timeout_s: float, rates: Rates
-    ) -> None:
+    def __init__(self, counter: Counter, hub: Hub, keys: Keyring, *, bodies: Bodies, rates: Rates) -> None:
         self._counter = counter
         self._hub = hub
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout_s = body_timeout_s
+        self._bodies = bodies
         self._rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,15 +68,20 @@ class Counting:
         check_trial_id(trial_id)
         await self._keys.check_current(key_of(scope["headers"]), trial_id)
         self._rates.enter(trial_id)
+        hold = self._bodies.inflight.hold(trial_id)
         try:
-            return await self._answer(trial_id, scope, receive)
+            job = await self._job(scope, receive, hold)
+            return self._counter.count_answer(await self._hub.count(trial_id, job))
         finally:
+            hold.close()
             self._rates.leave(trial_id)
 
-    async def _answer(self, trial_id: str, scope: Scope, receive: Receive) -> bytes:
-        body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
-        job = self._counter.parse_count(body)
-        return self._counter.count_answer(await self._hub.count(trial_id, job))
+    async def _job(self, scope: Scope, receive: Receive, hold: Hold) -> Job:
+        body = await self._bodies.read(scope, receive, hold)
+        job = await self._bodies.parsed(self._counter.parse_count, body, lambda job: job)
+        if len(body) >= LARGE_BYTES:
+            await self._bodies.pace.turn()  # it goes to a worker next
+        return job
 
     async def _refuse(self, client: HttpClient, error: StenoError, request_id: str) -> None:
         await client.respond(error.status, self._counter.error(error, request_id), refusal_headers(error))

@@ -150,7 +150,7 @@ def actions(turns: Turns, hub: Hub, keys: Keyring, **limits: Any) -> dict[tuple[
     def generation(dialect: Gemini) -> Generation:
         return Generation(dialect, turns, keys, **limits)
 
-    bounds = {name: limits[name] for name in ("max_body_bytes", "body_timeout_s", "rates")}
+    bounds = {name: limits[name] for name in ("bodies", "rates")}
     return {
         ("POST", "generateContent"): Keyed(generation(Gemini())),
         ("POST", "streamGenerateContent"): Keyed(Streaming(generation)),

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy import logs, metrics
 from proxy.answering import Answering, ClientLeft
-from proxy.api.agent_http import ID_HEADERS, HttpClient, check_trial_id, digest_body, read_body, refusal_headers
+from proxy.api.agent_http import ID_HEADERS, Bodies, HttpClient, check_trial_id, refusal_headers
 from proxy.api.models import Models
 from proxy.contracts.canonical import IMAGES, NO_IMAGES, CanonicalRequest
 from proxy.contracts.errors import BadRequest, StenoError, TooManyRequests
@@ -32,6 +32,7 @@ from proxy.dialects.messages import Messages
 from proxy.dialects.openai_schema import MODELS
 from proxy.dialects.responses import Responses
 from proxy.hub import Hub
+from proxy.inflight import Hold
 from proxy.keys import Keyring, key_of
 from proxy.rates import Rates
 from proxy.retries import retries_so_far
@@ -58,16 +59,14 @@ class Generation:
         keys: Keyring,
         *,
         keepalive_s: float,
-        max_body_bytes: int,
-        body_timeout_s: float,
+        bodies: Bodies,
         rates: Rates,
     ) -> None:
         self._dialect = dialect
         self._turns = turns
         self._keys = keys
         self._keepalive_s = keepalive_s
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout_s = body_timeout_s
+        self._bodies = bodies
         self._rates = rates
         self._named = ID_HEADERS.get(dialect.name, (b"x-request-id",))
 
@@ -80,6 +79,7 @@ class Generation:
             await self._serve(trial_id, scope, receive, client)
         except StenoError as error:
             await self._refuse(client, error, request_id)
+            _let_go(error)
         except Exception:
             log.exception("a request failed in a way that was not foreseen")
             await self._refuse(client, StenoError(f"internal error; the log has request {request_id}"), request_id)
@@ -99,22 +99,26 @@ class Generation:
         except TooManyRequests:
             await self._note_refused(trial_id, scope, receive)
             raise
+        hold = self._bodies.inflight.hold(trial_id)
         try:
-            await self._run(trial_id, shown, scope, receive, client)
+            asked, again = await self._asked(trial_id, scope, receive, hold)
+            await self._run(trial_id, shown, asked, again, receive, client)
         finally:
+            hold.close()
             self._rates.leave(trial_id)
 
-    async def _note_refused(self, trial_id: str, scope: Scope, receive: Receive) -> None:
-        """So that its retry is not taken for one of an identical request that was answered."""
-        if retries_so_far(scope["headers"]) or not self._rates.refused.has_room(trial_id):
-            return
-        with contextlib.suppress(StenoError):
-            digest = await digest_body(receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
-            self._rates.refused.note(trial_id, digest)
-
-    async def _run(self, trial_id: str, shown: int | None, scope: Scope, receive: Receive, client: HttpClient) -> None:
-        body = await read_body(scope, receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
-        asked = self._dialect.parse(body)
+    async def _asked(self, trial_id: str, scope: Scope, receive: Receive, hold: Hold) -> tuple[CanonicalRequest, int]:
+        """The request, and how often its client says that it has sent it before. The body itself is not kept."""
+        try:
+            body = await self._bodies.read(scope, receive, hold)
+        except TooManyRequests:
+            await self._note_refused(trial_id, scope, receive)
+            raise
+        asked = await self._bodies.parsed(self._dialect.parse, body, lambda asked: asked.job)
+        asked.body_bytes = len(body)
+        again = retries_so_far(scope["headers"])
+        if again and self._rates.refused.take(trial_id, body):
+            again = 0
         _check_images(asked, self._turns.hub)
         asked.model = scope["path_params"].get("model", asked.model)  # where a format has it in the path
         if len(asked.model or "") > MAX_MODEL_CHARS:
@@ -122,9 +126,20 @@ class Generation:
         if asked.dropped:
             metrics.dropped(self._dialect.name, asked.dropped)
             log.info("left out of a request, of unknown types: %s", sorted({name[:40] for name in asked.dropped})[:20])
-        again = retries_so_far(scope["headers"])
-        if again and self._rates.refused.take(trial_id, body):
-            again = 0
+        return asked, again
+
+    async def _note_refused(self, trial_id: str, scope: Scope, receive: Receive) -> None:
+        """So that its retry is not taken for one of an identical request that was answered."""
+        if retries_so_far(scope["headers"]) or not self._rates.refused.has_room(trial_id):
+            return
+        with contextlib.suppress(StenoError):
+            digest = await self._bodies.digest(receive)
+            self._rates.refused.note(trial_id, digest)
+
+    async def _run(
+        self, trial_id: str, shown: int | None, asked: CanonicalRequest, again: int, receive: Receive,
+        client: HttpClient,
+    ) -> None:  # fmt: skip
         watch = _Watch(receive, client)
         try:
             request = watch.request = await self._turns.open(
@@ -162,6 +177,14 @@ def _check_images(asked: CanonicalRequest, hub: Hub) -> None:
         raise BadRequest(f"{asked.images[0]}: {NO_IMAGES}", field=asked.images[0])
 
 
+def _let_go(error: BaseException | None) -> None:
+    """Drop what an error has passed through. It is kept by the streams that it ended, and they by those frames, with the whole
+    conversation: the collector would find that much later."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 class _Watch:
     """Aborts a request whose client goes away, or what waits to become one. It looks only after WATCH_AFTER_S: the task that
     waits for a disconnect is a tenth of the cost of a turn that is over by then.
@@ -181,9 +204,10 @@ class _Watch:
 
     def stop(self) -> None:
         self._timer.cancel()
-        self._opening = None
+        self._opening = self.request = None
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # else it and its own cancellation keep this
 
     def left_in_time(self) -> bool:
         """Whether the cancellation was this one's, which is over now."""

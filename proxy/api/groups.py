@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from collections.abc import Iterable
+from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 
@@ -13,6 +16,8 @@ from proxy.contracts.rest import GroupSpec, GroupTrials
 from proxy.keys import key_of
 from proxy.sessions import law
 
+T = TypeVar("T")
+SLICE = 256
 router = APIRouter(tags=["groups"], responses=ERRORS)
 
 
@@ -48,7 +53,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
         trial_ids=trial_ids,
         created_at=await found.store.now(),
     )
-    sessions = [
+    sessions = await _in_slices(
         Session(
             trial_id=trial_id,
             group_id=group_id,
@@ -59,14 +64,24 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
             updated_at=now,
         )
         for trial_id in trial_ids
-    ]
+    )
     recorded = await found.store.create_group(group, sessions)
     by_id = {session.trial_id: session for session in sessions}
     if recorded.created_at != group.created_at:
         # Made before: the sessions may have come a long way since, and have been deleted one by one.
         by_id = await _recorded_sessions(request, group_id)
-    trials = [trial(request, by_id[trial_id]) for trial_id in recorded.trial_ids if trial_id in by_id]
+    trials = await _in_slices(trial(request, by_id[trial_id]) for trial_id in recorded.trial_ids if trial_id in by_id)
     return encoded(request, GroupTrials(group=recorded, trials=trials, harness_key=found.keys.harness_key(group_id)))
+
+
+async def _in_slices(made: Iterable[T]) -> list[T]:
+    """All of them. Thousands are made in several turns of the event loop."""
+    found: list[T] = []
+    for each in made:
+        found.append(each)
+        if len(found) % SLICE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 async def _recorded_sessions(request: Request, group_id: str) -> dict[str, Session]:

@@ -116,6 +116,7 @@ class CanonicalRequest(msgspec.Struct):
     leading: how many of the messages (a request's instructions) stand before that conversation; its own are left out.
     refers: whether any message is RECORDED.
     kept: what the dialect needs to answer again when the stored answer is asked for; recorded in the turn's options.
+    body_bytes: how long the body was that this came in.
     """
 
     dialect: str
@@ -132,6 +133,7 @@ class CanonicalRequest(msgspec.Struct):
     leading: int = 0
     refers: bool = False
     kept: dict[str, Any] = {}
+    body_bytes: int = 0
 
 
 IMAGES = "images"

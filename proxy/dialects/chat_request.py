@@ -139,6 +139,7 @@ def _message(i: int, given: _Message, seen: Seen) -> Message:
 def _content(path: str, given: list[Any], seen: Seen, *, images: bool) -> str | list[Part]:
     """images: whether they may stand here."""
     parts: list[Part] = []
+    seen.strings(path, given)
     for j, part in enumerate(given):
         kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, dict) else None
         if kind == "image_url" and images:

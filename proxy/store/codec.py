@@ -17,8 +17,10 @@ from typing import Any
 
 import msgspec
 
+from proxy.contracts.canonical import Message
 from proxy.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn, WorkerSpan
-from proxy.store.images import apart, together
+from proxy.pace import LARGE_BYTES, MANY
+from proxy.store.images import apart, data_of, together
 from proxy.store.text import Text, text
 
 FORMAT = 1
@@ -134,8 +136,36 @@ _decode_stored_row = msgspec.msgpack.Decoder(_StoredRow).decode
 _decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
-def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
-    """Linear in the turn's own content. Raises ValueError when row and turn are not of the same turn."""
+class Said(msgspec.Struct):
+    """The texts of what was said before the reply: images first, then messages."""
+
+    texts: list[Text]
+    images: int
+
+
+def said_in(turn: Turn) -> Said:
+    """Linear in the turn's messages."""
+    messages, images = apart(turn.messages)
+    return Said([*map(text, images), *map(text, messages)], len(images))
+
+
+def is_long(turn: Turn) -> bool:
+    """Whether its messages are more than one slice of work (`pace.py`)."""
+    return len(turn.messages) > MANY or sum(map(_length, turn.messages)) > LARGE_BYTES
+
+
+def _length(message: Message) -> int:
+    """About, in bytes: what of it can be long."""
+    content = message.get("content") or ""
+    length = len(content)
+    if not isinstance(content, str):
+        length += sum(len(part.get("text") or data_of(part)) + 64 for part in content)
+    return length + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
+
+
+def encode_turn(turn: Turn, row: IndexRow, said: Said | None = None) -> EncodedTurn:
+    """Linear in the turn's own content. said: `said_in` the turn, if that is known. Raises ValueError when row and turn are not
+    of the same turn."""
     if row.turn_id != turn.turn_id or row.partial != turn.partial:
         raise ValueError(f"the index row is of turn {row.turn_id}, not of {turn.turn_id}, or disagrees about `partial`")
     law, volatile_law = _split(turn.law)
@@ -143,7 +173,7 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
     settings: dict[str, Any] = {name: getattr(turn, name) for name in _NAMES}
     settings |= {"law": law, "asked": asked, "options": turn.options}
     timings = turn.timings
-    messages, images = apart(turn.messages)
+    said = said or said_in(turn)
     completion_tokens = turn.completion_tokens
     meta = Meta(
         parent=pack_id(turn.parent_id),
@@ -177,8 +207,8 @@ def encode_turn(turn: Turn, row: IndexRow) -> EncodedTurn:
         meta=_encode(meta),
         ids=_encode([turn.new_prompt_ids, turn.completion_ids]),
         logprobs=turn.sampling_logprobs,
-        texts=[text(settings), text(turn.tools), *map(text, images), *map(text, messages), text(turn.reply)],
-        shared_texts=FIRST_MESSAGE + len(images),
+        texts=[text(settings), text(turn.tools), *said.texts, text(turn.reply)],
+        shared_texts=FIRST_MESSAGE + said.images,
         new_prompt_tokens=len(turn.new_prompt_ids) // 4,
         completion_tokens=completion_tokens,
         constrained_tokens=sum(end - start for start, end in turn.constrained),

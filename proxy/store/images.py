@@ -40,11 +40,11 @@ def together(values: Iterable[Any]) -> list[Message]:
 
 def _apart(message: Message, images: dict[str, Image]) -> Message:
     content = message.get("content")
-    if not isinstance(content, list) or not any(_data(part) for part in content):
+    if not isinstance(content, list) or not any(data_of(part) for part in content):
         return message
     parts = []
     for part in content:
-        if url := _data(part):
+        if url := data_of(part):
             digest = blake2b(url.encode(), digest_size=DIGEST_BYTES).hexdigest()
             images[digest] = [digest, url]
             rest = {key: value for key, value in part["image_url"].items() if key != "url"}
@@ -68,7 +68,7 @@ def _with_url(part: Any, urls: dict[str, str]) -> Any:
     return {**part, "image_url": {"url": urls[image["digest"]], **rest}}
 
 
-def _data(part: Any) -> str:
+def data_of(part: Any) -> str:
     """The `data:` URL of a part that has one, else ""."""
     image = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
     url = image.get("url") if isinstance(image, dict) else None

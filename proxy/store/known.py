@@ -6,6 +6,8 @@ trial was deleted and made anew, say) is asked for by commit.lua, and the commit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from proxy.store.codec import EncodedTurn
 from proxy.store.text import pack
 
@@ -16,13 +18,11 @@ class KnownTexts:
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], None] = {}
 
-    def packed(self, trial_id: str, encoded: EncodedTurn) -> list[bytes]:
+    def packed(self, trial_id: str, encoded: EncodedTurn) -> Iterator[bytes]:
         """What to send for each text: b"" for one that is believed to be there."""
         shared = encoded.shared_texts
-        return [
-            b"" if i < shared and (trial_id, text.digest) in self._known else pack(text.raw)
-            for i, text in enumerate(encoded.texts)
-        ]
+        for i, text in enumerate(encoded.texts):
+            yield b"" if i < shared and (trial_id, text.digest) in self._known else pack(text.raw)
 
     def add(self, trial_id: str, encoded: EncodedTurn) -> None:
         """After a commit. The oldest are forgotten first."""

@@ -15,6 +15,7 @@ from typing import Any
 from proxy.contracts.errors import Conflict, NotFound
 from proxy.contracts.later import read_json
 from proxy.contracts.records import Group, Session, Turn
+from proxy.pace import Pace
 from proxy.store.base import Page
 from proxy.store.groups import same_group, with_recorded_ids
 from proxy.store.head import doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
@@ -32,6 +33,8 @@ from proxy.store.views import END, Event, Position, end_event, position, turn_ev
 
 WATCH_BLOCK_MS = 5_000  # how long a watcher waits before it looks again by itself
 WATCH_TTL_S = 60  # how long the stream outlives its last watcher
+CREATED_AT_ONCE = 256
+"""Sessions of a group; a batch takes as many commands."""
 
 
 class RedisStore(RedisRecordings):
@@ -42,9 +45,10 @@ class RedisStore(RedisRecordings):
     """
 
     def __init__(
-        self, url: str, *, wait: Wait | None = None, clock: Callable[[], float] = time.time, **link_options: Any
-    ) -> None:
-        super().__init__(RedisLink(url, wait=wait, **link_options))
+        self, url: str, *, wait: Wait | None = None, clock: Callable[[], float] = time.time, pace: Pace | None = None,
+        **link_options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(RedisLink(url, wait=wait, **link_options), pace)
         # Watchers hold a connection while they wait: theirs are others than the commits'.
         self._watch_link = RedisLink(
             url,
@@ -91,7 +95,9 @@ class RedisStore(RedisRecordings):
             group, sessions = recorded, with_recorded_ids(recorded, sessions)
         await self.runs.open_group(group)
         members = await self._index.announce([session.trial_id for session in sessions])
-        await asyncio.gather(*(self._create(session, members[session.trial_id]) for session in sessions))
+        for at in range(0, len(sessions), CREATED_AT_ONCE):  # not all in one turn of the event loop
+            some = sessions[at : at + CREATED_AT_ONCE]
+            await asyncio.gather(*(self._create(session, members[session.trial_id]) for session in some))
         return group
 
     async def group(self, group_id: str) -> Group:

@@ -6,32 +6,37 @@ the server nor arrive whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from proxy.contracts.canonical import Message
 from proxy.contracts.errors import Gone, NotFound
 from proxy.contracts.records import IndexRow, Turn
+from proxy.pace import Pace
 from proxy.store.again import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
 from proxy.store.base import Asked, Path, Tail
 from proxy.store.codec import (
     FIRST_MESSAGE,
     EncodedTurn,
+    Said,
     decode_entry,
     decode_row,
     decode_turn,
     encode_turn,
+    is_long,
     pack_id,
     path_ids,
 )
 from proxy.store.head import Head, head_from_hash, session_of
-from proxy.store.images import together
+from proxy.store.images import apart, together
 from proxy.store.keys import TrialKeys, trial_keys
 from proxy.store.known import KnownTexts
 from proxy.store.redis_batch import Command
 from proxy.store.redis_link import RedisLink, Script
 from proxy.store.text import pack, unpack
+from proxy.store.text import text as text_of
 
+T = TypeVar("T")
 MISSING, CLOSED, RESEND, OTHER, SEALED = -1, -2, -3, -4, -6
 """Outcomes of the scripts, as in their headings."""
 CHUNK_TURNS = 64
@@ -42,8 +47,9 @@ NO_ROWS = -1
 class RedisRecordings:
     """The part of `SessionStore` that is about turns."""
 
-    def __init__(self, link: RedisLink) -> None:
+    def __init__(self, link: RedisLink, pace: Pace | None = None) -> None:
         self._link = link
+        self._pace = pace or Pace()
         self._known = KnownTexts()
         self._scripts: dict[str, Script] = {}
 
@@ -83,14 +89,14 @@ class RedisRecordings:
         return Path(path_ids(elements), unpack(packed))
 
     async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
-        encoded = encode_turn(turn, row)
+        long = is_long(turn)
+        encoded = encode_turn(turn, row, await self._said(turn) if long else None)
         keys = trial_keys(trial_id)
         which = (place(asked, turn.choice), b"1" if asked.found else b"0") if asked is not None else (b"", b"0")
-        reply = await self._run(
-            "commit", keys, _commit_args(encoded, self._known.packed(trial_id, encoded), now, which)
-        )
+        texts = await self._packed(self._known.packed(trial_id, encoded), long)
+        reply = await self._run("commit", keys, _commit_args(encoded, texts, now, which))
         if reply[0] == RESEND:
-            everything = [pack(text.raw) for text in encoded.texts]
+            everything = await self._packed((pack(text.raw) for text in encoded.texts), long)
             reply = await self._run("commit", keys, _commit_args(encoded, everything, now, which))
         number: int = reply[0]
         if number < 0:
@@ -100,6 +106,28 @@ class RedisRecordings:
         self._known.add(trial_id, encoded)
         turn.index = number
         return number
+
+    async def _said(self, turn: Turn) -> Said:
+        """`said_in` a long turn."""
+        await self._pace.turn()
+        messages, images = apart(turn.messages)
+        texts = await self._in_slices(map(text_of, (*images, *messages)))
+        return Said(texts, len(images))
+
+    async def _in_slices(self, work: Iterable[T]) -> list[T]:
+        done: list[T] = []
+
+        def one_by_one() -> Iterator[None]:
+            for each in work:
+                done.append(each)
+                yield
+
+        await self._pace.steps(one_by_one())
+        await self._pace.turn()  # for what the caller does with all of them
+        return done
+
+    async def _packed(self, packed: Iterable[bytes], long: bool) -> list[bytes]:
+        return await self._in_slices(packed) if long else list(packed)
 
     async def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
         """A turn was refused, since its session takes none any more."""

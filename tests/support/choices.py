@@ -7,6 +7,7 @@ from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
 from proxy.contracts.errors import StenoError
 from proxy.contracts.frames import Delta, Finish, ModelCard, Started
 from proxy.contracts.records import Turn, ids_to_bytes
+from proxy.pace import Pace
 from proxy.placing import Order
 from proxy.plan import plan
 from proxy.record import Facts
@@ -31,7 +32,7 @@ class Said:
         recorder = Recorder(store, cache_bytes=2**20, implicit=True)
         recording = await recorder.enter("trial")
         asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
-        found = await plan(recorder, recording, asked.job)
+        found = await plan(recorder, recording, asked.job, Pace())
         transcript, facts = Transcript(TURN, "call", CARD), Facts("chat", asked, {}, 1.0)
         order = Order("trial", TURN, asked.job)
         return cls(OpenChoice(recorder, recording, 0, order, stream(), transcript, facts, found), store)

@@ -10,6 +10,7 @@ from proxy.contracts.canonical import CanonicalRequest, Job, Sampling, ToolCallP
 from proxy.contracts.errors import Conflict, EngineFailed, ProtocolError, TooManyRequests
 from proxy.contracts.frames import Delta, Failed, Finish, ModelCard, Started
 from proxy.contracts.records import Session, Turn, ids_to_bytes
+from proxy.pace import Pace
 from proxy.plan import plan
 from proxy.record import Facts, turn_of
 from proxy.recorder import Recorder
@@ -41,7 +42,7 @@ async def recorded(store: MemoryStore, transcript: Transcript, error: EngineFail
     recorder = Recorder(store, cache_bytes=2**20, implicit=True)
     recording = await recorder.enter("trial")
     asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
-    found = await plan(recorder, recording, asked.job)
+    found = await plan(recorder, recording, asked.job, Pace())
     facts = Facts("chat", asked, {}, now)
     turn, row = turn_of(recording, 0, open_stream(), found, transcript, facts, error, transcript.delivered)
     await recorder.commit(recording, turn, row)

@@ -1,0 +1,73 @@
+"""Bytes in flight: what waits, what can't, and that all of it is given back."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contracts.errors import BodyTooLarge, TooManyRequests
+from proxy.inflight import FREE_BYTES, Inflight
+
+MB = 2**20
+
+
+def test_a_trial_waits_for_its_own_and_nobody_else_does() -> None:
+    inflight = Inflight(100 * MB, 30 * MB)
+    first, second, other = inflight.hold("a"), inflight.hold("a"), inflight.hold("b")
+    first.grow(20 * MB)
+    with pytest.raises(TooManyRequests, match=f"trial_inflight_bytes is {30 * MB}") as refused:
+        second.grow(20 * MB)
+    assert refused.value.retry_after_s
+    other.grow(20 * MB)
+    first.close()
+    first.close()  # once
+    second.grow(20 * MB)
+    assert inflight.bytes == 40 * MB and inflight.of_trial("a") == 20 * MB
+
+
+def test_what_no_waiting_helps_is_413() -> None:
+    with pytest.raises(BodyTooLarge, match="trial_inflight_bytes"):
+        Inflight(100 * MB, 30 * MB).hold("a").grow(31 * MB)
+    with pytest.raises(BodyTooLarge, match="max_inflight_bytes"):
+        Inflight(20 * MB, 30 * MB).hold("a").grow(21 * MB)
+
+
+def test_large_ones_of_many_trials_keep_no_small_one_out() -> None:
+    inflight = Inflight(100 * MB, 30 * MB)
+    for name in "abcd":
+        inflight.hold(name).grow(25 * MB)
+    with pytest.raises(TooManyRequests, match="max_inflight_bytes"):
+        inflight.hold("e").grow(MB)
+    inflight.hold("e").grow(FREE_BYTES)
+
+
+def test_a_body_of_no_declared_length_is_counted_as_it_comes() -> None:
+    freed: list[int] = []
+    inflight = Inflight(100 * MB, 30 * MB, freed.append)
+    hold = inflight.hold("a")
+    for size in range(0, 30 * MB, MB):
+        hold.grow(size)
+    assert inflight.bytes == 29 * MB
+    with pytest.raises(BodyTooLarge):
+        hold.grow(31 * MB)
+    hold.close()
+    assert (inflight.bytes, inflight.of_trial("a"), freed) == (0, 0, [29 * MB])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40 * MB), st.booleans()), max_size=40))
+def test_the_bounds_hold_and_everything_comes_back(steps: list[tuple[str, int, bool]]) -> None:
+    inflight, holds = Inflight(100 * MB, 50 * MB), []
+    for name, size, close in steps:
+        if close and holds:
+            holds.pop().close()
+        hold = inflight.hold(name)
+        holds.append(hold)
+        with contextlib.suppress(TooManyRequests, BodyTooLarge):
+            hold.grow(size)
+        assert inflight.bytes <= 100 * MB and all(inflight.of_trial(name) <= 50 * MB for name in "abc")
+    for hold in holds:
+        hold.close()
+    assert inflight.bytes == 0 and not any(inflight.of_trial(name) for name in "abc")
