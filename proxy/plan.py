@@ -125,7 +125,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace) -
         await pace.turn()
     for_worker = restore_calls(messages, tree)
     if seen.parent >= 0:
-        path = await recorder.path(recording, seen.parent)
+        path = await recorder.path(recording, seen.parent, tree)
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]
         found.prefix_ids = path.ids
@@ -166,7 +166,10 @@ async def _recognise(
             recording.keep_echo(node, found.digests[place], echo)
         _stand_in(found, {place: echo})
         if tree is recording.tree:
+            before = place
             place, node = tree.shared(found.digests, place, node)
+            if place == before:  # the reply on record is newer than its row here, so the tree does not have it
+                break
         else:  # it was read again meanwhile
             tree = recording.tree
             place, node = tree.shared(found.digests)

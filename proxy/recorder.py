@@ -23,6 +23,7 @@ from proxy.keys import check_generation
 from proxy.paths import Paths
 from proxy.recording import InFlight, Recording
 from proxy.sessions import limits
+from proxy.sessions.tree import Tree
 from proxy.store.base import Asked, Path, SessionStore, Tail
 
 log = logging.getLogger(__name__)
@@ -168,11 +169,16 @@ class Recorder:
             self._evict()
             return recording
 
-    async def path(self, recording: Recording, number: int) -> Path:
-        """The tokens of the conversation that a turn ends, and its reply. Raises: NotFound, Gone, StoreUnavailable."""
+    async def path(self, recording: Recording, number: int, tree: Tree | None = None) -> Path:
+        """The tokens of the conversation that a turn ends, and its reply.
+
+        Args: tree: that `number` is of; default: the recording's, which may be read again meanwhile.
+        Raises: NotFound, Gone, StoreUnavailable.
+        """
         assert recording.session is not None
         held = self._paths.get(recording.trial_id, recording.session.created_at, number)
-        return held or await self.store.path(recording.trial_id, recording.tree.path(number))
+        of = recording.tree if tree is None else tree
+        return held or await self.store.path(recording.trial_id, of.path(number))
 
     async def reply(self, recording: Recording, number: int) -> Message:
         """What a turn said. Raises: NotFound, Gone, StoreUnavailable."""

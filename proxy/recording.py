@@ -132,10 +132,14 @@ class Recording:
         return min(self.elsewhere, default=len(self.tree))
 
     def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
-        """Whether a turn that was open elsewhere is whole by now. `rows`: those from `start` on, without what another request
-        has read meanwhile."""
+        """Whether a turn that was open elsewhere is whole by now, or has grown. `rows`: those from `start` on, without what
+        another request has read meanwhile."""
         read = range(start, start + len(rows))
-        return any(number in read and rows[number - start].finish != OPEN for number in self.elsewhere)
+        return any(
+            number in read
+            and (rows[number - start].finish != OPEN or rows[number - start].path_tokens != self.tree.tokens[number])
+            for number in self.elsewhere
+        )
 
     def reset(self) -> None:
         """Read everything again."""

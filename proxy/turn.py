@@ -127,6 +127,7 @@ class Turns:
                 facts.retry_of = superseded.get(index)
                 if large:
                     await self.pace.turn()  # a frame is made of it
+                    await self._check_room(recording, asked.n)  # others of its trial may have begun meanwhile
                 try:
                     request.choices.append(await self._open(request, index, facts))
                 except NoTokenizer:

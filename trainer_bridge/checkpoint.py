@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import torch
 
+from proxy.contracts.errors import Superseded
 from trainer_bridge.engine import PolicyEngine
 from trainer_bridge.errors import BadCheckpoint
 from trainer_bridge.ledger import Ledger
@@ -100,8 +101,8 @@ class Checkpoints:
     def save(self, run: RunState) -> Path:
         """Make everything so far durable, and return once it is. The first rank's `run` counts.
 
-        Raises: OSError, CopyFailed: on the rank that could not write; Superseded: on the first one, a later trainer writes here.
-            What was there before is untouched.
+        Raises: OSError, CopyFailed: on the rank that could not write; Superseded: on the first one, a later trainer writes here;
+            the others return. What was there before is untouched.
         """
         ranks = self._ranks
         final = self._free(f"step-{self._stepper.steps_done:08d}")
@@ -119,14 +120,26 @@ class Checkpoints:
         Copies(writing, ranks=ranks, extra=_configuration(self._engine.settings.model)).write(version, ModelWeights(lm))
         _sync_files(writing, only=ranks.rank, of=ranks.size)
         ranks.barrier()
+        lost = self._superseded() if ranks.first else None
+        # All ranks leave here together: the others would wait at the next barrier for the first one, which has left.
+        if ranks.share((b"superseded" if lost else b"") if ranks.first else None):
+            if lost is not None:
+                raise lost
+            return final
         if ranks.first:
-            if self._lineages is not None:
-                self._lineages.check()
             self._wrote(writing, final, run)
             self._point_at(final.name)
             self._prune()
         ranks.barrier()
         return final
+
+    def _superseded(self) -> Superseded | None:
+        try:
+            if self._lineages is not None:
+                self._lineages.check()
+        except Superseded as error:
+            return error
+        return None
 
     def resume(self, run_id: str) -> RunState | None:
         """Go on from the newest checkpoint: weights, optimizer, random numbers, steps. None: there is none, nothing was changed.

@@ -186,7 +186,9 @@ def _initialize(model: PolicyModel, zero: Mapping[str, Any]) -> Any:
 
 
 def _check_heads(config: Any, ranks: int) -> None:
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:  # no attention; `coverage` refuses to cut the samples of such a model
+        return
     groups = getattr(config, "num_key_value_heads", None) or heads
     if heads % ranks or max(groups, ranks) % min(groups, ranks):
         raise ConfigError(

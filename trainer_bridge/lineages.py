@@ -62,6 +62,10 @@ class Lineages:
             if start.epoch > self._mine.epoch:
                 raise Superseded(f"run {self._run}: trainer {start.lineage} (epoch {start.epoch}) has taken over")
 
+    def newest_epoch(self) -> int:
+        """Of all starts so far; 0: none had one."""
+        return max((start.epoch for start in self._starts()), default=0)
+
     def others(self) -> Mapping[str, tuple[Version, int]]:
         """Lineage -> its parent, and the last step that it pushed; of all other starts but those that began with other weights of
         the same name: a run that was begun again with another model."""

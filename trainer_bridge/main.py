@@ -92,7 +92,7 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
         try:
             hold = Hold.take(
                 client, settings.run, consumer_of(lineage), force=settings.take_over,
-                patience_s=settings.push_deadline_s,
+                known=Lineages(settings.checkpoint_dir, settings.run).newest_epoch(), patience_s=settings.push_deadline_s,
             )  # fmt: skip
         except StenoError:
             ranks.share(b"")
@@ -216,6 +216,8 @@ async def _evaluation(settings: RunSettings, stack: contextlib.AsyncExitStack) -
         return None
     given = {"proxy": settings.proxy, "run": settings.run}
     prepared = greedy(Prepared.of(RolloutSettings.load(given, settings.eval_config), settings.run))
+    for warning in prepared.warnings:
+        logger.warning("evaluation: %s", warning)
     client = await stack.enter_async_context(prepared.client())
     evaluator = Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every)
 

@@ -53,19 +53,25 @@ class Hold:
 
     @classmethod
     def take(
-        cls, client: Client, run: str, trainer: str, *, force: bool = False, patience_s: float = 600.0,
+        cls, client: Client, run: str, trainer: str, *, force: bool = False, known: int = 0, patience_s: float = 600.0,
         sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic,
     ) -> Hold:  # fmt: skip
         """Take over the run from whoever has it. One that was heard of a moment ago may have died since, so it is waited for
         once, until it would have been heard of again.
 
-        Args: patience_s: how long a proxy that is away is waited for. force: do not ask whether the other one lives.
+        Args:
+            force: do not ask whether the other one lives.
+            known: the newest epoch that is known of this run. A proxy that has lost its memory gives one that was there before:
+                it is told of the next one.
+            patience_s: how long a proxy that is away is waited for.
         Raises: TrainerAlive: it lives; StenoError: the proxy refuses, or stays away.
         """
         until, waited = now() + patience_s, False
         while True:
             try:
                 tenure = client.take_over(run, trainer, force=force)
+                if tenure.epoch <= known:
+                    tenure = client.heartbeat(run, trainer, known + 1)
             except TrainerAlive as error:
                 if waited:
                     raise

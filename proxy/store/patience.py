@@ -21,7 +21,7 @@ class Patience:
     Raises TimeoutError on exit. Not to be used twice.
     """
 
-    __slots__ = ("_due", "_expired", "_left", "_more", "_step_s", "_task", "_timer")
+    __slots__ = ("_cancelling", "_due", "_expired", "_left", "_more", "_step_s", "_task", "_timer")
 
     def __init__(self, timeout_s: float) -> None:
         self._step_s = timeout_s / STEPS
@@ -29,11 +29,14 @@ class Patience:
         self._more = STEPS
         self._due = 0.0
         self._expired = False
+        self._cancelling = 0
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
         self._arm()
 
     async def __aexit__(
@@ -43,7 +46,7 @@ class Patience:
             self._timer.cancel()
         if self._expired:
             assert self._task is not None
-            if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
                 raise TimeoutError from error
 
     def _arm(self) -> None:

@@ -61,22 +61,23 @@ class Confinement:
             raise CannotConfine(f"{program}: {error}") from None
         if tried.returncode:
             raise CannotConfine(f"{program}: {tried.stderr.strip()[-300:] or f'exit code {tried.returncode}'}")
-        return cls(program, tuple(hidden), work_dir.absolute())
+        return cls(program, tuple(hidden), work_dir.resolve())
 
     def command(self, job: Job) -> list[str]:
         """The words that run the job's command confined. Its exit code is the command's, 128 + N if that ended by signal N."""
         words = [self.program, *_BASE]
-        for path in dict.fromkeys(path.resolve() for path in self.hidden):
-            if path.is_dir():
-                words += ["--tmpfs", str(path)]
-            elif path.exists():
-                words += ["--ro-bind", "/dev/null", str(path)]
+        for hidden in dict.fromkeys(os.path.realpath(path) for path in self.hidden):
+            if os.path.isdir(hidden):  # noqa: PTH112  # False, too, for what we may not look at: nor may a trial
+                words += ["--tmpfs", hidden]
+            elif os.path.exists(hidden):  # noqa: PTH110
+                words += ["--ro-bind", "/dev/null", hidden]
         if self.work_dir.is_dir():
             words += ["--tmpfs", str(self.work_dir)]
-        for path in (job.folder.absolute() / "task.json", job.workdir.absolute()):
+        workdir = job.workdir.resolve()  # bwrap follows no absolute link to what it mounts on
+        for path in (job.folder.resolve() / "task.json", workdir):
             if path.exists():
                 words += ["--bind", str(path), str(path)]
-        return [*words, "--chdir", str(job.workdir.absolute()), "--", *job.command]
+        return [*words, "--chdir", str(workdir), "--", *job.command]
 
 
 def hidden_paths(environment: Mapping[str, str], given: Iterable[Path]) -> list[Path]:

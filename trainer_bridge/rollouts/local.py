@@ -138,7 +138,8 @@ def _is_there(job: Job) -> bool:
     program = job.command[0]
     if "/" in program:
         return (job.workdir / program).exists()
-    return shutil.which(program, path=job.environment.get("PATH", os.defpath)) is not None
+    folders = job.environment.get("PATH", os.defpath).split(os.pathsep)
+    return any(shutil.which(str(job.workdir / folder / program)) for folder in folders)
 
 
 def _is_left(pid: int, started_at: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
@@ -110,6 +111,26 @@ async def test_a_confined_command_has_its_folder_its_output_and_its_exit_code(
     assert await executor(1.0).run(job(folder, "sh", "-c", "kill -9 $$")) == Exit(137)
     missing = await executor(1.0).run(job(folder, "no-such-command"))
     assert missing == Exit(None, error="no-such-command: No such file or directory")
+
+
+async def test_folders_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real" / "g.0" / "work").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    folder = tmp_path / "link" / "g.0"
+    executor = LocalExecutor(1.0, Confinement.of([tmp_path / "link" / "other"], tmp_path / "link"))
+    assert await executor.run(job(folder, "sh", "-c", "echo made > file; ls ../..")) == Exit(0)
+    assert (folder / "work" / "file").read_text() == "made\n" and (folder / "stdout.log").read_text() == "g.0\n"
+
+
+async def test_a_program_of_the_task_is_found_by_a_relative_path(
+    folder: Path, executor: Callable[[float], LocalExecutor]
+) -> None:
+    program = folder / "work" / "bin" / "agent"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 5\n")
+    program.chmod(0o755)
+    of_the_task = dataclasses.replace(job(folder, "agent"), environment={"PATH": f"bin:{os.environ['PATH']}"})
+    assert await executor(1.0).run(of_the_task) == Exit(5)
 
 
 async def test_a_daemon_ends_with_its_confined_trial(folder: Path, executor: Callable[[float], LocalExecutor]) -> None:

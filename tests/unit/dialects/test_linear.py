@@ -31,6 +31,7 @@ from proxy.dialects.gemini import Gemini, GeminiCount
 from proxy.dialects.messages import Messages, MessagesCount
 from proxy.dialects.responses import Responses
 from proxy.dialects.responses_count import ResponsesCount
+from proxy.pace import Pace
 from proxy.plan import Plan, fork_reason_now, plan
 from proxy.prompts import digests
 from proxy.recorder import Recorder
@@ -89,13 +90,13 @@ async def served(dialect: Any, body: bytes) -> None:
         await _planned(recorder, recording, dialect, asked, job)
         return
     rewritten = [*job.messages[:-1], {"role": "assistant", "content": "I said something else"}, REPLY]
-    found = await plan(recorder, recording, msgspec.structs.replace(job, messages=rewritten))
+    found = await plan(recorder, recording, msgspec.structs.replace(job, messages=rewritten), Pace())
     fork_reason_now(recording, found)
 
 
 async def _planned(recorder: Recorder, recording: Recording, dialect: Any, asked: CanonicalRequest, job: Job) -> Plan:
     """Recognised, compared with what runs, on its way to a worker."""
-    found = await plan(recorder, recording, job)
+    found = await plan(recorder, recording, job, Pace())
     sought = Sought(dialect.name, asked, found)
     sought.key("t")
     assert sought.same(sought)

@@ -54,3 +54,18 @@ async def test_a_cancellation_from_outside_is_one() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_silence_in_a_task_that_was_cancelled_before_is_a_timeout() -> None:
+    async def last_words() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with pytest.raises(TimeoutError):
+                async with Patience(0.1):
+                    await asyncio.Event().wait()
+
+    task = asyncio.create_task(last_words())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task

@@ -24,6 +24,7 @@ class Proxy:
         self.forced: list[bool] = []
         self.beats: list[bool] = []
         self.beaten = threading.Event()
+        self.first = 4  # the epoch that heartbeats are to say
 
     def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> Tenure:
         self.forced.append(force)
@@ -32,7 +33,7 @@ class Proxy:
         return Tenure(run_id=run_id, trainer=trainer, epoch=4)
 
     def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> Tenure:
-        assert (run_id, trainer, epoch) == ("r", "t", 4)
+        assert (run_id, trainer, epoch) == ("r", "t", self.first)
         self.beats.append(leaving)
         if self.beating:
             raise self.beating.pop(0)
@@ -58,6 +59,16 @@ def test_a_trainer_that_died_a_moment_ago_is_waited_for_once() -> None:
     with take(Proxy(alive()), slept) as hold:
         assert hold.epoch == 4
     assert slept == [12.5]
+
+
+def test_a_proxy_that_has_lost_its_memory_is_told_of_the_epochs_there_were() -> None:
+    """Else the run could never be saved again: its folder knows of a trainer with a newer epoch."""
+    proxy = Proxy()
+    proxy.first = 8
+    with take(proxy, [], known=7) as hold:
+        assert hold.epoch == 8
+    with take(Proxy(), [], known=3) as hold:
+        assert hold.epoch == 4
 
 
 def test_a_trainer_that_lives_is_left_alone() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from proxy.contracts.canonical import Job, Tool
-from proxy.contracts.records import IndexRow, Timings, Turn
+from proxy.contracts.records import ForkReason, IndexRow, Timings, Turn
+from proxy.pace import Pace
 from proxy.plan import MOST_CANDIDATES, Plan, plan
 from proxy.recorder import Recorder
 from proxy.sessions.normalise import message_digest, options_digest, tools_digest
@@ -52,7 +54,7 @@ class Trial:
 
     async def asked(self, *messages: dict[str, Any], recorder: Recorder | None = None) -> Plan:
         recorder = recorder or self.recorder
-        return await plan(recorder, await recorder.enter("t"), Job(messages=[*messages]))
+        return await plan(recorder, await recorder.enter("t"), Job(messages=[*messages]), Pace())
 
 
 def reply(text: str) -> dict[str, Any]:
@@ -110,3 +112,13 @@ async def test_an_echo_is_found_though_its_conversation_began_under_other_tools(
     second = await trial.said("\nTwo.", HI, reply("One."), ON)
     found = await trial.asked(HI, reply("One."), ON, reply("Two."), ON)
     assert (found.parent, found.fork_reason, found.echoed_as) == (second, None, "space")
+
+
+async def test_a_reply_that_is_newer_than_its_row_here_is_compared_once() -> None:
+    """Another replica has saved the open turn again, with more in it, since this one has read its row."""
+    trial = Trial()
+    await trial.said("I will look.", partial=True)
+    recording = await trial.recorder.enter("t")
+    recording.keep_reply(0, reply("I will look. Then write."))
+    found = await asyncio.wait_for(trial.asked(HI, reply("I will"), ON), 60)
+    assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)

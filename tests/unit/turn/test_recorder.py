@@ -132,6 +132,20 @@ async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole()
     assert reads == [0, 1, 1, 0, 3], "from the open one on; all anew once it has changed; then only what is new"
 
 
+async def test_a_replica_that_saw_a_turn_open_reads_it_again_once_it_has_grown() -> None:
+    """It was saved again, still open: a second block of its answer was closed."""
+    store = MemoryStore()
+    one, two = recorder(store), recorder(store)
+    here = await one.enter("t")
+    turn, row = open_turn(0)
+    await one.commit(here, turn, row)
+    assert (await two.enter("t")).tree.tokens[0] == row.path_tokens
+    more = msgspec.structs.replace(row, path_tokens=row.path_tokens + 5)
+    await one.commit(here, turn, more)
+    there = await two.enter("t")
+    assert (there.tree.tokens[0], there.tree.finishes) == (row.path_tokens + 5, [OPEN])
+
+
 async def test_a_turn_that_stays_open_is_given_up_in_the_end() -> None:
     store, now = MemoryStore(), [100.0]
     one, two = recorder(store), recorder(store, clock=lambda: now[0])
