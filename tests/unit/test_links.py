@@ -21,6 +21,7 @@ class Socket:
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
+        self.scope: dict[str, Any] = {}
         self.inbox: asyncio.Queue[bytes] = asyncio.Queue()
         self.sent: list[bytes] = []
 

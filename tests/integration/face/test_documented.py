@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from proxy.client import Steno
 from proxy.contracts.rest import Completion
@@ -103,7 +104,7 @@ def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Pat
 
     create, listing, tail = commands("docs/operations.md", "Sessions")
     lease, run_view, run_shown = commands("docs/operations.md", "Leases")
-    policies, update = commands("docs/operations.md", "Policies")
+    policies, update, names, retire = commands("docs/operations.md", "Policies")
     assert len(json.loads(run(create))["trials"]) == 8
     assert all(f"g1.{index}" in run(listing) for index in range(8))
     with Steno(locked.url, ADMIN) as client:
@@ -114,3 +115,6 @@ def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Pat
     assert "nothing is on record of a run exp-7" in run(run_shown)
     assert json.loads(run(policies))["items"][0]["workers"], "who serves which version"
     assert json.loads(run(update))["error"]["code"] == "not_found"
+    assert "workers" in run(names)
+    with pytest.raises(AssertionError, match="no worker has served a model 'org/judge-7b'"):
+        run(retire)

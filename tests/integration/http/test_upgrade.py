@@ -15,7 +15,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 
 
 def head(extra: bytes) -> bytes:
-    lines = b"POST /t/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    lines = b"POST /t/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return lines + OFFER + extra + b"\r\n"
 
 
@@ -59,7 +59,7 @@ PLAIN = SIZED.replace(OFFER, b"")
         [SIZED[:60], SIZED[60:] + BODY[:100], BODY[100:]],
         [CHUNKED + chunked(BODY)],
         [SIZED + BODY, PLAIN + BODY, SIZED + BODY],
-        [b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + OFFER + b"\r\n" + SIZED + BODY],
+        [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + OFFER + b"\r\n" + SIZED + BODY],
     ],
     ids=["at once", "head first", "in pieces", "chunked", "one connection", "after another without a body"],
 )

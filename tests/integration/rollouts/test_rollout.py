@@ -136,7 +136,7 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
     code = (
         "import os, pathlib, time, openai\n"
         "openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
-        "pathlib.Path(os.environ['STENO_WORKDIR'], '..', 'begun').touch()\n"
+        "pathlib.Path(os.environ['STENO_WORKDIR'], 'begun').touch()\n"
         f"while not os.path.exists({str(flag)!r}): time.sleep(0.1)\n"
         "open('reward.txt', 'w').write('1')"
     )
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
     options = ("--run", "stopped", "--group-size", "2", "--in-flight", "3")
     with rollout.start(tasks, *options, command=python(code)) as process:
         try:
-            _until(lambda: len(list((rollout.folder / "work").glob("*/begun"))) == 3)
+            _until(lambda: len(list((rollout.folder / "work").glob("*/work/begun"))) == 3)
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=120)
         finally:
@@ -161,11 +161,11 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
 
 
 def test_a_second_ctrl_c_leaves_a_command_no_time(rollout: Rollout, sessions: Sessions) -> None:
-    deaf = "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('../begun').touch(); time.sleep(600)"
+    deaf = "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('begun').touch(); time.sleep(600)"
     options = ("--run", "twice", "--group-size", "1", "--grace-s", "500")
     with rollout.start(rollout.tasks({"id": "a"}), *options, command=python(deaf)) as process:
         try:
-            _until(lambda: bool(list((rollout.folder / "work").glob("*/begun"))))
+            _until(lambda: bool(list((rollout.folder / "work").glob("*/work/begun"))))
             process.send_signal(signal.SIGINT)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2)
@@ -189,7 +189,8 @@ def test_a_killed_rollout_goes_on_and_what_it_left_running_is_ended(rollout: Rol
         "open('reward.txt', 'w').write('1')"
     )
     tasks = rollout.tasks({"id": "a"}, {"id": "b"}, {"id": "c"})
-    options = ("--run", "killed-whole", "--group-size", "1", "--in-flight", "2")
+    # Confined trials end with their rollouts, and know their processes by other numbers (test_confine.py).
+    options = ("--run", "killed-whole", "--group-size", "1", "--in-flight", "2", "--confine", "off")
     work = rollout.folder / "work"
     with rollout.start(tasks, *options, command=python(code)) as process:
         try:

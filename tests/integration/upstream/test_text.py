@@ -115,7 +115,7 @@ def test_a_plain_prompt_is_completed_and_one_in_token_ids_is_refused(front: Stac
     [
         ("429", 429, "rate_limited", "come back later"),
         ("503", 503, "engine_failed", "out of order"),
-        ("401", 503, "engine_failed", "refuses the key"),
+        ("401", 503, "engine_failed", "who is ***?"),  # no worker says 401, so the upstream's proxy said 503
         ("too long", 400, "context_length_exceeded", "5000"),
     ],
 )

@@ -46,7 +46,7 @@ SMALL, TIMES, MOST = 32 * 1024, 8, 16.0
 FLOOR_S = 0.002
 """Below this a time is the machine's own noise."""
 LARGER = {
-    "parts of a reply": 8,
+    "parts of a reply": 6,  # below what a request may hold
     "chunks of a reply": 8,
     "header lines": 2,
     "system in the middle": 2,
