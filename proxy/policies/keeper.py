@@ -227,7 +227,7 @@ class Policies:
     async def sync(self) -> None:
         """Learn what other replicas were told, and write what is known here. Raises StoreUnavailable."""
         unsure = set(self._unsure)
-        if await self.names.sync(card.name for worker in self._workers.values() for card in worker.models):
+        if await self.names.sync([card.name for worker in self._workers.values() for card in worker.models]):
             self._wake()
         for head in await self._store.heads():
             book = self._book(head.policy)

@@ -40,11 +40,13 @@ class ModelNames:
 
     async def sync(self, served: Iterable[str]) -> bool:
         """served: what workers serve here now. Returns: whether anything has changed. Raises StoreUnavailable."""
-        before = self._kept
+        served = list(served)  # workers come and go while the store is asked
+        before = None if self._kept is None else set(self._kept)
         kept = set(await self._store.names())
         if new := self._room(served, kept):
             await self._store.keep_names(new)
-        self._kept = kept | new
+        heard = set() if before is None or self._kept is None else self._kept - before
+        self._kept = kept | new | heard
         return self._kept != before
 
     async def retire(self, name: str, workers: Iterable[str]) -> None:
