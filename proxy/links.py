@@ -207,9 +207,8 @@ class Worker:
         self._touch()
         counted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._counting[number] = counted
-        return (
-            await counted
-        )  # one that nobody waits for any more is at the worker all the same, and counts until it answers
+        # One that nobody waits for any more is at the worker all the same, and holds its place until it is answered.
+        return await counted
 
     def send(self, frame: Frame) -> None:
         self.peer.send(frame, self._clock())

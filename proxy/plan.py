@@ -162,17 +162,21 @@ async def _recognise(
         echo = await _echo(recorder, recording, found, place, node)
         if echo is None:
             break
-        if tree is recording.tree:
-            recording.keep_echo(node, found.digests[place], echo)
+        said = found.digests[place]
         _stand_in(found, {place: echo})
-        if tree is recording.tree:
-            before = place
-            place, node = tree.shared(found.digests, place, node)
-            if place == before:  # the reply on record is newer than its row here, so the tree does not have it
-                break
-        else:  # it was read again meanwhile
+        if tree is not recording.tree:  # it was read again meanwhile
             tree = recording.tree
             place, node = tree.shared(found.digests)
+            continue
+        further, after = tree.shared(found.digests, place, node)
+        if (
+            further == place
+        ):  # the reply on record is newer than its row here: the tree does not have it, so nothing stands in
+            found.digests[place] = said
+            del found.echoes[place]
+            break
+        recording.keep_echo(node, said, echo)
+        place, node = further, after
     return recording.tree.recognise(found.digests, found.tools, found.options, echoed)
 
 

@@ -122,3 +122,4 @@ async def test_a_reply_that_is_newer_than_its_row_here_is_compared_once() -> Non
     recording.keep_reply(0, reply("I will look. Then write."))
     found = await asyncio.wait_for(trial.asked(HI, reply("I will"), ON), 60)
     assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)
+    assert found.echoes == {} and recording.echoes == {}, "what the client wrote is what is recorded"
