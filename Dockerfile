@@ -4,7 +4,8 @@
 #
 #   proxy     the default: small, no torch, no model
 #   worker    --target worker: an engine. By default the embedded one on CPU; --build-arg ENGINE=vllm brings vLLM for NVIDIA GPUs
-#   trainer   --target trainer: DeepSpeed under torchrun. By default with torch for NVIDIA GPUs; --build-arg TORCH=cpu without
+#   trainer   --target trainer: DeepSpeed under torchrun. By default with torch for NVIDIA GPUs; --build-arg TORCH=cpu without.
+#             --build-arg VLLM=0.32.0 brings vLLM, which `transport: nccl` needs on this side too
 
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
@@ -13,12 +14,14 @@ COPY requirements/proxy.txt requirements/proxy.txt
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/python -m pip install --no-cache-dir setuptools==84.2.1 wheel==0.48.0 \
     && python3 -m venv /opt/steno \
-    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps -r requirements/proxy.txt
+    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements/proxy.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY proxy proxy
 COPY inference_worker inference_worker
 COPY trainer_bridge trainer_bridge
+COPY rollouts rollouts
 COPY steno steno
+COPY steno_cli steno_cli
 RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps /wheels/*.whl \
     && /opt/steno/bin/python -m pip uninstall --yes pip \
@@ -47,6 +50,7 @@ ENTRYPOINT ["steno"]
 CMD ["proxy"]
 
 # torch comes first: the pins below are the whole set beside it, and its own requirements would bring CUDA to where there is no GPU.
+# Without hashes: torch's CPU build, and what vLLM and torch for GPUs bring (CUDA's packages among it).
 FROM python:3.11-slim-bookworm AS worker-build
 ARG ENGINE=transformers
 ARG VLLM_VERSION=0.32.0
@@ -55,12 +59,14 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /src
 COPY requirements/runtime.txt requirements/runtime.txt
 RUN python3 -m venv /opt/steno \
-    && torch=$(sed -n 's/^torch==//p' requirements/runtime.txt) \
-    && sed '/^torch==/d' requirements/runtime.txt >pins.txt \
+    && torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/runtime.txt) \
+    && awk '/^[^ ]/ { take = !/^torch==/ } take' requirements/runtime.txt >pins.txt \
+    && sed -n 's/^\([A-Za-z0-9][^ ]*==[^ ]*\).*/\1/p' requirements/runtime.txt >versions.txt \
     && case "$ENGINE" in \
          transformers) /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_CPU_INDEX" "torch==$torch+cpu" \
-           && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps -r pins.txt ;; \
-         vllm) /opt/steno/bin/python -m pip install --no-cache-dir -r requirements/runtime.txt "vllm==$VLLM_VERSION" ;; \
+           && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r pins.txt ;; \
+         vllm) /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements/runtime.txt \
+           && /opt/steno/bin/python -m pip install --no-cache-dir -r versions.txt "vllm==$VLLM_VERSION" ;; \
          *) echo "ENGINE is transformers or vllm, not $ENGINE" >&2; exit 2 ;; \
        esac
 COPY --from=build /wheels /wheels
@@ -103,21 +109,27 @@ CMD ["worker"]
 
 FROM python:3.11-slim-bookworm AS trainer-build
 ARG TORCH=cuda
+ARG VLLM=
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /src
-COPY requirements/runtime.txt requirements/trainer.txt requirements/
+COPY requirements/runtime.txt requirements/trainer.txt requirements/trackers.txt requirements/
 # DeepSpeed comes as source, and its setup imports torch: built in this environment, without kernels.
 RUN python3 -m venv /opt/steno \
-    && torch=$(sed -n 's/^torch==//p' requirements/runtime.txt) \
-    && sed '/^torch==/d' requirements/runtime.txt >pins.txt \
+    && torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/runtime.txt) \
+    && awk '/^[^ ]/ { take = !/^torch==/ } take' requirements/runtime.txt >pins.txt \
+    && sed -n 's/^\([A-Za-z0-9][^ ]*==[^ ]*\).*/\1/p' requirements/runtime.txt >versions.txt \
     && case "$TORCH" in \
          cpu) /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_CPU_INDEX" "torch==$torch+cpu" ;; \
-         cuda) /opt/steno/bin/python -m pip install --no-cache-dir "torch==$torch" ;; \
+         cuda) /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements/runtime.txt \
+           && /opt/steno/bin/python -m pip install --no-cache-dir "torch==$torch" ;; \
          *) echo "TORCH is cuda or cpu, not $TORCH" >&2; exit 2 ;; \
        esac \
-    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps -r pins.txt wheel==0.48.0 \
-    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation -r requirements/trainer.txt
+    && if [ -n "$VLLM" ]; then /opt/steno/bin/python -m pip install --no-cache-dir -r versions.txt "vllm==$VLLM"; fi \
+    && /opt/steno/bin/python -m pip install --no-cache-dir wheel==0.48.0 \
+    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r pins.txt \
+    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation --require-hashes -r requirements/trainer.txt \
+    && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements/trackers.txt
 COPY --from=build /wheels /wheels
 RUN /opt/steno/bin/python -m pip install --no-cache-dir --no-deps /wheels/*.whl \
     && /opt/steno/bin/python -m pip uninstall --yes pip \
@@ -127,7 +139,7 @@ FROM python:3.11-slim-bookworm AS trainer
 LABEL org.opencontainers.image.title="steno-trainer" \
       org.opencontainers.image.description="The trainer of Steno, the recording proxy for agentic reinforcement learning" \
       org.opencontainers.image.licenses="Apache-2.0"
-# What Triton and DeepSpeed compile at run time. Debian's own point releases say which version.
+# What Triton and DeepSpeed compile at run time: Adam over the host's memory too, which needs no CUDA compiler. Debian's own point releases say which version.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY --from=trainer-build /opt/steno /opt/steno
@@ -152,7 +164,7 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
     CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
 # One node's ranks meet on loopback: torchrun would wait for minutes on a host whose own name nothing resolves. After `--` no option of
 # ours is taken for the beginning of one of torchrun's.
-ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec python3 -m steno.launch -m -- steno \"$@\"", "torchrun"]
+ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec python3 -m steno_cli.torchrun -m -- steno \"$@\"", "torchrun"]
 CMD ["train"]
 
 # What is built without --target.

@@ -1,5 +1,5 @@
 # Short names for the scripts; the scripts are the interface.
-.PHONY: demo test ci lock docs format
+.PHONY: demo test ci lock docs docs-site format
 
 demo:
 	./scripts/demo
@@ -15,6 +15,9 @@ lock:
 
 docs:
 	./scripts/docs
+
+docs-site:
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 format:
 	.venv/bin/python -m ruff check --fix .

@@ -40,7 +40,7 @@ from tests.support.redis_server import RedisServer
 MIB = 2**20
 ATTACK_TIMEOUT_S = 180.0
 """Longest that one request of an attack is waited for; a wait that reaches it is reported as this."""
-CHAT, MESSAGES, GEMINI = "v1/chat/completions", "v1/messages", "v1beta/models/bench:generateContent"
+CHAT, RESPONSES, GEMINI = "v1/chat/completions", "v1/responses", "v1beta/models/bench:generateContent"
 
 
 def _chat(**fields: Any) -> bytes:
@@ -72,6 +72,22 @@ def _unanswered(count: int) -> bytes:
     return ('{"contents": [' + ", ".join((go, model, user)) + "]}").encode()
 
 
+def _different(count: int) -> bytes:
+    """A history that nobody has sent before, of as many short messages."""
+    return _chat(
+        messages=[{"role": ("user", "assistant")[i % 2], "content": f"message {i}"} for i in range(count)] + _USER
+    )
+
+
+def _items(count: int) -> bytes:
+    """The same of Responses: calls and their results."""
+    items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": "go"}]
+    for i in range(count // 2):
+        items.append({"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": '{"a": 1}'})
+        items.append({"type": "function_call_output", "call_id": f"c{i}", "output": f"result {i}"})
+    return json.dumps({"model": "bench", "max_output_tokens": 16, "input": items}).encode()
+
+
 _USER = [{"role": "user", "content": "x"}]
 BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     # name: (path after the trial, how many at once, body)
@@ -97,7 +113,10 @@ BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
             '{"type":"function","function":{"name":"f"}}', 500_000, "]}",
         ),
     ),
-    "long_text": (CHAT, 4, lambda: _chat(messages=[{"role": "user", "content": "word " * (6 * MIB)}])),
+    "long_text": (CHAT, 4, lambda: _chat(messages=[{"role": "user", "content": "word " * (6 * MIB)}])),  # 400: past any context
+    "long_prompt": (CHAT, 4, lambda: _chat(messages=[{"role": "user", "content": "word " * (8 * MIB // 10)}])),  # 1M tokens
+    "history": (CHAT, 4, lambda: _different(38_000)),
+    "items": (RESPONSES, 4, lambda: _items(30_000)),
 }  # fmt: skip
 SOCKETS, SOCKET_BYTES = 15, 60 * MIB
 GROUPS = 4096
@@ -183,6 +202,7 @@ def _deployment(python: str) -> Iterator[tuple[str, int, dict[str, str]]]:
             root = Path(python).parents[2] if python != sys.executable else Path.cwd()
             command = [python, "-m", "steno", "proxy", "--port", str(port), "--redis-url", redis.url]
             log = Path(folder) / "proxy.log"
+            given = keys | {"XDG_DATA_HOME": folder}  # for its archive; older releases have none
             headers = {"authorization": f"Bearer {keys['STENO_ADMIN_KEY']}"}
             worker = [
                 sys.executable,
@@ -194,7 +214,7 @@ def _deployment(python: str) -> Iterator[tuple[str, int, dict[str, str]]]:
                 "0.02",
             ]
             with contextlib.ExitStack() as stack:
-                child = stack.enter_context(process(command, log, keys, cwd=root))
+                child = stack.enter_context(process(command, log, given, cwd=root))
                 psutil.Process(child.pid).cpu_affinity([int(PROXY_CORE)])
                 until(lambda: httpx.get(url + "/healthz").status_code == 200, lambda: log.read_text()[-2000:])
                 for i in range(2):

@@ -36,14 +36,14 @@ import httpx
 
 from benchmarks.report import describe_machine
 from benchmarks.targets import CORES, ROOT, Launcher, free_port, process_cpu_s
-from proxy.client import AsyncSteno
-from proxy.contracts.rest import GroupTrials
-from trainer_bridge.rollouts.admission import Admission
-from trainer_bridge.rollouts.executor import Exit, Job
-from trainer_bridge.rollouts.harness import GroupOptions, Planned, Rollouts
-from trainer_bridge.rollouts.outcome import TrialResult
-from trainer_bridge.rollouts.runner import RunnerOptions, TrialRunner
-from trainer_bridge.rollouts.tasks import Task
+from steno.client.client import AsyncSteno
+from steno.contracts.rest import GroupTrials
+from steno_rollouts.admission import Admission
+from steno_rollouts.harness import GroupOptions, Planned, Rollouts
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 SCALE = 100.0
 REPORT = {"sequential_s": 7695.0, "parallel_s": 525.0, "training_s": 144.0}
@@ -141,7 +141,9 @@ class Trainer:
 
     def trial_started(self, trial_id: str) -> None: ...
 
-    def held_back(self, held: bool) -> None: ...
+    def trial_failed(self, failed: Any) -> None: ...
+
+    def held_back(self, why: str | None) -> None: ...
 
     def trial_ended(self, result: TrialResult) -> None:
         if result.reward is None:
@@ -198,7 +200,9 @@ class _Named:
 
     def trial_ended(self, result: TrialResult) -> None: ...
 
-    def held_back(self, held: bool) -> None: ...
+    def trial_failed(self, failed: Any) -> None: ...
+
+    def held_back(self, why: str | None) -> None: ...
 
 
 def _planned(batches: int) -> Iterator[Planned]:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import uvloop
 
-from inference_worker.chat.hf import HfChatFormat
-from inference_worker.engines.script import Script
-from inference_worker.engines.scripted import ScriptedEngine, ScriptedTokens
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.frames import Delta, Generate
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.wire.frames import Delta, Generate
+from steno_worker.chat.hf import HfChatFormat
+from steno_worker.engines.scripted.engine import ScriptedEngine, ScriptedTokens
+from steno_worker.engines.scripted.script import Script
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "steno/models/tiny"

@@ -23,16 +23,15 @@ from benchmarks.targets import started
 
 PARTS: list[tuple[str, tuple[str, ...]]] = [
     ("relay: frames, sockets of workers, mailboxes", (
-        "uvicorn/protocols/websockets", "websockets/", "proxy/hub", "proxy/links", "proxy/streams", "proxy/routing",
-        "proxy/contracts/")),
+        "uvicorn/protocols/websockets", "websockets/", "proxy/steno_proxy/workers/", "steno/contracts/")),
     ("HTTP server: parse, respond, write", ("uvicorn/",)),
-    ("metrics and logs", ("prometheus_client/", "logging/", "proxy/metrics", "proxy/logs")),
-    ("store", ("proxy/store/", "redis/", "hiredis/")),
-    ("dialect: request in, answer or chunks out", ("proxy/dialects/",)),
+    ("metrics and logs", ("prometheus_client/", "logging/", "proxy/steno_proxy/metrics", "proxy/steno_proxy/logs")),
+    ("store", ("proxy/steno_proxy/store/", "redis/", "hiredis/")),
+    ("dialect: request in, answer or chunks out", ("proxy/steno_proxy/dialects/",)),
     ("recognition: session, tree, plan", (
-        "proxy/sessions/", "proxy/recorder", "proxy/plan", "proxy/prompts", "proxy/paths")),
-    ("endpoint: route, key, body, client", ("proxy/api/", "proxy/keys", "starlette/", "fastapi/")),
-    ("turn: transcript, record, tasks", ("proxy/",)),
+        "proxy/steno_proxy/sessions/", "proxy/steno_proxy/session_cache/", "proxy/steno_proxy/turns/continuation")),
+    ("endpoint: route, key, body, client", ("proxy/steno_proxy/api/", "proxy/steno_proxy/auth/", "starlette/", "fastapi/")),
+    ("turn: transcript, record, tasks", ("proxy/steno_proxy/turns/", "proxy/")),
 ]  # fmt: skip
 REST = "event loop: polling, timers, tasks, garbage"
 RATE = 400
@@ -43,7 +42,7 @@ def part_of(stack: str) -> str:
     for frame in reversed(stack.split(";")):
         file = frame.rpartition("(")[2]
         # The frames that started the process are under every sample.
-        if "proxy/main" in file or "uvicorn/server" in file or "uvicorn/_compat" in file:
+        if "steno_proxy/server/app" in file or "uvicorn/server" in file or "uvicorn/_compat" in file:
             break
         for part, files in PARTS:
             if file.startswith(files):

@@ -32,7 +32,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": model, "cores": os.cpu_count(), "proxy_core": PROXY_CORE, "load_core": LOAD_CORE,
         "kernel": platform.release(), "python": platform.python_version(), "peers": [*PEERS], **versions,
         "revision": _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
-        "uncommitted": bool(_output("git", "-C", str(ROOT), "status", "--porcelain", "--", "proxy", "inference_worker")),
+        "uncommitted": bool(_output("git", "-C", str(ROOT), "status", "--porcelain", "--", "steno", "proxy", "inference_worker")),
         "date": time.strftime("%Y-%m-%d %H:%M"),
     }  # fmt: skip
 

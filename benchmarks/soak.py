@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="steno-soak-") as folder, _redis() as redis:
-        options = ["--redis-url", redis.url, "--tree-cache-bytes", str(CACHE_BYTES)]
+        options = ["--redis-url", redis.url, "--archive", "off", "--tree-cache-bytes", str(CACHE_BYTES)]
         with running(Path(folder), None, proxy=options) as stack, _worker(stack) as worker:
             stack.wait_for_model()
             result = soak(stack, worker, Path(folder), args.minutes * 60, args.streams, args.sessions)

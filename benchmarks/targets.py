@@ -285,7 +285,7 @@ class Launcher:
         time.sleep(0.5)
         if child.poll() is not None:
             raise RuntimeError(f"redis-server ended; its log ends: {self.tail('redis')}")
-        running = self._steno("--redis-url", f"redis://127.0.0.1:{port}/0")
+        running = self._steno("--redis-url", f"redis://127.0.0.1:{port}/0", "--archive", str(self.folder / "archive"))
         running.redis_port, running.redis_pid = port, child.pid
         return running
 

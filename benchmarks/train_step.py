@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks.report import describe_machine
 from benchmarks.targets import ROOT
+from tests.support.sources import SOURCES
 
 TRL = ("trl==1.16.0", "transformers==5.19.0", "accelerate==1.15.0")
 TORCH = "torch==2.13.0"
@@ -65,7 +66,7 @@ def make_model(folder: Path) -> None:
 
 
 def run(python: str | Path, module: str, job: dict[str, Any], threads: int) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SOURCES}
     done = subprocess.run(
         [str(python), "-m", module, json.dumps(job)], env=environment, capture_output=True, text=True, cwd=ROOT
     )

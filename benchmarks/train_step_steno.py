@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from benchmarks.train_step_batch import completions, forget_peak, peak
-from trainer_bridge.batch import Row
-from trainer_bridge.config import TrainerSettings
-from trainer_bridge.engine import PolicyEngine
-from trainer_bridge.orders import Batch
-from trainer_bridge.ranks import Ranks
-from trainer_bridge.staleness import Verdict
-from trainer_bridge.step import Stepper
+from steno_trainer.config import TrainerSettings
+from steno_trainer.data.rows import Row
+from steno_trainer.data.staleness import Verdict
+from steno_trainer.distributed.ranks import Ranks
+from steno_trainer.model.zero_engine import PolicyEngine
+from steno_trainer.step.step import Stepper
+from steno_trainer.step.step_plan import Batch
 
 
 def batch(job: dict[str, Any]) -> Batch:
@@ -26,7 +26,7 @@ def batch(job: dict[str, Any]) -> Batch:
         mask = torch.cat([torch.zeros(len(prompt), dtype=torch.bool), trained])
         rows.append(
             Row(
-                trial_id=f"t{number}", group_id="g", leaf_id="l", reward=0.0,
+                trial_id=f"t{number}", group_id="g",
                 token_ids_T=torch.cat([prompt, completion]), loss_mask_T=mask,
                 sampling_logprobs_T=torch.where(mask, -10.0, torch.nan), temperatures_T=torch.ones(len(mask)),
                 version_T=torch.where(mask, 0, -1), versions=("a/0",), verdict=Verdict(None),

@@ -22,12 +22,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm.inputs import tokens_input
 
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.engines.vllm_args import from_fields
-from inference_worker.engines.vllm_params import sampling_params
-from inference_worker.job import ChatEngine
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.frames import Generate
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.wire.frames import Generate
+from steno_worker.chat.chat_engine import ChatEngine
+from steno_worker.engines.vllm.args import from_fields
+from steno_worker.engines.vllm.engine import VllmTokens
+from steno_worker.engines.vllm.params import sampling_params
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris today? Call the tool if you need it."}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

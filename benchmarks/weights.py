@@ -27,15 +27,15 @@ import httpx
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from proxy.client import AsyncSteno
+from steno.client.client import AsyncSteno
 from steno.models import TINY
+from steno_trainer.data.staleness import Version
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.probe import make_probe, probe_ids
+from steno_trainer.weights.publisher import Publisher
+from steno_trainer.weights.source import ModelWeights
+from steno_trainer.weights.transports import Filesystem, Stream, Transport
 from tests.support.stack import Stack, running
-from trainer_bridge.staleness import Version
-from trainer_bridge.weights.copies import Copies
-from trainer_bridge.weights.probe import make_probe, probe_ids
-from trainer_bridge.weights.publisher import Publisher
-from trainer_bridge.weights.source import ModelWeights
-from trainer_bridge.weights.transports import Filesystem, Stream, Transport
 
 STREAMS = 2
 BUCKET_BYTES = 16 << 20

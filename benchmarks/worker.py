@@ -11,24 +11,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from array import array
 from collections.abc import AsyncIterator
 from hashlib import blake2b
 
 import uvloop
 
-from inference_worker import main as worker
-from inference_worker.config import WorkerSettings
-from inference_worker.engines.base import Tally
-from proxy.contracts.canonical import Job
-from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
-from proxy.contracts.records import floats_to_bytes, ids_to_bytes
+from steno.contracts.chat import Job
+from steno.contracts.errors import ContextOverflow
+from steno.contracts.records import floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from steno_worker import main as worker
+from steno_worker.config import WorkerSettings
+from steno_worker.interfaces import Tally
 
+CONTEXT_TOKENS = 1 << 20
 _ID = ids_to_bytes([17])
 _LOGPROB = floats_to_bytes([-0.5])
 
 
 class PacedEngine:
-    """An `Engine` (inference_worker/engines/base.py) whose tokens fall due together, as a batch's do."""
+    """An `Engine` (inference_worker/steno_worker/interfaces.py) whose tokens fall due together, as a batch's do."""
 
     def __init__(self, pace_s: float) -> None:
         self.tally = Tally()
@@ -38,7 +41,7 @@ class PacedEngine:
         self._ticker: asyncio.Task[None] | None = None
 
     def cards(self) -> list[ModelCard]:
-        return [ModelCard("bench", 1_000_000, capabilities=["tools", "logprobs"])]
+        return [ModelCard("bench", CONTEXT_TOKENS, capabilities=["tools", "logprobs"])]
 
     async def start(self) -> None:
         self._tick = asyncio.get_running_loop().create_future()
@@ -69,7 +72,12 @@ class PacedEngine:
         new = job.messages[request.prefix_messages :]
         size = max(1, sum(len(str(message["content"])) for message in new) // 4)
         prefix = len(request.prefix_ids) // 4
-        new_ids = ids_to_bytes(list(range(size)))
+        if prefix + size >= CONTEXT_TOKENS:
+            raise ContextOverflow(
+                f"the prompt has {prefix + size} tokens; the model's context is {CONTEXT_TOKENS}",
+                field="messages", prompt_tokens=prefix + size, context_tokens=CONTEXT_TOKENS,
+            )  # fmt: skip
+        new_ids = ids_to_bytes(array("i", range(size)))
         digest = blake2b(request.prefix_ids + new_ids, digest_size=16).digest()
         yield Started(request.stream, prefix, new_ids, prefix + size, digest, job.sampling)
         count = job.sampling.max_tokens or 8

@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inference_worker.config import WorkerSettings
-from proxy.config import ProxySettings
-from proxy.contracts.settings import Settings
-from trainer_bridge.run_config import RunSettings
+from steno.config.settings import Settings
+from steno_proxy.config import ProxySettings
+from steno_trainer.run_config import RunSettings
+from steno_worker.config import WorkerSettings
 
 PATH = Path(__file__).resolve().parents[1] / "helm/steno/values.schema.json"
 _WIDTH = 120
@@ -21,8 +21,8 @@ PROGRAMS: dict[str, type[Settings]] = {"proxy": ProxySettings, "worker": WorkerS
 LEFT_OUT = {
     # What the chart gives; the upstream's, as the image has no LiteLLM.
     "proxy": set(
-        "host port control_host control_port admin_key worker_key trial_secret keys_dir redis_url upstream api_base api_key"
-        " upstream_tokens".split()
+        "host port control_host control_port admin_key worker_key metrics_key trial_secret keys_dir redis_url upstream api_base"
+        " api_key upstream_tokens".split()
     ),
     # What the chart gives; api_key, as a secret is no value.
     "worker": set("proxy key metrics_host metrics_port worker_id staging_dir api_key".split()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,23 @@ from prometheus_client.metrics_core import Metric
 from pydantic import SecretStr
 from rich.text import Text
 
-from inference_worker.config import WorkerSettings
-from inference_worker.metrics import WorkerMetrics
-from proxy.config import ProxySettings
-from proxy.contracts.errors import BY_CODE
-from proxy.contracts.settings import Settings
 from scripts.chart_schema import chart_schema
+from scripts.fields_table import dialects_page
 from scripts.watching import ROWS, dashboard, rules
-from steno.agents import AGENTS, Target
-from steno.agents_seen import DATES, SEEN
-from steno.cli import app
-from steno.commands import env as command_env
-from steno.commands.connection import ClientSettings
-from steno.commands.flags import default_text, unwrap
-from trainer_bridge.measures import MEASURES
-from trainer_bridge.rollouts.config import RolloutSettings
-from trainer_bridge.run_config import RunSettings
+from steno.config.settings import Settings
+from steno.contracts.errors import BY_CODE
+from steno_cli.agents import AGENTS, Target
+from steno_cli.agents_seen import DATES, SEEN
+from steno_cli.commands import env as command_env
+from steno_cli.main import app
+from steno_cli.terminal.connection import ClientSettings
+from steno_cli.terminal.flags import default_text, unwrap
+from steno_proxy.config import ProxySettings
+from steno_rollouts.config import RolloutSettings
+from steno_trainer.reporting.metrics import MEASURES
+from steno_trainer.run_config import RunSettings
+from steno_worker.config import WorkerSettings
+from steno_worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTE = "<!-- Made by scripts/docs. Change the code it describes, then run that. -->\n"
@@ -57,9 +59,10 @@ effect and where each value comes from.
   are never printed."""
 
 _API_INTRO = """\
-The full document, with every body, is served at `/openapi.json`; `proxy/client.py` is a typed client, sync and async.
-Records come as JSON, or as msgpack with token arrays as raw little-endian bytes where the request says
-`Accept: application/msgpack`."""
+The full document, with every body, is served at `/openapi.json`: keys, examples, operations by short names, so that a client in
+another language can be generated from it. In Python `from steno import Client` is typed, sync and (`AsyncClient`) async.
+Records come as JSON with token arrays as lists of numbers, or as msgpack with them as raw little-endian bytes where the request
+says `Accept: application/msgpack`."""
 
 _AGENTS_INTRO = """\
 `steno env AGENT TRIAL` registers the trial and prints what points a known agent at it: shell lines to `eval`, the command that
@@ -120,8 +123,9 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         _NOTE,
-        "Prometheus text. The proxy serves its metrics at `/metrics`, with the admin key where there is one; the worker at",
-        "`http://<metrics_host>:<metrics_port>/metrics` where `metrics_port` is set. Labels are bounded: never a trial.",
+        "Prometheus text. The proxy serves its metrics at `/metrics`, with a metrics key or the admin key where there are keys;",
+        "the worker at `http://<metrics_host>:<metrics_port>/metrics` where `metrics_port` is set. Labels are bounded:",
+        "never a trial.",
         "",
     ]
     worker = CollectorRegistry()
@@ -150,9 +154,7 @@ def metrics_page() -> str:
 
 def proxy_metrics() -> list[Metric]:
     """What the proxy declares at import; the registry's own process and platform metrics are left out."""
-    import proxy.metrics
-
-    assert proxy.metrics
+    import_module("steno_proxy.metrics")
     return [metric for metric in REGISTRY.collect() if metric.name.startswith("steno_proxy_")]
 
 
@@ -176,7 +178,7 @@ def cli_page() -> str:
 
 
 def api_page() -> str:
-    from proxy.main import create_app
+    from steno_proxy.server.app import create_app
 
     document = create_app(ProxySettings()).openapi()
     lines = [
@@ -267,6 +269,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/api.md": api_page,
     "docs/agents.md": agents_page,
+    "docs/dialects.md": dialects_page,
     "helm/steno/values.schema.json": chart_schema,
     "deploy/prometheus/rules.yaml": rules,
     "deploy/grafana/steno.json": dashboard,

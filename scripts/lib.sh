@@ -1,5 +1,8 @@
 # Shared by the scripts beside it; sourced, never run. Each caller has `set -euo pipefail` and is at the root of the checkout.
 
+# Tests and demos start dozens of programs: without bytecode each compiles the project's modules again, a third of a proxy's start.
+unset PYTHONDONTWRITEBYTECODE
+
 TORCH_VERSION=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/runtime.txt)
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
@@ -50,8 +53,24 @@ make_venv() {
   "$python" -m venv --clear "$folder"
 }
 
-# install_pins VENV FILE...: exactly the pinned set, and nothing when the files have not changed since. Where two files pin the same
-# package, the first one counts.
+# pip_install VENV ARGUMENT...: says what a failure mostly means. pip's own last lines are about a version that there is.
+pip_install() {
+  local venv=$1
+  shift
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@" \
+    || die "pip could not install what is needed (its reason is above). If it says that hashes do not match, the file that it was given is not the one that requirements/ pins. Without a network it can't install: is a package index reachable (pip config list, https_proxy)?"
+}
+
+# merged_pins FILE...: the pins with their hashes, without torch, which is installed apart. Where two files pin the same package, the
+# first one counts.
+merged_pins() {
+  cat "$@" | awk '
+    /^[^ ]/ { name = tolower($1); sub(/==.*/, "", name); gsub(/[-_.]+/, "-", name); take = /^[A-Za-z0-9]/ && name != "torch" && !seen[name]++ }
+    take'
+}
+
+# install_pins VENV FILE...: exactly the pinned set, and nothing when the files have not changed since. A file whose hash is not among
+# those pinned is refused.
 install_pins() {
   local venv=$1 stamp want
   shift
@@ -60,16 +79,17 @@ install_pins() {
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then return; fi
   say "installing $*"
   # --no-deps: the pins are the whole set, and torch's own requirement list would bring 3 GB of CUDA along.
-  cat "$@" | awk -F== '/^[A-Za-z0-9]/ { name = tolower($1); gsub(/[-_.]+/, "-", name); if (name != "torch" && !seen[name]++) print }' \
-    >"$venv/.pins.txt"
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r "$venv/.pins.txt"
+  merged_pins "$@" >"$venv/.pins.txt"
+  pip_install "$venv" --no-deps --require-hashes -r "$venv/.pins.txt"
   install_torch "$venv"
   # The checkout itself, editable: it brings the command `steno`. Not where several checkouts share an environment.
   [ "$venv" != "$PWD/.venv" ] || "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
   printf '%s\n' "$want" >"$stamp"
 }
 
-# The CPU build of torch, where one can be had; else PyPI's, which on x86-64 Linux is the CUDA build and works without a GPU.
+# The CPU build of torch, where one can be had; else PyPI's, which on x86-64 Linux is the CUDA build and works without a GPU. torch is
+# the one package installed without a hash: its CPU build (`+cpu`) is another file than the one the pins have hashes of, and comes from
+# another index or a folder of wheels; the default build brings CUDA packages that are not pinned.
 install_torch() {
   local venv=$1
   if "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$TORCH_VERSION')" 2>/dev/null; then

@@ -12,10 +12,12 @@ from typing import Any
 
 import yaml
 
-from proxy.metrics import PANELS, Panel, grew
-from trainer_bridge.measures import MEASURES
+from steno_proxy.metrics import PANELS, Panel, grew
+from steno_trainer.reporting.metrics import MEASURES
 
-_NOTE = "# Made by scripts/docs from proxy/metrics.py and scripts/watching.py. Change those, then run that.\n"
+_NOTE = (
+    "# Made by scripts/docs from proxy/steno_proxy/metrics.py and scripts/watching.py. Change those, then run that.\n"
+)
 _DOCS = "docs/metrics.md"
 
 WORKER_PANELS = (

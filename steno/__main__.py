@@ -1,5 +1,5 @@
-"""`python -m steno`: the command, from a checkout that is not installed."""
+"""`python -m steno`: the command `steno`. It is loaded by name, since this package imports nothing of the command line's."""
 
-from steno.cli import main
+from importlib import import_module
 
-main()
+import_module("steno_cli.main").main()

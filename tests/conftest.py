@@ -2,16 +2,65 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import ssl
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import hangs
 from tests.support.redis_server import RedisServer
+from tests.support.sources import SOURCES
+
+os.environ["PYTHONPATH"] = SOURCES  # of programs that tests start: they run this checkout, whatever is installed
+# Toy tensors gain nothing from threads, and threads that wait for each other take the cores from all else. Before torch's import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("any machine")
+
+# Every client that httpx makes would read the system's certificates again, 30 ms of processor time: at each poll of a test.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+
+_seconds: Counter[str] = Counter()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(settings: Any) -> bool:
+    hangs.end_after(settings.timeout)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> bool:
+    hangs.forget()
+    return True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds["/".join(PurePosixPath(report.nodeid.partition("::")[0]).parts[:3])] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where the time goes. With xdist the reports of all its processes come to the one that prints this."""
+    terminalreporter.section("seconds per folder")
+    for folder, seconds in _seconds.most_common():
+        terminalreporter.write_line(f"{seconds:8.1f} {folder}")
+    terminalreporter.write_line(f"{_seconds.total():8.1f} in all")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test writes into the user's home: a proxy on Redis has its archive there by default. Programs inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 @pytest.fixture(scope="session")

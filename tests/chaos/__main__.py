@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from tests.chaos import packets
 from tests.chaos.deployment import Deployment
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import MUTANTS, WORKER_MUTANTS
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
 
@@ -47,6 +47,9 @@ def main() -> int:
     which.add_argument("--seed", type=int)
     which.add_argument("--seeds", type=_seeds, help="A..B, or N for 1..N, or some between commas")
     parser.add_argument("--only", type=_numbers, help="faults by number, between commas")
+    parser.add_argument(
+        "--long", action="store_true", help="each seed stops a worker or a replica for up to a minute, too"
+    )
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults as long as it fails")
     parser.add_argument("--jobs", type=int, default=1, help="deployments side by side; a seed mostly waits")
     parser.add_argument(
@@ -54,14 +57,18 @@ def main() -> int:
     )
     parser.add_argument("--print", action="store_true", help="print the schedules and do nothing")
     parser.add_argument("--within-s", type=float, help="begin no other seed after so many seconds")
-    parser.add_argument("--mutant", choices=MUTANTS, help="play until a seed fails, as it must; exit code 1: none did")
+    parser.add_argument(
+        "--mutant",
+        choices=[*MUTANTS, *WORKER_MUTANTS],
+        help="play until a seed fails, as it must; exit code 1: none did",
+    )
     parser.add_argument(
         "--logs", type=Path, help="folder for the logs; default: a temporary one, kept when a seed fails"
     )
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
     packets.enter()
-    schedules = [draw(seed, only=args.only) for seed in (args.seeds or [args.seed])]
+    schedules = [draw(seed, only=args.only, long=args.long) for seed in (args.seeds or [args.seed])]
     if args.print:
         print("\n".join(map(str, schedules)))
         return 0

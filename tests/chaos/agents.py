@@ -39,13 +39,15 @@ class Unexpected(Exception):
 
 @dataclass
 class Seen:
-    """An answer that an agent had, whole or a part of it. asked: text of its last message. replica: that it had it from."""
+    """An answer that an agent had, whole or a part of it. asked: text of its last message. replica: that it had it from. model:
+    the name that it had asked for; "" where nobody looks."""
 
     turn_id: str
     asked: str
     content: str
     calls: Sequence[Call]
     replica: int = 0
+    model: str = ""
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Speaker:
             trial.attempts += 1
             try:
                 ask = self._sdk if agent.client == "sdk" else self._raw
-                answer = await ask(lines, replica, agent.streams[turn], len(attempts))
+                answer = await ask(lines, replica, turn, len(attempts))
                 break
             except Broken as error:
                 attempts.append((replica, str(error)))
@@ -134,25 +136,28 @@ class Speaker:
             if time.monotonic() > until:
                 raise Broken(f"{asked!r} was never answered: {attempts}")
             await asyncio.sleep(min(0.2 * len(attempts), 1.0))
-        trial.seen.append(Seen(answer.turn_id, asked, answer.content, answer.calls))
+        trial.seen.append(Seen(answer.turn_id, asked, answer.content, answer.calls, model=agent.models[turn]))
         return answer
 
-    async def _sdk(self, lines: Sequence[Line], replica: int, stream: bool, retries: int) -> Answer:
-        trial = self._trial
-        body = self._format.body(lines, stream)
+    async def _sdk(self, lines: Sequence[Line], replica: int, turn: int, retries: int) -> Answer:
+        trial, model = self._trial, self._trial.agent.models[turn]
+        body = self._format.body(lines, trial.agent.streams[turn], model)
         url = f"{self._deployment.url(replica)}/{trial.trial_id}"
         try:
-            found = await SDKS[self._format.name](Ask(url, body, SILENCE_S, lambda: trial.retried.add(trial.asked[-1])))
+            found = await SDKS[self._format.name](
+                Ask(url, body, model, SILENCE_S, lambda: trial.retried.add(trial.asked[-1]))
+            )
         except (*BROKEN, ConnectionError, TimeoutError) as error:
             self._check(status_of(error), repr(error))
             raise Broken(repr(error)) from error
         return self._format.whole(found)
 
-    async def _raw(self, lines: Sequence[Line], replica: int, stream: bool, retries: int) -> Answer:
-        url = f"{self._deployment.url(replica)}/{self._trial.trial_id}{self._format.path(stream)}"
+    async def _raw(self, lines: Sequence[Line], replica: int, turn: int, retries: int) -> Answer:
+        stream, model = self._trial.agent.streams[turn], self._trial.agent.models[turn]
+        url = f"{self._deployment.url(replica)}/{self._trial.trial_id}{self._format.path(stream, model)}"
         headers = {"x-stainless-retry-count": str(retries)} if retries and self._format.marked else {}
         patience = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-        body = self._format.body(lines, stream)
+        body = self._format.body(lines, stream, model)
         try:
             async with self._http.post(url, json=body, headers=headers, timeout=patience) as response:
                 if response.status != 200:

@@ -1,4 +1,4 @@
-"""Three replicas, three workers and Redis as processes, with a relay on every line between them, to be mistreated.
+"""Three replicas, five workers (of two models) and Redis as processes, with a relay on every line between them, to be mistreated.
 
 Lives in one event loop, where its relays run. Processes go on from one seed to the next, but for those that a seed ends; `heal`
 puts everything back in order. Output of each goes to FOLDER/NAME.log.
@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from tests.chaos.schedule import REPLICAS, WORKERS
+from tests.chaos.schedule import MODELS, OTHERS, REPLICAS, WORKERS
 from tests.chaos.stores import Store
 from tests.support.ports import free_port
 from tests.support.stack import ROOT
@@ -100,7 +100,7 @@ class Deployment:
     """`async with Deployment(folder) as deployment:`. Raises RuntimeError naming what does not come up.
 
     Args: watched: Redis is a primary and its replica, with Sentinels, and every write waits for the replica.
-        mutant: what is wrong with the replicas, by `mutants.py`.
+        mutant: what is wrong with the replicas or the workers, by `mutants.py`.
         patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
         long, so that faults have room; on a busy machine replicas then take slow workers for lost ones.
 
@@ -158,7 +158,7 @@ class Deployment:
         if self.redis.watched:
             await asyncio.to_thread(self.redis.watch, [line.port for line in self.lines])
         self.agents = [await enter(TcpRelay("127.0.0.1", port)) for port in self.ports]
-        self.links = [await enter(TcpRelay("127.0.0.1", port)) for _ in range(WORKERS) for port in self.ports]
+        self.links = [await enter(TcpRelay("127.0.0.1", port)) for _ in range(WORKERS + OTHERS) for port in self.ports]
         for number, port in enumerate(self.ports):
             args = [
                 "-m",
@@ -170,14 +170,18 @@ class Deployment:
                 str(port),
                 *self._redis(number),
             ]
+            args += [
+                "--archive",
+                str(self.folder / f"archive-{self.ports[0]}"),
+            ]  # the same of all replicas, though each has its own line
             args += [*PROXY, *self._patience("--shutdown-s", "--silence-s", "--resume-grace-s")]
             self.replicas.append(Program(f"r{number}", args, self.folder / f"r{number}.log"))
-        for number in range(WORKERS):
+        for number in range(WORKERS + OTHERS):
             links = self.links[number * REPLICAS : (number + 1) * REPLICAS]
             dial = [word for link in links for word in ("--proxy", f"ws://127.0.0.1:{link.port}")]
             journal = self.folder / f"w{number}.sampled"
             args = ["-m", "tests.chaos.engine", "--worker-id", f"w{number}", "--journal", str(journal), *dial]
-            args += self._patience("--drain-s")
+            args += ["--model", MODELS[number >= WORKERS], "--mutant", self._mutant, *self._patience("--drain-s")]
             self.journals.append(journal)
             self.workers.append(Program(f"w{number}", args, self.folder / f"w{number}.log"))
         await self.heal()
@@ -253,6 +257,6 @@ class Deployment:
             except (aiohttp.ClientError, TimeoutError) as error:
                 return f"r{number}: {error!r}"
             able = {one["id"] for one in items if one["connected"] and not one["draining"] and not one.get("behind")}
-            if len(able) < WORKERS:
+            if len(able) < WORKERS + OTHERS:
                 return f"r{number} has {sorted(able)}: {items}"
         return ""

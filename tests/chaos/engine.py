@@ -15,24 +15,28 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from inference_worker import main as worker
-from inference_worker.config import WorkerSettings
-from inference_worker.engines.base import StagedUpdate, Tally
-from proxy.contracts.canonical import Job, ToolCallPiece
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Started, StreamEvent
-from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.chat import Job, ToolCallPiece
+from steno.contracts.errors import EngineFailed
+from steno.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from steno_worker import main as worker
+from steno_worker.config import WorkerSettings
+from steno_worker.interfaces import StagedUpdate, Tally
 from tests.chaos.journal import Journal
-from tests.chaos.predict import BASE_VERSION, Token, answer, logprob, prompt_digest, render, resumable
+from tests.chaos.mutants import WORKER_MUTANTS
+from tests.chaos.predict import BASE_VERSION, Token, answer, logprob, prompt_digest, render, resumable, slowness
+from tests.chaos.schedule import MODELS
 
+POLICIES = {MODELS[0]: "default", MODELS[1]: "other"}
 PAUSE_S = 0.02
 """An update stands still for so long."""
 
 
 class PredictableEngine:
-    """An `Engine`. Args: pace_s: between two tokens of a stream. journal: of what it samples."""
+    """An `Engine`. Args: pace_s: between two tokens of a stream that is not slow. journal: of what it samples. model: of
+    MODELS."""
 
-    def __init__(self, pace_s: float, journal: Journal | None = None) -> None:
+    def __init__(self, pace_s: float, journal: Journal | None = None, model: str = MODELS[0]) -> None:
         self._journal = journal
         self.tally = Tally()
         self._pace_s = pace_s
@@ -40,7 +44,7 @@ class PredictableEngine:
         self._going = asyncio.Event()
         self._going.set()
         self._card = ModelCard(
-            "chaos", 1_000_000, policy_version=BASE_VERSION, tokenizer_digest="characters",
+            model, 1_000_000, policy_version=BASE_VERSION, tokenizer_digest=f"characters of {model}", policy=POLICIES[model],
             capabilities=["tools", "logprobs", "reasoning", "cancel", TAKEOVER],
         )  # fmt: skip
 
@@ -55,7 +59,7 @@ class PredictableEngine:
         return self._running, 0, 0.0
 
     async def count(self, job: Job) -> int:
-        return len(render(job.messages))
+        return len(render(job.messages, self._card.name))
 
     def checkpoint(self) -> Path | None:
         return None
@@ -74,7 +78,7 @@ class PredictableEngine:
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         before = bytes_to_ids(request.sampled_ids).tolist()
-        new = [] if before else render(request.job.messages[request.prefix_messages :])
+        new = [] if before else render(request.job.messages[request.prefix_messages :], self._card.name)
         digest = prompt_digest(request.prefix_ids, new)
         kept = len(request.prefix_ids) // 4
         law = request.job.sampling
@@ -90,7 +94,7 @@ class PredictableEngine:
         try:
             sampled, index = 0, sum(bool(token.call) for token in tokens[: len(before)]) - 1
             for position in range(len(before), len(tokens)):
-                await asyncio.sleep(self._pace_s)
+                await asyncio.sleep(self._pace_s * slowness(digest))
                 await self._going.wait()
                 token = tokens[position]
                 index += bool(token.call)
@@ -123,13 +127,16 @@ def main() -> int:
     parser.add_argument("--pace-s", type=float, default=0.005)
     parser.add_argument("--drain-s", type=float, default=1.0)
     parser.add_argument("--journal", type=Path, help="file for what is sampled")
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--mutant", default="-", help="one of `mutants.py`")
     args = parser.parse_args()
+    WORKER_MUTANTS.get(args.mutant, lambda: None)()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     given = {
         "proxy": args.proxy, "worker_id": args.worker_id, "max_streams": 8, "drain_s": args.drain_s, "max_backoff_s": 0.5,
     }  # fmt: skip
     journal = Journal(args.journal, args.worker_id) if args.journal else None
-    return uvloop.run(worker.run(WorkerSettings.load(given, None), PredictableEngine(args.pace_s, journal)))
+    return uvloop.run(worker.run(WorkerSettings.load(given, None), PredictableEngine(args.pace_s, journal, args.model)))
 
 
 if __name__ == "__main__":

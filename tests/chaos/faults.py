@@ -14,8 +14,8 @@ from tests.support.tcprelay import TcpRelay
 SLOW_S = 0.05
 
 
-async def strike(deployment: Deployment, fault: Fault, update: Callable[[], Awaitable[None]]) -> None:
-    """Returns once the fault is over. update: posts new weights."""
+async def strike(deployment: Deployment, fault: Fault, update: Callable[[str], Awaitable[None]]) -> None:
+    """Returns once the fault is over. update: posts new weights of a policy."""
     where, what = fault.kind.split("-", 1)
     if where in ("worker", "replica"):
         await _process((deployment.workers if where == "worker" else deployment.replicas)[fault.target], what, fault)
@@ -30,7 +30,7 @@ async def strike(deployment: Deployment, fault: Fault, update: Callable[[], Awai
     elif where == "failover":
         await _failover(deployment, what, fault)
     else:
-        await update()
+        await update("other" if what == "other" else "default")
 
 
 async def _line(relay: TcpRelay, what: str, fault: Fault) -> None:
@@ -64,7 +64,7 @@ async def _process(program: Program, what: str, fault: Fault) -> None:
         await program.ended(10)
         await asyncio.sleep(fault.lasts_s)
         program.start()
-    elif what == "stop":
+    elif what in ("stop", "freeze"):
         program.signal(signal.SIGSTOP)
         await asyncio.sleep(fault.lasts_s)
         program.signal(signal.SIGCONT)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tests.chaos.schedule import ANY
+
 TOOL_NAME = "look"
 _SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
 
@@ -70,8 +72,8 @@ class Format(Protocol):
     name: str
     marked: bool
 
-    def path(self, stream: bool) -> str: ...
-    def body(self, lines: Sequence[Line], stream: bool) -> dict[str, Any]: ...
+    def path(self, stream: bool, model: str = ANY) -> str: ...
+    def body(self, lines: Sequence[Line], stream: bool, model: str = ANY) -> dict[str, Any]: ...
     def whole(self, body: Any) -> Answer: ...
     def reader(self) -> Reader: ...
 
@@ -87,10 +89,10 @@ def _expect(condition: bool, what: str, data: object) -> None:
 class Chat:
     name, marked = "chat", True
 
-    def path(self, stream: bool) -> str:
+    def path(self, stream: bool, model: str = ANY) -> str:
         return "/v1/chat/completions"
 
-    def body(self, lines: Sequence[Line], stream: bool) -> dict[str, Any]:
+    def body(self, lines: Sequence[Line], stream: bool, model: str = ANY) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
         for line in lines:
             if line.answer is not None:
@@ -100,7 +102,7 @@ class Chat:
             else:
                 messages.append({"role": line.role, "content": line.text})
         tool = {"type": "function", "function": {"name": TOOL_NAME, "parameters": _SCHEMA}}
-        return {"model": "any", "messages": messages, "tools": [tool], "stream": stream}
+        return {"model": model, "messages": messages, "tools": [tool], "stream": stream}
 
     def whole(self, body: Any) -> Answer:
         message = body["choices"][0]["message"]
@@ -156,10 +158,10 @@ class _ChatReader:
 class Messages:
     name, marked = "messages", True
 
-    def path(self, stream: bool) -> str:
+    def path(self, stream: bool, model: str = ANY) -> str:
         return "/v1/messages"
 
-    def body(self, lines: Sequence[Line], stream: bool) -> dict[str, Any]:
+    def body(self, lines: Sequence[Line], stream: bool, model: str = ANY) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
         for line in lines:
             if line.answer is not None:
@@ -173,7 +175,7 @@ class Messages:
                 messages.append({"role": "user", "content": line.text})
         system = {"system": lines[0].text} if lines[0].role == "system" else {}
         tools = [{"name": TOOL_NAME, "input_schema": _SCHEMA}]
-        return {"model": "any", "max_tokens": 500, "messages": messages, "tools": tools, "stream": stream} | system
+        return {"model": model, "max_tokens": 500, "messages": messages, "tools": tools, "stream": stream} | system
 
     def whole(self, body: Any) -> Answer:
         _expect(bool(body["stop_reason"]), "no stop reason", body)
@@ -247,10 +249,10 @@ class _MessagesReader:
 class Responses:
     name, marked = "responses", True
 
-    def path(self, stream: bool) -> str:
+    def path(self, stream: bool, model: str = ANY) -> str:
         return "/v1/responses"
 
-    def body(self, lines: Sequence[Line], stream: bool) -> dict[str, Any]:
+    def body(self, lines: Sequence[Line], stream: bool, model: str = ANY) -> dict[str, Any]:
         items: list[dict[str, Any]] = []
         for line in lines:
             if line.answer is not None:
@@ -262,7 +264,7 @@ class Responses:
             else:
                 items.append({"role": line.role, "content": line.text})
         tools = [{"type": "function", "name": TOOL_NAME, "parameters": _SCHEMA, "strict": False}]
-        return {"model": "any", "input": items, "tools": tools, "stream": stream, "store": False}
+        return {"model": model, "input": items, "tools": tools, "stream": stream, "store": False}
 
     def whole(self, body: Any) -> Answer:
         _expect(body["status"] == "completed", "not completed", body)
@@ -321,10 +323,10 @@ class Gemini:
 
     name, marked = "gemini", False
 
-    def path(self, stream: bool) -> str:
-        return f"/v1beta/models/any:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}"
+    def path(self, stream: bool, model: str = ANY) -> str:
+        return f"/v1beta/models/{model}:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}"
 
-    def body(self, lines: Sequence[Line], stream: bool) -> dict[str, Any]:
+    def body(self, lines: Sequence[Line], stream: bool, model: str = ANY) -> dict[str, Any]:
         contents: list[dict[str, Any]] = []
         for line in lines:
             if line.answer is not None:

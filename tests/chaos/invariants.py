@@ -6,11 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from proxy.contracts.leases import RunView
-from proxy.contracts.records import Session, Turn, bytes_to_floats, bytes_to_ids
+from steno.contracts.leases import RunView
+from steno.contracts.records import ForkReason, Session, Turn, bytes_to_floats, bytes_to_ids
 from tests.chaos.agents import Seen, Trial
 from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render, resumable
-from tests.chaos.schedule import Fault
+from tests.chaos.schedule import ANY, MODELS, Fault
 from tests.chaos.trainer import Taken
 
 Versions = Sequence[str]
@@ -21,6 +21,7 @@ def check_turns(turns: Sequence[Turn], versions: Versions) -> list[str]:
     """I1, I2, I10: every id, log-probability and version of a session's turns is what the engine samples there."""
     wrong: list[str] = []
     whole: dict[str, bytes] = {}  # turn id -> prompt and completion
+    models: dict[str, str] = {}
     for turn in turns:
         name = f"{turn.turn_id} (number {turn.index})"
         if turn.turn_id in whole:
@@ -28,12 +29,25 @@ def check_turns(turns: Sequence[Turn], versions: Versions) -> list[str]:
         if turn.parent_id is not None and turn.parent_id not in whole:
             wrong.append(f"I2: turn {name} goes on from {turn.parent_id}, which does not stand before it")
             continue
+        models[turn.turn_id] = turn.served_model
+        if turn.parent_id is not None and models[turn.parent_id] != turn.served_model:
+            wrong.append(f"I2: turn {name} of {turn.served_model} goes on after tokens of {models[turn.parent_id]}")
         prompt = (whole[turn.parent_id] if turn.parent_id else b"") + turn.new_prompt_ids
         whole[turn.turn_id] = prompt + turn.completion_ids
-        if turn.new_prompt_ids and bytes_to_ids(turn.new_prompt_ids).tolist() != render(turn.messages):
+        if turn.new_prompt_ids and not _is_rendered(turn):
             wrong.append(f"I1: the new prompt ids of turn {name} are not those of its messages")
         wrong += [f"{problem} (turn {name})" for problem in _check_completion(turn, prompt, versions)]
     return wrong
+
+
+def _is_rendered(turn: Turn) -> bool:
+    """Whether its new prompt ids are those of its messages. What its tokenizer could not go on from was rendered with the replies
+    as they are on record, and not as its client wrote them: then its first message and its last are looked at."""
+    ids, messages = bytes_to_ids(turn.new_prompt_ids).tolist(), turn.messages
+    if turn.fork_reason != ForkReason.TOKENIZER_CHANGED:
+        return ids == render(messages, turn.served_model)
+    first, last = render(messages[:1], turn.served_model), render(messages[-1:], turn.served_model)[2:]
+    return ids[: len(first)] == first and ids[-len(last) :] == last
 
 
 def _check_completion(turn: Turn, prompt: bytes, versions: Versions) -> Iterable[str]:
@@ -70,6 +84,9 @@ def _check_versions(turn: Turn, digest: bytes, count: int, versions: Versions) -
     if [(span.start, span.end) for span in turn.versions] != _joined(turn.versions, count):
         yield f"I10: its version spans have gaps: {turn.versions}"
         return
+    lineage = "other/" if turn.policy == "other" else "chaos/"
+    if not all(span.version.startswith(("base/", lineage)) for span in turn.versions):
+        yield f"I10: versions of another policy than {turn.policy}: {turn.versions}"
     order = [versions.index(span.version) if span.version in versions else -1 for span in turn.versions]
     if -1 in order or order != sorted(order):
         yield f"I10: versions that there were not, or not in this order: {turn.versions}"
@@ -101,6 +118,8 @@ def check_seen(trial: Trial, turns: Sequence[Turn]) -> tuple[list[str], int]:
         if turn is None:
             wrong.append(f"I3: {trial.trial_id} saw {seen.turn_id} finished ({seen.asked!r}), and it is not on record")
             continue
+        if seen.model and turn.served_model != (MODELS[0] if seen.model == ANY else seen.model):
+            wrong.append(f"{trial.trial_id} asked for {seen.model}, and {turn.served_model} answered {seen.turn_id}")
         if turn.partial or turn.superseded_by:
             wrong.append(
                 f"I3: {trial.trial_id} saw {seen.turn_id} finished, and on record it is {turn.finish_reason}, superseded by "

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from proxy.contracts.records import Turn, bytes_to_ids
+from steno.contracts.records import Turn, bytes_to_ids
 
 END = "end"
 

@@ -1,4 +1,5 @@
-"""Proxies made wrong on purpose, each in a way that is easily done by mistake: what the suite must find, so that its checks bite.
+"""Proxies and workers made wrong on purpose, each in a way that is easily done by mistake: what the suite must
+find, so that its checks bite. Those that unit tests are to find are in `tests/mutants`.
 
 `python -m tests.chaos --mutant NAME --seeds 100` plays seeds until one finds it.
 """
@@ -9,17 +10,22 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine
+from types import ModuleType
 from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.choice import OpenChoice
-from proxy.contracts.errors import Conflict, StenoError, StoreUnavailable
-from proxy.contracts.frames import Delta, Started
-from proxy.recorder import Recorder
-from proxy.store.redis_link import RedisLink
-from proxy.store.redis_runs import RedisRuns
-from proxy.transcript import Transcript
+from steno.contracts.errors import Conflict, StenoError, StoreUnavailable
+from steno.contracts.wire.frames import Delta, Started
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.store.redis import runs
+from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.runs import RedisRuns
+from steno_proxy.turns.choice import OpenChoice
+from steno_proxy.turns.transcript import Transcript
+from steno_proxy.workers import hub, placement, routing
+from steno_worker.relay.connection import Outlet
+from steno_worker.relay.generations import Streams
 
 T = TypeVar("T")
 BEHIND_S = 0.3
@@ -127,17 +133,51 @@ def descriptors_kept() -> None:
     _put(Recorder, "enter", wrong)
 
 
+def epochs_unheard() -> None:
+    """A trainer whose run another one has taken over goes on as before (I4)."""
+    right = runs.new_grant
+    _put(runs, "new_grant", lambda epoch: right(None))
+
+
+def names_unheard() -> None:
+    """A model's name means the default policy, whatever is served under it."""
+    right = routing.offers
+    for user in (placement, hub):
+        _put(user, "offers", lambda workers, model: right(workers, "any"))
+
+
+def takers_unnamed() -> None:
+    """A turn that was taken over is said to be of the last worker alone (I1)."""
+
+    def wrong(self: Transcript, worker_id: str, card: Any) -> None:
+        self._before = self.tokens
+
+    _put(Transcript, "taken_over", wrong)
+
+
+def old_streams_speak() -> None:
+    """What still runs for a channel that is over speaks on the next one, under its old number (I9)."""
+
+    def wrong(self: Outlet, frame: Any) -> None:
+        self._client.send(frame)
+
+    _put(Outlet, "__call__", wrong)
+    _put(Streams, "abandon", lambda self: set())
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__.replace("_", "-"): mutant
     for mutant in (
         breaks_unrecorded, written_behind, blocks_unsaved, store_optional, all_resumable, first_version, replicas_unheard,
-        leases_endless, others_unseen, descriptors_kept,
+        leases_endless, others_unseen, descriptors_kept, epochs_unheard, names_unheard, takers_unnamed,
     )
 }  # fmt: skip
 """Name -> what makes the proxy of this process so."""
+WORKER_MUTANTS: dict[str, Callable[[], None]] = {"old-streams-speak": old_streams_speak}
+"""Name -> what makes the worker of this process so."""
 
 
-def _put(owner: type, name: str, wrong: Callable[..., Any]) -> None:
+def _put(owner: type | ModuleType, name: str, wrong: Callable[..., Any]) -> None:
     if name not in vars(owner):
         raise AttributeError(f"{owner.__name__} has no {name} any more")
     setattr(owner, name, wrong)

@@ -6,12 +6,13 @@ many attempts (I1, I9). The log-probability depends on the version as well: a to
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from proxy.contracts.records import ids_to_bytes
+from steno.contracts.records import ids_to_bytes
 
 STOP_ID = 2
 BASE_VERSION = "base/0"
@@ -74,9 +75,15 @@ def message_of(tokens: tuple[Token, ...]) -> tuple[str, list[tuple[str, str]]]:
     return "".join(token.content for token in tokens), [(name, arguments) for name, arguments in calls]
 
 
-def render(messages: list[dict[str, Any]]) -> list[int]:
-    """Ids of new messages: their characters, and those of their calls."""
-    ids = [1]
+def slowness(digest: bytes) -> int:
+    """How many times longer than others a token of this completion takes: one in four lasts long enough to be struck."""
+    return 6 if digest[4] % 4 == 0 else 1
+
+
+def render(messages: list[dict[str, Any]], model: str = "chaos") -> list[int]:
+    """Ids of new messages: their characters, and those of their calls. Each model has a first id of its own, so what they say
+    differs."""
+    ids = [1, zlib.crc32(model.encode()) % 30_000]
     for message in messages:
         ids += [ord(letter) for letter in f"{message['role']}:{message.get('content') or ''}"]
         for call in message.get("tool_calls") or ():

@@ -34,6 +34,6 @@ if __name__ == "__main__":
     if mutant != "-":
         from tests.chaos.mutants import MUTANTS
 
-        MUTANTS[mutant]()
+        MUTANTS.get(mutant, lambda: None)()  # else it is one of the workers'
     sys.argv = ["steno", *sys.argv[3:]]
     runpy.run_module("steno", run_name="__main__", alter_sys=True)

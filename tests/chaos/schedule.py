@@ -6,10 +6,15 @@ Times are seconds from the start of the seed. Agents and faults name replicas, w
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 REPLICAS, WORKERS = 3, 3
+OTHERS = 2
+"""Workers after those, of another model and its policy."""
+MODELS = ("chaos", "other")
+ANY = "any"
+"""What no model is called: it means the default policy's, the first of MODELS."""
 FAULTS_WITHIN_S = 2.5
 FAULTS = {
     # kind: (weight, seconds that it lasts at least, at most); what it is done to is drawn from the kind's first word
@@ -35,6 +40,20 @@ FAULTS = {
     "redis-full": (1, 0.2, 1.0),  # maxmemory, noeviction
     "redis-disk": (1, 0.2, 0.6),  # its disk is full: with appendfsync always it gives up
     "policy-update": (3, 0.0, 0.0),
+}
+OTHER = {
+    # as FAULTS, to any worker, those of the other model among them; in most seeds
+    "worker-kill": (3, 0.0, 1.0),
+    "worker-stop": (3, 0.2, 3.0),
+    "worker-drain": (1, 0.0, 0.5),
+    "link-cut": (2, 0.0, 0.0),
+    "link-stall": (2, 0.2, 3.0),
+    "policy-other": (3, 0.0, 0.0),
+}
+LONG = {
+    # as FAULTS; one in each seed of a longer run
+    "worker-freeze": (2, 20.0, 60.0),  # SIGSTOP
+    "replica-freeze": (1, 20.0, 60.0),
 }
 
 LATER = {
@@ -100,6 +119,7 @@ class Agent:
     one of `formats.py`. streams: which of its turns are streamed. forks: a turn after which it asks something of its own, without
     history. slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the middle and is
     completed by its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in flight.
+    models: the name that each of its turns asks for.
     """
 
     start_s: float
@@ -112,12 +132,14 @@ class Agent:
     forks: int = -1
     slow: bool = False
     format: str = "chat"
+    models: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         how = "".join("s" if stream else "-" for stream in self.streams)
         on = "".join(map(str, self.replicas))
         extra = (f" after {self.gone_after_s:.2f} s" if self.gone_after_s else "") + (" slow" if self.slow else "")
         fork = f" forks after {self.forks}" if self.forks >= 0 else ""
+        fork += f" asks {', '.join(self.models)}" if set(self.models) - {ANY} else ""
         return f"{self.start_s:5.2f} s  {self.client} {self.format} {self.turns} turns {how} on {on}, {self.end}{extra}{fork}"
 
 
@@ -129,6 +151,8 @@ class Schedule:
     group_size: int = 2
     trainer: tuple[str, ...] = ()  # what it does with each lease in turn: ack, release, lapse, late, extend
     deadlines: tuple[float | None, ...] = ()  # seconds, of each group that has one
+    second: str = ""  # another trainer: `beside` the first, or its `successor`, which takes the run over
+    second_at_s: float = 0.0
 
     @property
     def watched(self) -> bool:
@@ -140,6 +164,7 @@ class Schedule:
         lines = [f"seed {self.seed}{redis}: groups of {self.group_size}, the trainer will {', '.join(self.trainer)}"]
         due = [f"group {number} is due after {after} s" for number, after in enumerate(self.deadlines) if after]
         lines += [f"  {', '.join(due)}"] if due else []
+        lines += [f"  {self.second_at_s:5.2f} s  a second trainer: {self.second}"] if self.second else []
         lines += [f"  agent {number}  {agent}" for number, agent in enumerate(self.agents)]
         return "\n".join(lines + [f"  fault {number}  {fault}" for number, fault in enumerate(self.faults)])
 
@@ -151,20 +176,35 @@ FORMATS = {"chat": 3, "messages": 3, "responses": 2, "gemini": 2}
 """Name: weight."""
 
 
-def draw(seed: int, *, only: tuple[int, ...] | None = None) -> Schedule:
-    """Args: only: of its faults, those with these numbers (to find out which of them it takes)."""
+def draw(seed: int, *, only: tuple[int, ...] | None = None, long: bool = False) -> Schedule:
+    """Args: only: of its faults, those with these numbers (to find out which of them it takes). long: one more, of LONG."""
     dice, more, rare = (random.Random(name) for name in (seed, f"more of {seed}", f"rarer of {seed}"))
     agents = tuple(_agent(dice, more) for _ in range(dice.randint(4, 8)))
     faults = sorted((_fault(dice) for _ in range(dice.randint(2, 6))), key=lambda fault: fault.at_s)
     faults = sorted([*faults, *_later(more, faults)], key=lambda fault: fault.at_s)
     faults = sorted([*faults, *_rarer(rare, faults)], key=lambda fault: fault.at_s)
     trainer = tuple(dice.choices(["ack", "release", "lapse", "late"], [6, 1, 1, 1], k=8))
+    others, frozen = random.Random(f"others of {seed}"), random.Random(f"frozen of {seed}")
+    faults += [_fault(others, OTHER)] if others.random() < 0.7 else []
+    faults = sorted([*faults, *([_fault(frozen, LONG)] if long else [])], key=lambda fault: fault.at_s)
+    agents = tuple(replace(agent, models=_models(others, agent.turns)) for agent in agents)
+    second = others.choices(["", "beside", "successor"], [2, 1, 1])[0]
+    second_at_s = round(others.uniform(0.5, 4.0), 2) if second else 0.0
     kept = faults if only is None else [faults[number] for number in only if number < len(faults)]
     trainer = tuple("extend" if how == "ack" and more.random() < 0.2 else how for how in trainer)
     size = dice.choice((1, 2, 2, 3))
     groups = range(0, len(agents), size)
     due = tuple(round(more.uniform(1.0, 4.0), 2) if more.random() < 0.25 else None for _ in groups)
-    return Schedule(seed, agents, tuple(kept), size, trainer, due)
+    return Schedule(seed, agents, tuple(kept), size, trainer, due, second, second_at_s)
+
+
+def _models(dice: random.Random, turns: int) -> tuple[str, ...]:
+    """Most stay with one; some go over to another in the middle of their conversation."""
+    first = dice.choices([ANY, *MODELS], [4, 1, 2])[0]
+    if dice.random() < 0.75:
+        return (first,) * turns
+    after = dice.randrange(turns)
+    return (first,) * after + (dice.choice(MODELS),) * (turns - after)
 
 
 def _agent(dice: random.Random, more: random.Random) -> Agent:
@@ -209,6 +249,8 @@ def _rarer(dice: random.Random, faults: list[Fault]) -> list[Fault]:
 def _fault(dice: random.Random, kinds: dict[str, tuple[int, float, float]] = FAULTS) -> Fault:
     kind = dice.choices(list(kinds), [weight for weight, _, _ in kinds.values()])[0]
     _, least, most = kinds[kind]
+    if kinds is OTHER:
+        return _other(dice, kind, least, most)
     among = {"worker": WORKERS, "link": WORKERS * REPLICAS, "redis": 1, "failover": 1, "policy": 1}.get(
         kind.split("-")[0], REPLICAS
     )
@@ -219,3 +261,9 @@ def _fault(dice: random.Random, kinds: dict[str, tuple[int, float, float]] = FAU
         lasts_s=round(dice.uniform(least, most), 2),
         amount=dice.randint(200, 20_000) if kind == "agents-bytes" else 0,
     )
+
+
+def _other(dice: random.Random, kind: str, least: float, most: float) -> Fault:
+    worker, replica = dice.randrange(WORKERS + OTHERS), dice.randrange(REPLICAS)
+    target = {"worker": worker, "link": worker * REPLICAS + replica, "policy": 0}[kind.split("-")[0]]
+    return Fault(round(dice.uniform(0.1, FAULTS_WITHIN_S), 2), kind, target, round(dice.uniform(least, most), 2))

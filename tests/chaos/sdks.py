@@ -28,10 +28,12 @@ Google's, of a chunk that was cut."""
 
 @dataclass(frozen=True)
 class Ask:
-    """url: of the trial. silence_s: without a byte before the SDK gives up. on_retry: called for each that it marks."""
+    """url: of the trial. model: that is asked for. silence_s: without a byte before the SDK gives up. on_retry: called for each
+    that it marks."""
 
     url: str
     body: dict[str, Any]
+    model: str
     silence_s: float
     on_retry: Callable[[], None]
 
@@ -97,7 +99,7 @@ async def _gemini(ask: Ask) -> Any:
     contents: Any = [types.Content.model_validate(content) for content in ask.body["contents"]]
     client = genai.Client(api_key="none", http_options=at)
     try:
-        found = await client.aio.models.generate_content(model="any", contents=contents, config=config)
+        found = await client.aio.models.generate_content(model=ask.model, contents=contents, config=config)
     finally:
         await client.aio.aclose()
     return found.model_dump(mode="json", by_alias=True, exclude_none=True)

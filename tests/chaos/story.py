@@ -13,11 +13,11 @@ from typing import Any
 
 import aiohttp
 
-from proxy.client import AsyncSteno
-from proxy.contracts.errors import Gone, NotFound, StenoError
-from proxy.contracts.policy import UpdateSpec
-from proxy.contracts.records import Turn
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import Gone, NotFound, StenoError
+from steno.contracts.policy import UpdateSpec
+from steno.contracts.records import Turn
+from steno.contracts.rest import Completion, GroupSpec
 from tests.chaos import faults, journal
 from tests.chaos.agents import OVER, Speaker, Trial
 from tests.chaos.deployment import Deployment
@@ -34,7 +34,7 @@ from tests.chaos.invariants import (
 from tests.chaos.journal import check_sampled
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.schedule import REPLICAS, Fault, Schedule
-from tests.chaos.trainer import Trainer
+from tests.chaos.trainer import Trainers
 from tests.support.shards import tensor, write
 from tests.support.tokens import counters
 
@@ -45,11 +45,15 @@ SLACK_FDS = 16
 FAILOVER_FDS = 32
 """More of them: while a failover has all calls wait, each takes a connection of its own, and the pool (64) keeps them."""
 SLACK_BYTES = 32 * 2**20
-LINEAGE = "chaos"
-ALARMS = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)")
+LINEAGES = {"default": "chaos", "other": "other"}
+ALARMS = re.compile(
+    r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)|broke the protocol"
+)
+"""The workers are honest: where one breaks the protocol, what it said came where it can't, or when (I9)."""
 ALLOWED = (
     re.compile(
-        r"ERROR proxy\.choice .* could not be recorded, \d+ tokens: the session store (does not answer|could not make it durable)"
+        r"ERROR steno_proxy\.turns\.choice .*can't record turn \S+ \(\d+ tokens\): "
+        r"the session store (does not answer|did not replicate a write)"
     ),  # and the agent was told
     re.compile(r"ERROR.*can't start|ERROR.*\[Errno 98\]"),  # a port that is still somebody's: it is started again
 )
@@ -87,12 +91,12 @@ class Story:
             connector = aiohttp.TCPConnector(limit=0)
             http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
             for number in range(REPLICAS):
-                client = AsyncSteno(self._deployment.direct(number), retries=0, timeout_s=8.0)
-                self._clients.append(await stack.enter_async_context(client))
+                self._clients.append(await stack.enter_async_context(self._client(number)))
             for program in self._deployment.programs:
                 program.baseline = program.baseline or program.usage()
             groups = await self._register()
-            trainer = Trainer(self._clients, self._run_id, self._schedule.trainer)
+            second, at_s = self._schedule.second, self._schedule.second_at_s
+            trainer = Trainers(self._client, REPLICAS, self._run_id, self._schedule.trainer, second, at_s)
             training = asyncio.create_task(trainer.run(len(groups)))
             start = time.monotonic()
             speakers = [asyncio.create_task(self._trial(trial, http, start)) for trial in self._trials]
@@ -115,6 +119,9 @@ class Story:
 
     # -- what happens
 
+    def _client(self, replica: int, epoch: int | None = None) -> AsyncSteno:
+        return AsyncSteno(self._deployment.direct(replica), retries=0, timeout_s=8.0, epoch=epoch)
+
     async def _register(self) -> dict[str, bool]:
         """Group -> whether it has a deadline."""
         agents, size = self._schedule.agents, self._schedule.group_size
@@ -134,14 +141,21 @@ class Story:
         await faults.strike(self._deployment, fault, self._update)
         self.verdict.counts[fault.kind] += 1
 
-    async def _update(self) -> None:
-        step = len(self._versions)
-        self._versions.append(f"{LINEAGE}/{step}")
+    async def _update(self, policy: str) -> None:
+        step, lineage = len(self._versions), LINEAGES[policy]
+        self._versions.append(f"{lineage}/{step}")
         folder = self._deployment.folder / "weights" / str(step)
         manifest = write(folder, {"a.safetensors": {"x": tensor([8, 8], step)}})
         await self._control(
             "post_update",
-            UpdateSpec(lineage=LINEAGE, step=step, transport="filesystem", location=str(folder), manifest=manifest),
+            UpdateSpec(
+                policy=policy,
+                lineage=lineage,
+                step=step,
+                transport="filesystem",
+                location=str(folder),
+                manifest=manifest,
+            ),
         )
 
     async def _trial(self, trial: Trial, http: aiohttp.ClientSession, start: float) -> None:
@@ -193,14 +207,14 @@ class Story:
             if status not in OVER:
                 self._wrong(f"{trial.trial_id} has ended, and a late request was answered {status}")
 
-    async def _train(self, training: asyncio.Task[None], trainer: Trainer) -> None:
+    async def _train(self, training: asyncio.Task[None], trainer: Trainers) -> None:
         until = time.monotonic() + CONTROL_S
         while not training.done() and time.monotonic() < until:
             await asyncio.wait({training}, timeout=0.3)
             view = await self._control("run", self._run_id)
             if view.groups.in_hand + view.groups.used == 0:
                 break
-        while not (training.done() or trainer.idle.is_set()) and time.monotonic() < until:
+        while not (training.done() or trainer.idle) and time.monotonic() < until:
             await asyncio.wait({training}, timeout=0.05)
         training.cancel()
         [result] = await asyncio.gather(training, return_exceptions=True)
@@ -209,7 +223,7 @@ class Story:
 
     # -- what must hold
 
-    async def _look(self, trainer: Trainer, groups: dict[str, bool]) -> None:
+    async def _look(self, trainer: Trainers, groups: dict[str, bool]) -> None:
         records: dict[str, list[Turn]] = {}
         counts = self.verdict.counts
         for trial in self._trials:
@@ -230,6 +244,8 @@ class Story:
                 self._wrong(sentence)
         view = await self._control("run", self._run_id)
         recorded = {trial_id: tokens_by_version(turns) for trial_id, turns in records.items()}
+        for sentence in trainer.taken.wrong:
+            self._wrong(sentence)
         for sentence in check_ledger(view, trainer.taken, recorded, groups):
             self._wrong(sentence)
         for trial in self._trials:
@@ -244,6 +260,7 @@ class Story:
         counts["tokens"] += sum(sum(tokens.values()) for tokens in recorded.values())
         counts["leases"] += trainer.taken.grants
         counts["acknowledgements refused"] += trainer.taken.refused
+        counts["trainers superseded"] += trainer.taken.superseded
 
     async def _turns(self, trial_id: str) -> list[Turn]:
         turns: list[Turn] = []

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.contracts import frames
-from proxy.contracts.channel import encode_packet
-from proxy.contracts.packets import ToProxy, ToWorker
+from steno.contracts.wire import frames
+from steno.contracts.wire.channel import encode_packet
+from steno.contracts.wire.packets import ToProxy, ToWorker
 
 PATH = Path(__file__).with_name("frames-v1.json")
 UNSEQUENCED = (frames.Hello, frames.Welcome, frames.Goodbye, frames.Heartbeat)

@@ -7,10 +7,10 @@ import asyncio
 
 import pytest
 
-from proxy.contracts.errors import Conflict, Gone, NotFound
-from proxy.contracts.leases import RunView
-from proxy.contracts.records import OPEN
-from proxy.store.base import SessionStore
+from steno.contracts.errors import Conflict, Gone, NotFound
+from steno.contracts.leases import RunView
+from steno.contracts.records import OPEN
+from steno_proxy.store.interface import SessionStore
 from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.recordings import session
 

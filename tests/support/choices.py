@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from proxy.choice import OpenChoice
-from proxy.contracts.canonical import CanonicalRequest, Job, Sampling
-from proxy.contracts.errors import StenoError
-from proxy.contracts.frames import Delta, Finish, ModelCard, Started
-from proxy.contracts.records import Turn, ids_to_bytes
-from proxy.pace import Pace
-from proxy.placing import Order
-from proxy.plan import plan
-from proxy.record import Facts
-from proxy.recorder import Recorder
-from proxy.store.memory import MemoryStore
-from proxy.streams import Stream
-from proxy.transcript import Transcript
+from steno.contracts.chat import CanonicalRequest, Job, Sampling
+from steno.contracts.errors import StenoError
+from steno.contracts.records import Turn, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, ModelCard, Started
+from steno_proxy.pace import Pace
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.choice import OpenChoice
+from steno_proxy.turns.continuation import plan
+from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.turn_record import Facts
+from steno_proxy.workers.placement import Order
+from steno_proxy.workers.stream import Stream
 
 CARD = ModelCard("m", 1000)
 TURN = "0123456789ab"

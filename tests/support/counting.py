@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from hashlib import blake2b
 
-from inference_worker.engines.base import Tally
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
-from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import EngineFailed
+from steno.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from steno_worker.interfaces import Tally
 
 PROMPT = ids_to_bytes([7, 8, 9])
 DIGEST = blake2b(PROMPT, digest_size=16).digest()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.contracts.leases import Lease, LeaseRequest, RunView
-from proxy.contracts.records import Group, TokenSpan, ids_to_bytes
-from proxy.store.base import SessionStore
+from steno.contracts.leases import Lease, LeaseRequest, RunView
+from steno.contracts.records import Group, TokenSpan, ids_to_bytes
+from steno_proxy.store.interface import SessionStore
 from tests.support.recordings import row, session, turn
 
 RUN = "run {1}/π"

@@ -4,16 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Conflict, NotFound, Superseded, TrainerAlive
-from proxy.contracts.leases import LeaseRequest, Tenure
-from proxy.store.base import SessionStore
+from steno.contracts.errors import Conflict, NotFound, Superseded, TrainerAlive
+from steno.contracts.leases import LeaseRequest, Tenure
+from steno_proxy.store.interface import SessionStore
 from tests.support.groups import RUN, end, finished, group, lease, speak
 
 
 class LeaseContract:
+    # -- what is where
+
+    async def test_a_runs_groups_are_listed_newest_first_with_where_they_are(self, store: SessionStore) -> None:
+        await finished(store, "old", created_at=5.0)
+        await group(store, "new", 3, created_at=9.0)
+        await end(store, "new.1")
+        await group(store, "held-out", created_at=8.0, purpose="eval")
+        await finished(store, "other", run_id="other", created_at=50.0)
+        await lease(store, 20.0, ttl_s=60.0)
+
+        async def listed(now: float) -> list[tuple[Any, ...]]:
+            found = await store.runs.groups(RUN, now=now)
+            return [(one.group_id, one.purpose, one.state, one.ended, one.size, one.trainer) for one in found]
+
+        assert await listed(30.0) == [
+            ("new", "train", "running", 1, 3, None),
+            ("held-out", "eval", "running", 0, 2, None),
+            ("old", "train", "leased", 2, 2, "trainer"),
+        ]
+        assert (await listed(80.0))[-1] == ("old", "train", "ready", 2, 2, None), "its lease is over"
+        assert [one.created_at for one in await store.runs.groups(RUN)] == [9.0, 8.0, 5.0]
+        assert await store.runs.groups("nobody") == []
+        assert (await store.runs.newest(10))[:2] == [("other", 50.0), (RUN, 9.0)]
+        assert await store.runs.newest(1) == [("other", 50.0)]
+
+    async def test_a_run_says_which_trainer_it_has_and_when_it_was_heard_of(self, store: SessionStore) -> None:
+        assert (await store.runs.view(RUN)).trainer is None and not (await store.runs.view(RUN)).known
+        await store.runs.take_over(RUN, "node-1", now=100.0)
+        view = await store.runs.view(RUN, now=104.0)
+        assert view.known and view.trained and view.trainer is not None
+        assert (view.trainer.name, view.trainer.epoch, view.trainer.heard_s) == ("node-1", 1, 4.0)
+        assert not (await store.runs.view(RUN, now=200.0)).trained, "heard of long ago"
+        await store.runs.heartbeat(RUN, "node-1", 1, leaving=True, now=105.0)
+        left = await store.runs.view(RUN, now=106.0)
+        assert left.trainer is not None and left.trainer.heard_s is None and not left.trained
+
     # -- holding
 
     async def test_the_oldest_ready_group_goes_first_and_runs_are_apart(self, store: SessionStore) -> None:
@@ -36,6 +73,25 @@ class LeaseContract:
         granted = await store.runs.lease(asked, at_least=2, now=25.0)
         assert [one.group.group_id for one in granted.leases] == ["a", "b"]
         assert granted.waited_s == [15.0, 4.0]
+
+    async def test_rollouts_are_over_once_that_is_said_and_until_a_group_to_be_trained_comes(
+        self, store: SessionStore
+    ) -> None:
+        async def over(run_id: str | None = RUN) -> bool:
+            return (await store.runs.view(run_id)).rollouts_over
+
+        await finished(store, "g")
+        assert not await over()
+        await store.runs.rollouts(RUN, True)
+        assert await over() and not await over("other")
+        await group(store, "g")
+        await group(store, "eval", purpose="eval")
+        assert await over(), "a group that was there, or is not trained, says nothing"
+        await group(store, "new")
+        assert not await over()
+        await store.runs.rollouts(RUN, True)
+        await store.runs.rollouts(RUN, False)
+        assert not await over()
 
     async def test_an_acknowledged_group_is_never_served_again(self, store: SessionStore) -> None:
         await finished(store, "g")

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import Conflict, Gone, NotFound, Superseded, TrainerAlive
-from proxy.contracts.leases import Lease
-from proxy.contracts.records import TokenSpan
-from proxy.store.base import SessionStore
+from steno.contracts.errors import Conflict, Gone, NotFound, Superseded, TrainerAlive
+from steno.contracts.leases import Lease
+from steno.contracts.records import TokenSpan
+from steno_proxy.store.interface import SessionStore
 from tests.support.groups import RUN, end, group, lease, speak
 from tests.support.recordings import session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxy.contracts.frames import Frame
+from steno.contracts.wire.frames import Frame
 
 
 class Outlet:

@@ -1,21 +1,37 @@
 """An engine that says what a test tells it, token by token, and remembers what it was asked. Ids and log-probabilities are made
-up but exact: every completion's ids are its characters' code points, each drawn with log-probability -0.25."""
+up but exact: every completion's ids are its characters' code points, each drawn at the log-probability that `drawn` says."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference_worker.engines.base import Tally
-from proxy.contracts.canonical import Job, TokenLogprob, ToolCallPiece
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
-from proxy.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.chat import Job, TokenLogprob, ToolCallPiece
+from steno.contracts.errors import EngineFailed
+from steno.contracts.records import Turn, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
+from steno_worker.interfaces import Tally
 
 STOP_ID = 2
+
+
+def drawn(trial_id: str, start: int, count: int) -> list[float]:
+    """Log-probabilities of a trial's tokens from place `start` of their conversation, its prompt included. No two neighbours have
+    the same, nor do the same places of most trials; each is a float32 to the bit."""
+    first = zlib.crc32(trial_id.encode())
+    return [-0.25 - (first + 37 * place) % 256 / 256 for place in range(start, start + count)]
+
+
+def check_drawn(trial_id: str, turns: Iterable[Turn]) -> None:
+    """I1: each recorded token of a parrot has the log-probability that it was drawn at, whoever drew it."""
+    for turn in turns:
+        if turn.sampling_logprobs:
+            right = drawn(trial_id, turn.prompt_tokens, len(turn.completion_ids) // 4)
+            assert bytes_to_floats(turn.sampling_logprobs).tolist() == right, f"turn {turn.index} of {trial_id}"
 
 
 @dataclass
@@ -41,14 +57,15 @@ class Say:
 
 
 class ParrotEngine:
-    """An `Engine`. `script` maps a request to what is said; `requests` are those that came, in order."""
+    """An `Engine`. `script` maps a request to what is said; `requests` are those that came, in order. What another parrot began
+    (I9) it goes on with, after so many tokens of what it is told to say; its card must have TAKEOVER for that."""
 
     def __init__(self, script: Callable[[Generate], Say] | None = None, **card: Any) -> None:
         self.tally = Tally()
         self.script = script or (lambda request: Say("hello"))
         self.requests: list[Generate] = []
         self.cancelled: list[str] = []
-        self._card = ModelCard(**{"name": "parrot", "context_tokens": 100_000} | card)
+        self._card = ModelCard(**{"name": "parrot", "context_tokens": 10_000_000} | card)
 
     def cards(self) -> list[ModelCard]:
         return [self._card]
@@ -66,6 +83,8 @@ class ParrotEngine:
     def prompt(self, request: Generate) -> list[int]:
         """New ids: those of what the prefix does not stand for."""
         job = request.job
+        if request.sampled_ids:
+            return []
         if job.prompt_ids is not None:
             return bytes_to_ids(job.prompt_ids)[len(request.prefix_ids) // 4 :].tolist()
         if job.prompt_text is not None:
@@ -96,21 +115,25 @@ class ParrotEngine:
             ]
             steps.append({})
             limit = job.sampling.max_tokens or len(steps)
+            begun = len(request.sampled_ids) // 4
             for i, step in enumerate(steps[:limit]):
+                if i < begun:
+                    continue
                 if i in say.gates:
                     await say.gates[i].wait()
                 if say.fail_after == i:
                     raise EngineFailed("the engine has died")
                 text = step.get("content") or step.get("reasoning") or ""
                 ids = [ord(text) if text else STOP_ID]
+                [logprob] = drawn(request.trial_id, len(whole) // 4 + i, 1)
                 tokens = []
                 if job.top_logprobs is not None:
-                    tops = [(text, text.encode(), -0.25)] * job.top_logprobs
-                    tokens = [TokenLogprob(text, text.encode(), -0.25, tops)]
-                logprobs = b"" if say.no_logprobs else floats_to_bytes([-0.25])
+                    tops = [(text, text.encode(), logprob)] * job.top_logprobs
+                    tokens = [TokenLogprob(text, text.encode(), logprob, tops)]
+                logprobs = b"" if say.no_logprobs else floats_to_bytes([logprob])
                 yield Delta(request.stream, ids_to_bytes(ids), logprobs, say.versions(i), tokens=tokens, **step)
             reason = say.finish or ("length" if limit < len(steps) else "tool_calls" if say.calls else "stop")
-            yield Finish(request.stream, reason, min(limit, len(steps)) + say.lie, say.stop)  # type: ignore[arg-type]
+            yield Finish(request.stream, reason, min(limit, len(steps)) - begun + say.lie, say.stop)  # type: ignore[arg-type]
             ended = True
         finally:
             if not ended:

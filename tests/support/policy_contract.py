@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Conflict, NotFound
-from proxy.contracts.policy import Manifest, Probe, ShardEntry, TensorEntry, UpdateSpec
-from proxy.store.base import SessionStore
-from proxy.store.policies import PolicyHead
+from steno.contracts.errors import Conflict, NotFound
+from steno.contracts.policy import Manifest, Probe, ShardEntry, TensorEntry, UpdateSpec
+from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.policies import PolicyHead
 
 SHARD_BYTES = 1000
 

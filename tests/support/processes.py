@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from tests.support import forked
+from tests.support.forked import Started
 from tests.support.stack import ROOT
 
 SLOW_S = 300.0
@@ -21,20 +23,13 @@ SLOW_S = 300.0
 @contextlib.contextmanager
 def process(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, cwd: Path = ROOT
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Started]:
     """A program, ended by SIGTERM when the block is left, and by SIGKILL if that takes a minute.
 
     Args: environment: beside that of the tests.
     """
     with log.open("ab") as out:
-        child = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env={**os.environ, **(environment or {})},
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-        )
+        child = forked.start(command, {**os.environ, **(environment or {})}, cwd, out)
     try:
         yield child
     finally:
@@ -60,7 +55,7 @@ def until(condition: Callable[[], Any], what: str | Callable[[], str] = "", with
         time.sleep(0.02)
 
 
-def until_it_answers(child: subprocess.Popen[bytes], log: Path, condition: Callable[[], Any]) -> None:
+def until_it_answers(child: Started, log: Path, condition: Callable[[], Any]) -> None:
     """As `until`; fails with the program's log, also once it has ended."""
 
     def answers() -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Gone, NotFound
-from proxy.contracts.records import OPEN, ForkReason, TokenSpan
-from proxy.store.base import SessionStore
+from steno.contracts.errors import Gone, NotFound
+from steno.contracts.records import OPEN, ForkReason, TokenSpan
+from steno_proxy.store.interface import SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
 END: dict[str, Any] = {"reward": 1.0, "end_reason": "harness", "metrics": {"resolved": 1.0}, "now": 50.0}

@@ -6,7 +6,7 @@ import random
 from hashlib import blake2b
 from typing import Any
 
-from proxy.contracts.records import IndexRow, Session, Timings, TokenSpan, Turn, floats_to_bytes, ids_to_bytes
+from steno.contracts.records import IndexRow, Session, Timings, TokenSpan, Turn, floats_to_bytes, ids_to_bytes
 
 SYSTEM = {"role": "system", "content": "You are a careful engineer. Use the tools. " * 8}
 TOOLS = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Gone, NotFound
-from proxy.contracts.records import OPEN
-from proxy.store.again import MOST_PLACES, MOST_REFUSALS, REFUSED_S
-from proxy.store.base import Asked, SessionStore
+from steno.contracts.errors import Gone, NotFound
+from steno.contracts.records import OPEN
+from steno_proxy.store.interface import Asked, SessionStore
+from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, REFUSED_S
 from tests.support.recordings import row, session, turn
 
 KEY, OTHER = b"k" * 16, b"o" * 16

@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
-from proxy.http import BoundedHttp
-from proxy.sockets import OpeningSocket
+from steno_proxy.server.http_protocol import BoundedHttp
+from steno_proxy.workers.worker_socket import OpeningSocket
 
 
 class _Server(uvicorn.Server):

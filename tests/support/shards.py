@@ -7,7 +7,7 @@ import math
 from hashlib import blake2b
 from pathlib import Path
 
-from proxy.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
+from steno.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
 
 SIZES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "int64": ("I64", 8)}
 Tensor = tuple[str, list[int], bytes]

@@ -19,10 +19,14 @@ from typing import Any
 
 import httpx
 
+from tests.support import forked
+from tests.support.forked import Started
 from tests.support.ports import free_port
+from tests.support.sources import ROOT
 from tests.support.wire_recorder import VARIABLE, WireRecorder
 
-ROOT = Path(__file__).resolve().parents[2]
+_HTTP = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
+"""One for all that is polled; a connection of its own for each request, since servers are killed and told to stop."""
 
 
 @dataclass
@@ -31,8 +35,8 @@ class Stack:
 
     folder: Path
     port: int
-    proxy: subprocess.Popen[bytes]
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    proxy: Started
+    workers: list[Started] = field(default_factory=list)
     front: int | None = None  # port of the recorder that stands before the proxy, if one does
 
     @property
@@ -44,7 +48,7 @@ class Stack:
         return f"{self.url}/{trial_id}/v1"
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(self.url + path, timeout=30)
+        answer = _HTTP.get(self.url + path, timeout=30)
         answer.raise_for_status()
         return answer.json()
 
@@ -63,7 +67,7 @@ class Stack:
 
     def start_worker(
         self, *args: str, name: str = "worker", python: str = sys.executable, port: int | None = None
-    ) -> subprocess.Popen[bytes]:
+    ) -> Started:
         """port: of what stands between it and the proxy, if anything does."""
         url = f"ws://127.0.0.1:{port or self.port}"
         child = _spawn(self.folder / f"{name}.log", python, "worker", "--proxy", url, *args)
@@ -78,7 +82,7 @@ class Stack:
                 if child.poll() is not None:
                     raise AssertionError(f"{child.args} ended with {child.returncode}\n{self.logs()}")
             with contextlib.suppress(httpx.HTTPError):
-                models = httpx.get(self.base_url("probe") + "/models", timeout=5).json().get("data", [])
+                models = _HTTP.get(self.base_url("probe") + "/models", timeout=5).json().get("data", [])
                 if models:
                     return str(models[0]["id"])
             time.sleep(0.1)
@@ -96,16 +100,9 @@ class Stack:
                 child.wait()
 
 
-def _spawn(log: Path, python: str, *args: str) -> subprocess.Popen[bytes]:
+def _spawn(log: Path, python: str, *args: str) -> Started:
     with log.open("ab") as out:
-        return subprocess.Popen(
-            [python, "-m", "steno", *args],
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        return forked.start([python, "-m", "steno", *args], {**os.environ, "PYTHONUNBUFFERED": "1"}, ROOT, out)
 
 
 @contextlib.contextmanager
@@ -121,7 +118,7 @@ def running(
         until = time.monotonic() + 240
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(stack.url + "/healthz", timeout=2).status_code == 200:
+                if _HTTP.get(stack.url + "/healthz", timeout=2).status_code == 200:
                     break
             if child.poll() is not None or time.monotonic() > until:
                 raise AssertionError(f"the proxy did not start\n{stack.logs()}")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import BadRequest, Conflict, Gone, NotFound
-from proxy.contracts.records import Group, Limits, SamplingPolicy, Session
-from proxy.store.base import SessionStore
+from steno.contracts.errors import BadRequest, Conflict, Gone, NotFound
+from steno.contracts.notes import MOST_NOTES, Note, Notes, merged
+from steno.contracts.records import Group, Limits, SamplingPolicy, Session, Timings
+from steno_proxy.store.interface import SessionStore
 from tests.support.recording_contract import END, RecordingContract, record
 from tests.support.recordings import row, session, turn
 
@@ -19,6 +20,10 @@ ALL: dict[str, Any] = {"status": None, "group_id": None, "since": None, "until":
 
 async def listed(store: SessionStore, **filters: Any) -> list[str]:
     return [found.trial_id for found in (await store.list_sessions(**(ALL | filters))).items]
+
+
+async def due(store: SessionStore, now: float) -> list[str]:
+    return sorted([found.trial_id async for found in store.due(now=now)])
 
 
 class StoreContract(RecordingContract):
@@ -57,6 +62,30 @@ class StoreContract(RecordingContract):
         await store.add_marks("marked", ["text_only"])
         await store.add_marks("marked", ["synthetic", "text_only"])
         assert (await store.session("marked")).marks == ["text_only", "synthetic"]
+
+    async def test_notes_are_merged_and_bounded(self, store: SessionStore) -> None:
+        await store.register(session("noted"))
+        assert await store.notes("noted") is None and await store.notes("nobody") is None
+        first = [Note(kind="invalid_request", text=f"π {n}", times=2, at=float(n)) for n in range(MOST_NOTES)]
+        await store.note("noted", first)
+        expected = merged(Notes(), first)
+        assert await store.notes("noted") == expected
+        later = [Note(kind="invalid_request", text="π 0", at=99.5), Note(kind="dropped", text='a"b', at=1763832000.123)]
+        await store.note("noted", later)
+        found = await store.notes("noted")
+        assert found == merged(expected, later) and found is not None
+        assert found.counts == {"invalid_request": 2 * MOST_NOTES + 1, "dropped": 1}
+        assert [(note.text, note.times) for note in found.newest[-2:]] == [("π 0", 3), ('a"b', 1)]
+        assert len(found.newest) == MOST_NOTES and found.newest[0].text == "π 2"
+        assert (await store.session("noted")).notes is None  # asked for by itself
+        await store.complete("noted", status="completed", **END)
+        await store.note("noted", later)
+        with pytest.raises(NotFound):
+            await store.note("nobody", later)
+        await store.delete("noted", now=3.0, tombstone_s=60.0)
+        with pytest.raises(Gone):
+            await store.note("noted", later)
+        assert await store.notes("noted") is None
 
     async def test_a_key_goes_on_to_later_generations_only(self, store: SessionStore) -> None:
         await store.register(session("rotated"))
@@ -151,6 +180,31 @@ class StoreContract(RecordingContract):
         assert (await store.session("phoenix")).counts.turns == 1
         assert await listed(store, status="open") == ["phoenix"]
 
+    async def test_due_are_open_sessions_with_a_limit_of_time_that_is_spent(self, store: SessionStore) -> None:
+        limits = {
+            "idle": Limits(max_idle_s=10.0),
+            "wall": Limits(max_wall_s=20.0),
+            "none": Limits(),
+            "ended": Limits(max_idle_s=1.0),
+        }
+        for trial_id, limit in limits.items():
+            await store.register(session(trial_id, created_at=100.0, limits=limit))
+        assert await due(store, 1_000.0) == []  # none of them has begun
+        for trial_id in limits:
+            one = turn(0, timings=Timings(queued=1_000.0))
+            await store.commit(trial_id, one, row(one), now=1_005.0)
+        await store.complete("ended", status="completed", **END)
+        assert await due(store, 1_014.0) == []
+        assert await due(store, 1_015.0) == ["idle"]
+        assert await due(store, 1_015.0) == ["idle"], "until somebody ends it"
+        later = turn(1, timings=Timings(queued=1_016.0))
+        await store.commit("idle", later, row(later), now=1_018.0)
+        assert await due(store, 1_020.0) == ["wall"]
+        await store.complete("wall", status="completed", **END)
+        await store.delete("none", now=1_021.0, tombstone_s=60.0)
+        assert await due(store, 1_027.0) == []
+        assert await due(store, 1_028.0) == ["idle"]
+
     # -- groups and lists
 
     async def test_a_group_is_created_with_its_sessions(self, store: SessionStore) -> None:
@@ -188,8 +242,11 @@ class StoreContract(RecordingContract):
     async def test_lists_are_in_order_of_creation_and_filtered(self, store: SessionStore) -> None:
         for number, trial_id in enumerate(("c", "a", "b")):
             await store.register(
-                session(trial_id, created_at=100.0 + number, group_id="g" if trial_id != "a" else None)
-            )
+                session(
+                    trial_id, created_at=100.0 + number, group_id="g" if trial_id != "a" else None,
+                    run_id="r" if trial_id != "b" else None,
+                )
+            )  # fmt: skip
         await store.complete("c", status="completed", **END)
         await store.complete("a", status="aborted", **END)
         assert await listed(store) == ["c", "a", "b"]
@@ -199,6 +256,10 @@ class StoreContract(RecordingContract):
         assert await listed(store, since=101.0) == ["a", "b"]
         assert await listed(store, until=102.0) == ["c", "a"]
         assert await listed(store, since=101.0, until=102.0) == ["a"]
+        assert await listed(store, run_id="r") == ["c", "a"]
+        assert await listed(store, run_id="r", status="aborted") == ["a"]
+        assert await listed(store, newest_first=True) == ["b", "a", "c"]
+        assert await listed(store, newest_first=True, since=101.0, until=102.0, run_id="r") == ["a"]
         assert (await store.stats())["sessions"] == {"open": 1, "completed": 1, "aborted": 1}
 
     async def test_pages_neither_skip_nor_repeat_under_inserts(self, store: SessionStore) -> None:
@@ -226,6 +287,30 @@ class StoreContract(RecordingContract):
         rest = await store.list_sessions(**(ALL | {"limit": 120, "cursor": first.next_cursor}))
         assert [one.trial_id for one in [*first.items, *rest.items]] == names
         assert rest.next_cursor is None
+
+    async def test_the_newest_first_are_paged_through_to_the_oldest(self, store: SessionStore) -> None:
+        """Some hundred of one instant, some before and after it, and new ones that come meanwhile."""
+        made = [(f"t{number:03}", 5.0 if 10 <= number < 230 else float(number)) for number in range(240)]
+        await asyncio.gather(*(store.register(session(name, created_at=at)) for name, at in made))
+        expected = [name for name, at in sorted(made, key=lambda one: (one[1], one[0]), reverse=True)]
+        for bounds in ({}, {"since": 3.0}, {"until": 236.0}):
+            seen: list[str] = []
+            cursor, pages = None, 0
+            while pages == 0 or cursor is not None:
+                found = await store.list_sessions(
+                    **(ALL | bounds | {"cursor": cursor, "limit": 90, "newest_first": True})
+                )
+                seen += [one.trial_id for one in found.items]
+                cursor, pages = found.next_cursor, pages + 1
+                await store.register(
+                    session(f"late{bounds}{pages}".translate({ord(c): "-" for c in "{}': "}), created_at=999.0)
+                )
+            times = dict(made)
+            seen = [name for name in seen if name in times]
+            assert seen == [
+                name for name in expected if bounds.get("since", 0.0) <= times[name] < bounds.get("until", 1000.0)
+            ], bounds
+            assert pages == 3
 
     @pytest.mark.parametrize("cursor", ["", "!", "AAAA", "zzzzzzzzzz", "é", "kqFhoWI"])
     async def test_a_bad_cursor_is_a_bad_request(self, store: SessionStore, cursor: str) -> None:
@@ -275,10 +360,14 @@ class StoreContract(RecordingContract):
         assert (await asyncio.wait_for(last, 3))[1]["type"] == "deleted"
 
 
-def make_group(group_id: str, size: int, *, prefix: str = "", created_at: float = 7.0) -> tuple[Group, list[Session]]:
+def make_group(
+    group_id: str, size: int, *, prefix: str = "", created_at: float = 7.0, run_id: str = "r"
+) -> tuple[Group, list[Session]]:
     names = [f"{prefix or group_id}-{number}" for number in range(size)]
-    group = Group(group_id=group_id, run_id="r", task={"repo": "x"}, size=size, trial_ids=names, created_at=created_at)
-    return group, [session(name, created_at=created_at, group_id=group_id, run_id="r") for name in names]
+    group = Group(
+        group_id=group_id, run_id=run_id, task={"repo": "x"}, size=size, trial_ids=names, created_at=created_at
+    )
+    return group, [session(name, created_at=created_at, group_id=group_id, run_id=run_id) for name in names]
 
 
 async def rest_of(events: AsyncIterator[Any]) -> list[Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.contracts.canonical import Job
-from proxy.contracts.frames import Delta, Finish, Generate, Shown, Started
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.chat import Job
+from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, Generate, Shown, Started
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from proxy.contracts.policy import Manifest, Probe, ShardEntry, TensorEntry, UpdateSpec
+from steno.contracts.policy import Manifest, Probe, ShardEntry, TensorEntry, UpdateSpec
 
 
 def perturbed(model_dir: Path, seed: int, scale: float = 0.02) -> PreTrainedModel:

@@ -12,10 +12,21 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from proxy.contracts.ends import WorkerPeer
-from proxy.contracts.frames import Abandon, Announce, Apply, Chunk, Frame, Generate, Hello, ModelCard, Prepare, Progress
-from proxy.contracts.peer import State, Up
-from proxy.contracts.policy import UpdateSpec
+from steno.contracts.policy import UpdateSpec
+from steno.contracts.wire.frames import (
+    Abandon,
+    Announce,
+    Apply,
+    Chunk,
+    Frame,
+    Generate,
+    Hello,
+    ModelCard,
+    Prepare,
+    Progress,
+)
+from steno.contracts.wire.peer import State, Up
+from steno.contracts.wire.peer_ends import WorkerPeer
 
 
 class Dropped(bytearray):

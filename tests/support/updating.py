@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 from transformers import PreTrainedModel
 
-from proxy.client import Steno
-from proxy.contracts.errors import StenoError
-from proxy.contracts.policy import Update, UpdateSpec
+from steno.client.client import Steno
+from steno.contracts.errors import StenoError
+from steno.contracts.policy import Update, UpdateSpec
 from tests.support.processes import until
 from tests.support.stack import Stack
 from tests.support.trained import logprobs_of

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from proxy.contracts.errors import StoreUnavailable
+from steno.contracts.errors import StoreUnavailable
 
 T = TypeVar("T")
 

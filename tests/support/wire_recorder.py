@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from proxy.api.generation import DIALECTS
-from proxy.contracts.records import RESERVED_TRIAL_IDS
-from proxy.dialects.base import Dialect
-from proxy.dialects.gemini import Gemini
+from steno.contracts.records import RESERVED_TRIAL_IDS
+from steno_proxy.api.agents.generation import DIALECTS
+from steno_proxy.dialects.base import Dialect
+from steno_proxy.dialects.gemini.dialect import Gemini
 from tests.wire.filler import texts_in, without_prose
 from tests.wire.fixture import Answer, Exchange, Recording, named, write
 

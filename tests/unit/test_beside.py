@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from proxy.beside import Companion
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_proxy.server.embedded_worker import Companion
 
 
 @pytest.mark.parametrize(

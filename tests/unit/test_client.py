@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.resources
+import inspect
 import json
+import pydoc
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, get_type_hints
 
 import httpx
 import msgspec
 import pytest
 
-from proxy import client as module
-from proxy.client import AsyncSteno, Steno
-from proxy.contracts.errors import BudgetSpent, Gone, NotFound, NoWorker, ProtocolError, StenoError, Unreachable
-from proxy.contracts.records import (
+from steno.client import client as module
+from steno.client.client import AsyncSteno, Steno
+from steno.client.transport import call
+from steno.contracts.errors import BudgetSpent, Gone, NotFound, NoWorker, ProtocolError, StenoError, Unreachable
+from steno.contracts.records import (
     Limits,
     Sample,
     SampledRange,
@@ -27,7 +31,7 @@ from proxy.contracts.records import (
     floats_to_bytes,
     ids_to_bytes,
 )
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.contracts.rest import Completion, GroupSpec, Trial
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -41,7 +45,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited.append(seconds)
 
     monkeypatch.setattr(module.time, "sleep", waited.append)
-    monkeypatch.setattr(module.asyncio, "sleep", asleep)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
     return waited
 
 
@@ -62,11 +66,66 @@ def refusal(status: int, code: str, message: str = "no", **headers: str) -> http
     return httpx.Response(status, json=body, headers={"x-request-id": "r1", **headers})
 
 
-def test_importing_the_client_brings_neither_server_nor_store_nor_model_code() -> None:
-    heavy = ["fastapi", "starlette", "uvicorn", "redis", "torch", "transformers", "numpy", "typer"]
-    code = f"import sys, proxy.client; print([name for name in {heavy} if name in sys.modules])"
+def test_hello_world_brings_neither_server_nor_store_nor_model_code() -> None:
+    heavy = ["fastapi", "starlette", "uvicorn", "redis", "torch", "transformers", "vllm", "numpy", "typer", "asyncio"]
+    code = (
+        f"import sys; from steno import AsyncClient, Client; print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there_and_another_is_not() -> None:
+    import steno
+
+    for name in steno.__all__:
+        assert getattr(steno, name).__name__ == name
+    assert set(steno.__all__) <= set(dir(steno))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = steno.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("package", ["steno", "steno_proxy", "steno_rollouts", "steno_trainer", "steno_worker"])
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert (importlib.resources.files(package) / "py.typed").is_file()
+
+
+def rows() -> list[str]:
+    table = Steno.__mro__[1]
+    return [name for name, value in vars(table).items() if isinstance(value, call)]
+
+
+@pytest.mark.parametrize("name", rows())
+def test_calls_show_what_they_take_and_give(name: str) -> None:
+    """As `inspect.signature`, `help` and notebooks find it."""
+    blocking, waiting = getattr(Steno, name), getattr(AsyncSteno, name)
+    shown = inspect.signature(blocking)
+    assert next(iter(shown.parameters)) == "self"
+    assert not {"args", "kwargs"} & set(shown.parameters)
+    assert "Request" not in str(shown.return_annotation)
+    assert inspect.signature(waiting) == shown
+    assert inspect.iscoroutinefunction(waiting) and not inspect.iscoroutinefunction(blocking)
+    assert blocking.__qualname__ == f"Client.{name}" and blocking.__doc__ == waiting.__doc__
+
+
+def test_a_signature_names_parameters_and_the_class_that_comes_back() -> None:
+    shown = inspect.signature(Steno.register)
+    assert list(shown.parameters) == ["self", "trial_id", "spec"] and shown.return_annotation is Trial
+    assert get_type_hints(Steno.register)["return"] is Trial
+    assert list(inspect.signature(steno(lambda _: msgpack({})).samples).parameters) == ["trial_id"]
+    filters = inspect.signature(Steno.sessions)
+    assert {"status", "group_id", "limit"} < set(filters.parameters) and "cursor" not in filters.parameters
+    assert filters.return_annotation == Iterator[Session]
+    assert "register(self, trial_id: str | None" in pydoc.render_doc(Steno, renderer=pydoc.plaintext)
+
+
+def test_a_method_of_ones_own_stays() -> None:
+    class Mine(Steno):
+        def session(self, trial_id: str) -> Session:  # type: ignore[override]
+            return Session(trial_id="mine", created_at=0.0, updated_at=0.0)
+
+    assert Mine("http://proxy").session("a").trial_id == "mine"
+    assert Mine.group is not None and inspect.isfunction(Mine.group)
 
 
 def test_a_call_carries_key_prefix_and_escaped_ids() -> None:

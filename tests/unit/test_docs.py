@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,17 +20,19 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client import REGISTRY
 
-from proxy.config import ProxySettings
-from proxy.contracts.errors import BY_CODE
-from proxy.contracts.records import ForkReason
-from proxy.main import create_app
-from proxy.metrics import PANELS
 from scripts.generate_docs import PAGES, PROGRAMS, ROOT, proxy_metrics
-from steno.cli import app
+from steno.contracts.errors import BY_CODE
+from steno.contracts.records import ForkReason
+from steno_cli.main import app
+from steno_proxy.config import ProxySettings
+from steno_proxy.metrics import PANELS
+from steno_proxy.server.app import create_app
+from tests.support.sources import SOURCES
 
-PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")])
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_IMAGE = re.compile(r'<img src="([^"]+)"')
 
 
 def shell_lines() -> Iterator[tuple[str, list[str]]]:
@@ -76,7 +81,7 @@ def test_every_fork_reason_is_explained() -> None:
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in _LINK.findall(page.read_text()):
+    for target in _LINK.findall(page.read_text()) + _IMAGE.findall(page.read_text()):
         if not target.startswith(("http:", "https:", "#", "mailto:")):
             assert (page.parent / target.partition("#")[0]).exists(), f"{page.name} links to {target}"
 
@@ -90,11 +95,61 @@ def test_every_page_is_linked_from_another() -> None:
     assert [page.name for page in PROSE if page.resolve() not in linked and page.name != "README.md"] == []
 
 
+def test_the_glossary_says_each_word_once_in_whole_sentences() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [A-Z].+\. \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words = [word.strip("` ") for row in rows for word in row.split(",")]
+    assert sorted(set(words)) == sorted(words)
+    lines = [line for line in (ROOT / "docs/glossary.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) == len([line for line in lines if line != "| word | meaning |"])
+
+
+def test_a_module_that_code_names_is_there() -> None:
+    """In docstrings and comments: a file beside, one that has a name of its own, or the end of a path."""
+    code = [path for folder in SOURCES.split(os.pathsep) for path in Path(folder).glob("steno*/**/*.*")]
+    code = [path for path in code if path.suffix in (".py", ".lua")]
+    assert len(code) > 300
+    ends = Counter("/".join(path.parts[-n:]) for path in code for n in range(1, 6))
+    wrong = []
+    for path in code:
+        for named in re.findall(r"`((?:[\w-]+/)*[a-z_]+\.(?:py|lua))[`:]", path.read_text()):
+            places = ends[named] if "/" in named else ends[named] == 1
+            beside = path.parent / named
+            if beside == path or not (beside.exists() or places or (ROOT / named).exists()):
+                wrong.append(f"{path.relative_to(ROOT)}: {named}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_module_that_a_page_names_by_its_path_is_there(page: Path) -> None:
+    """From the root, or by its file's name alone; evidence is dated, and shortens the paths of tests."""
+    if page.is_relative_to(ROOT / "docs/evidence") or page.name == "CHANGELOG.md":
+        return
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|lua))`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_page_of_docs_has_one_line_in_the_index_under_a_heading() -> None:
+    """Which is the site's navigation too (scripts/site_pages.py). Decisions are listed by their own README."""
+    index = ROOT / "docs/index.md"
+    _, *sections = re.split(r"^## (.+)$", index.read_text(), flags=re.MULTILINE)
+    assert sections[::2] == ["Start", "How to", "Reference", "Explanation", "Evidence"]
+    listed = [
+        (index.parent / target).resolve()
+        for text in sections[1::2]
+        for target in re.findall(r"^- \[[^\]]+\]\(([^)]+)\): .+$", text, re.MULTILINE)
+    ]
+    assert sorted(set(listed)) == sorted(listed)
+    owed = [page for page in PROSE if page.name == "README.md" or not page.is_relative_to(ROOT / "docs/adr")]
+    assert [str(page.relative_to(ROOT)) for page in owed if page not in listed and page != index] == []
+
+
 @pytest.mark.parametrize(("page", "words"), LINES, ids=[" ".join(words)[:60] for _, words in LINES])
 def test_a_documented_command_exists_with_its_options(page: str, words: list[str]) -> None:
-    if words[0] == "export":
-        return
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
     name = words[0]
+    if name == "export" or (page == "docs/tutorial.md" and name in ("mkdir", "python", "grep")):
+        return  # the tutorial is walked as it is written, by tests/integration/loop/test_tutorial.py
     if name == "curl":
         _check_curl(words[1:])
     elif name.endswith("steno"):
@@ -103,6 +158,8 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         assert (ROOT / name).stat().st_mode & 0o111, f"{page}: {name} can't be run"
     elif name == "torchrun":
         _check_torchrun(words[1:])
+    elif words[:3] == ["python", "-m", "steno_cli.torchrun"]:
+        _check_torchrun(words[3:])
     elif name == "docker":
         _check_docker(words[1:])
     elif name in ("helm", "kubectl"):
@@ -113,14 +170,17 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         pytest.fail(f"{page}: nothing here knows how to check {name!r}")
 
 
-_KEY = re.compile(r"(?i)bearer|x-api-key|(?:^|[-_])(?:key|secret|password|token)=|KEY\\b|sk-|ak-steno")
+_KEY = re.compile(
+    r"(?i)bearer|x-api-key|(?:^|[-_])(?:key|secret|password|token)=|\$\{?\w*(?:key|secret|password|token)\b"
+    r"|://[^/@]*:[^/@]+@|\bsk-|ak-steno"
+)
 _KEY_FLAGS = frozenset({"--key", "--admin-key", "--worker-key", "--trial-secret", "--api-key", "--from-literal"})
 
 
 def keys_among(words: list[str]) -> list[str]:
     """The arguments that are a key, or an option for one: whoever lists processes reads them. What the shell keeps to itself
-    (an export, a here-string, a process substitution) is none."""
-    if words[0] == "export":
+    (an export, `:`, a here-string, a process substitution) is none."""
+    if words[0] in ("export", ":"):
         return []
     arguments = [word for before, word in itertools.pairwise(words) if before != "<<<" and "=<(" not in word]
     return [word for word in arguments if _KEY.search(word) or word.partition("=")[0] in _KEY_FLAGS]
@@ -129,10 +189,42 @@ def keys_among(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("text", [
     'curl -H "authorization: Bearer $STENO_ADMIN_KEY" http://a', "steno worker --key k", "steno proxy --admin-key=$K",
     "docker run -e STENO_ADMIN_KEY=$K steno", 'curl -H "x-api-key: $K" http://a',
-    "kubectl create secret generic a --from-literal admin-key=$(openssl rand -hex 32)",
+    "kubectl create secret generic a --from-literal admin-key=$(openssl rand -hex 32)", "redis-cli -a $REDIS_PASSWORD",
+    'steno admin "${STENO_ADMIN_KEY}"', "steno proxy --redis-url redis://:word@redis:6379/0",
 ])  # fmt: skip
 def test_a_key_on_a_command_line_is_found(text: str) -> None:
     assert keys_among(shlex.split(text))
+
+
+def shipped_lines() -> Iterator[tuple[str, list[str]]]:
+    """(file, words) of what is run or read outside the pages: deploy's scripts and containers, the chart's notes."""
+    notes = ROOT / "helm/steno/templates/NOTES.txt"
+    printed = re.sub(r"\{\{.*?\}\}", "X", notes.read_text())
+    texts = {path: path.read_text().replace("\\\n", " ") for path in (ROOT / "deploy").rglob("*.sh")}
+    texts[notes] = "\n".join(line for line in printed.splitlines() if line.startswith("  "))
+    for path, text in texts.items():
+        for line in text.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield str(path.relative_to(ROOT)), words
+    for path in (ROOT / "deploy").rglob("*.yaml"):
+        for manifest in yaml.safe_load_all(path.read_text()):
+            for words in _container_commands(manifest):
+                yield str(path.relative_to(ROOT)), words
+
+
+def _container_commands(node: Any) -> Iterator[list[str]]:
+    for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if name in ("command", "args", "entrypoint", "test") and isinstance(value, (str, list)) and value:
+            yield shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
+        else:
+            yield from _container_commands(value)
+
+
+def test_no_command_of_deploy_or_of_the_charts_notes_has_a_key_on_its_command_line() -> None:
+    lines = list(shipped_lines())
+    seen = {(Path(path).suffix, word) for path, words in lines for word in words}
+    assert seen >= {(".sh", "worker"), (".yaml", "redis-server"), (".txt", "curl")}  # each kind was read
+    assert [(path, found) for path, words in lines if (found := keys_among(words))] == []
 
 
 def test_no_documented_command_has_a_key_on_its_command_line() -> None:
@@ -205,7 +297,7 @@ def test_the_pins_satisfy_what_the_distribution_asks_for() -> None:
     for name in ("runtime", "lock"):
         for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines():
             if "==" in line:
-                package, version = line.split("==")
+                package, version = line.removesuffix(" \\").split("==")
                 assert canonicalize_name(package) not in pins, f"{package} is pinned twice"
                 pins[canonicalize_name(package)] = version
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

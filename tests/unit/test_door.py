@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.api.door import MOST_KNOWN, Door, from_a_page
-from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_proxy.api.door import MOST_KNOWN, Door, from_a_page
+from steno_proxy.config import ProxySettings
 
 DOOR = Door("https://gateway.example/rl/steno", ["host.docker.internal", "FD00::0001", "lan-box."])
 HOST = (b"host", b"127.0.0.1:8000")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import BodyTooLarge, TooManyRequests
-from proxy.inflight import FREE_BYTES, Inflight
+from steno.contracts.errors import BodyTooLarge, TooManyRequests
+from steno_proxy.api.bodies_in_flight import FREE_BYTES, Inflight
 
 MB = 2**20
 

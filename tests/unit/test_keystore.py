@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy import keystore
-from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError
-from proxy.keys import Keyring
+from steno.contracts.errors import ConfigError
+from steno_proxy.auth import generated_keys
+from steno_proxy.auth.keys import Keyring
+from steno_proxy.config import ProxySettings
 
 
 def settings(folder: Path | None, **cli: str) -> ProxySettings:
@@ -25,13 +25,13 @@ def shown(given: ProxySettings) -> list[str | None]:
 
 def test_without_a_folder_nothing_is_made() -> None:
     before = settings(None)
-    assert keystore.fill(before) == (before, {})
+    assert generated_keys.fill(before) == (before, {})
 
 
 def test_the_first_start_makes_all_keys_and_later_ones_find_them(tmp_path: Path) -> None:
-    first, made = keystore.fill(settings(tmp_path / "keys"))
-    again, made_again = keystore.fill(settings(tmp_path / "keys"))
-    assert set(made) == set(keystore.PREFIXES) and made_again == {}
+    first, made = generated_keys.fill(settings(tmp_path / "keys"))
+    again, made_again = generated_keys.fill(settings(tmp_path / "keys"))
+    assert set(made) == set(generated_keys.PREFIXES) and made_again == {}
     assert shown(first) == shown(again) and len(set(shown(first))) == 3
     for path in (tmp_path / "keys").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -40,16 +40,16 @@ def test_the_first_start_makes_all_keys_and_later_ones_find_them(tmp_path: Path)
 
 
 def test_a_given_key_counts_and_rotating_the_admin_key_keeps_agents_keys(tmp_path: Path) -> None:
-    first, _ = keystore.fill(settings(tmp_path, admin_key="one"))
-    second, made = keystore.fill(settings(tmp_path, admin_key="two"))
+    first, _ = generated_keys.fill(settings(tmp_path, admin_key="one"))
+    second, made = generated_keys.fill(settings(tmp_path, admin_key="two"))
     assert shown(second)[0] == "two" and made == {}
     assert not (tmp_path / "admin_key").exists()
     assert Keyring.of(first).agent_key("t") == Keyring.of(second).agent_key("t")
 
 
 def test_the_announcement_shows_what_people_need_and_not_the_trial_secret(tmp_path: Path) -> None:
-    _, made = keystore.fill(settings(tmp_path))
-    text = keystore.announcement(made, tmp_path)
+    _, made = generated_keys.fill(settings(tmp_path))
+    text = generated_keys.announcement(made, tmp_path)
     assert made["admin_key"] in text and made["worker_key"] in text and made["trial_secret"] not in text
 
 
@@ -59,7 +59,7 @@ def test_proxies_that_start_together_agree(tmp_path: Path) -> None:
 
     def proxy() -> None:
         start.wait()
-        found.append(shown(keystore.fill(settings(tmp_path))[0]))
+        found.append(shown(generated_keys.fill(settings(tmp_path))[0]))
 
     threads = [threading.Thread(target=proxy) for _ in range(8)]
     for thread in threads:
@@ -67,14 +67,14 @@ def test_proxies_that_start_together_agree(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 8 and all(keys == found[0] for keys in found)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(keystore.PREFIXES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(generated_keys.PREFIXES)
 
 
 def test_a_folder_that_is_none_and_an_empty_key_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="keys_dir") as caught:
-        keystore.fill(settings(tmp_path / "file" / "keys"))
+        generated_keys.fill(settings(tmp_path / "file" / "keys"))
     assert caught.value.field == "keys_dir"
     (tmp_path / "admin_key").write_text("\n")
     with pytest.raises(ConfigError, match="admin_key is empty"):
-        keystore.fill(settings(tmp_path))
+        generated_keys.fill(settings(tmp_path))

@@ -8,16 +8,18 @@ from typing import Any, cast
 
 from starlette.websockets import WebSocket
 
-from proxy.contracts.canonical import Job
-from proxy.contracts.ends import WorkerPeer
-from proxy.contracts.frames import Generate, Hello, ModelCard
-from proxy.hub import Hub, RelaySettings
-from proxy.placing import Order
+from steno.contracts.chat import Job
+from steno.contracts.wire.frames import Generate, Hello, ModelCard
+from steno.contracts.wire.peer_ends import WorkerPeer
+from steno_proxy.workers.hub import Hub, RelaySettings
+from steno_proxy.workers.placement import Order
 from tests.support.waiting import until
 
 
 class Socket:
     """The proxy's end of a socket, and what passes there."""
+
+    client = None
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}

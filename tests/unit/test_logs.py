@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from proxy import logs
+from steno_proxy import logs
 
 
 @pytest.fixture
@@ -26,7 +26,12 @@ def root() -> Iterator[logging.Logger]:
 def test_a_hostile_trial_id_makes_no_second_line(root: logging.Logger, style: str) -> None:
     out = io.StringIO()
     logs.setup("info", style, out)  # type: ignore[arg-type]
-    for trial_id in ("a\n2026-01-01 INFO proxy.main admin key: x", "a\r\x00\x1b[2J", "\u2028", "x" * 60_000):
+    for trial_id in (
+        "a\n2026-01-01 INFO steno_proxy.server.app admin key: x",
+        "a\r\x00\x1b[2J",
+        "\u2028",
+        "x" * 60_000,
+    ):
         logs.bind(trial_id, "0123")
         logging.getLogger("proxy.test").info("said")
     lines = out.getvalue().splitlines()
@@ -41,3 +46,11 @@ def test_a_trial_id_is_shown_as_it_is(root: logging.Logger) -> None:
     logs.bind("my-trial.1", "0123")
     logging.getLogger("proxy.test").info("said")
     assert out.getvalue().endswith("INFO proxy.test [my-trial.1 0123] said\n")
+
+
+def test_a_message_that_repeats_a_client_stays_one_printable_line(root: logging.Logger) -> None:
+    out = io.StringIO()
+    logs.setup("info", "text", out)
+    logging.getLogger("proxy.test").info("request refused: %s", "resp_\x00\n2026 \x1b[2J\u2028 grüße")
+    (line,) = out.getvalue().splitlines()
+    assert line.isprintable() and line.endswith(r"request refused: resp_\x00\n2026 \x1b[2J\u2028 grüße")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY
 
-from proxy import metrics
+from steno_proxy import metrics
 
 
 def counted(dialect: str, kind: str) -> float:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.contracts.canonical import Job
-from proxy.contracts.errors import NoWorker, TooManyRequests
-from proxy.contracts.frames import TAKEOVER, ModelCard
-from proxy.contracts.records import tokenizer_key
-from proxy.placing import Away, Order, is_older, place
-from proxy.routing import NoTokenizer
+from steno.contracts.chat import Job, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest, NoWorker, TooManyRequests
+from steno.contracts.records import tokenizer_key
+from steno.contracts.wire.frames import TAKEOVER, TOKENIZES, ModelCard
+from steno_proxy.workers.placement import Away, Order, is_older, place, to_tokenize
+from steno_proxy.workers.routing import NoTokenizer
 
 CARD = ModelCard("m", 100, policy_version="run-a/5", tokenizer_digest="t", capabilities=[TAKEOVER])
 FIRST = Order("trial", "0" * 12, Job())
@@ -150,3 +150,61 @@ def test_a_model_that_was_served_is_waited_for_and_any_other_name_means_the_defa
     again = dataclasses.replace(order, attempt=1)
     with pytest.raises(Away):
         place(again, [default], is_model=True)
+
+
+NEEDY = {
+    "allowed_token_ids": Job(sampling=Sampling(allowed_token_ids=[1])),
+    "bad_words": Job(sampling=Sampling(bad_words=["no"])),
+    "include_stop_str_in_output": Job(shows_stop=True),
+    "skip_special_tokens": Job(shows_special=True),
+    "structured_outputs.regex": Job(response_format=ResponseFormat("regex", regex="a")),
+    "structured_outputs.choice": Job(response_format=ResponseFormat("choice", choice=["a"])),
+    "structured_outputs.grammar": Job(response_format=ResponseFormat("grammar", grammar="a")),
+    "add_generation_prompt": Job(template_kwargs={"add_generation_prompt": False}),
+    "continue_final_message": Job(template_kwargs={"continue_final_message": True}),
+}
+
+
+@pytest.mark.parametrize("field", NEEDY)
+def test_a_field_goes_only_to_who_honours_it(field: str) -> None:
+    """An older worker, whose card has no `fields`, would leave it out in silence."""
+    order = Order("trial", "0" * 12, NEEDY[field])
+    old, new = Worker("old"), Worker("new", [card(fields=[field])])
+    for trial in range(8):
+        assert place(dataclasses.replace(order, trial_id=str(trial)), [old, new])[0] is new
+    with pytest.raises(BadRequest, match="by the served model") as refused:
+        place(order, [old])
+    assert refused.value.field == field
+
+
+def test_what_every_worker_knows_goes_to_any() -> None:
+    plain = Job(template_kwargs={"enable_thinking": False}, response_format=ResponseFormat("json_object"))
+    assert place(Order("trial", "0" * 12, plain), [Worker("old")])[0].id == "old"
+
+
+def test_ids_can_be_given_of_every_model_that_has_some() -> None:
+    order = Order("trial", "0" * 12, Job(), returns_ids=True)
+    assert place(order, [Worker("old")])[0].id == "old"
+    with pytest.raises(BadRequest) as refused:
+        place(order, [Worker("text", [card(text_only=True)])])
+    assert refused.value.field == "return_token_ids"
+
+
+def test_tokens_are_said_of_the_model_that_is_meant_by_a_worker_that_can() -> None:
+    able = [card(capabilities=[TOKENIZES]), card(name="other", capabilities=[TOKENIZES])]
+    workers = [Worker("old"), Worker("a", able[:1]), Worker("b", able[1:]), Worker("away", able[:1], eligible=False)]
+
+    def asked(model: str, some: list[Worker], job: Job | None = None, is_model: bool = False) -> str:
+        return to_tokenize("trial", job or Job(), some, model, is_model=is_model)[0].id
+
+    assert (asked("m", workers), asked("other", workers)) == ("a", "b")
+    assert asked("gpt", workers[:2]) == "a"
+    with pytest.raises(BadRequest, match="older release"):
+        asked("m", [Worker("old"), Worker("text", [card(text_only=True)])])
+    with pytest.raises(NoWorker):
+        asked("gone", workers, is_model=True)
+    with pytest.raises(NoWorker):
+        asked("m", workers[3:])
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}
+    with pytest.raises(BadRequest, match="images"):
+        asked("m", workers, Job(messages=[{"role": "user", "content": [picture]}]))

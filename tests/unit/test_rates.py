@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import TooManyRequests
-from proxy.rates import MOST_REFUSED, MOST_TRIALS, REFUSED_S, SWEEP_AT, Rates, Refused, body_digest
+from steno.contracts.errors import TooManyRequests
+from steno_proxy.auth.rate_limit import MOST_REFUSED, MOST_TRIALS, REFUSED_S, SWEEP_AT, Rates, Refused, body_digest
 
 
 class Clock:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy import keystore
-from proxy.config import ProxySettings
-from proxy.contracts.errors import Forbidden
-from proxy.keys import Keyring
-from proxy.rotation import Rotation
+from steno.contracts.errors import Forbidden
+from steno_proxy.auth import generated_keys
+from steno_proxy.auth.key_reload import Rotation
+from steno_proxy.auth.keys import Keyring
+from steno_proxy.config import ProxySettings
 
 
 class Kept:
@@ -97,8 +97,8 @@ async def test_what_cannot_be_read_changes_nothing_and_is_said_once(
 
 async def test_agents_keys_of_a_listed_secret_stay_good_and_new_ones_come_of_the_first(tmp_path: Path) -> None:
     kept = Kept(tmp_path, admin_key="admin", trial_secret="one")
-    agent, harness = kept.keys.agent_key("t"), kept.keys.harness_key("g")
-    assert agent and harness
+    agent, harness, run = kept.keys.agent_key("t"), kept.keys.harness_key("g"), kept.keys.run_key("r")
+    assert agent and harness and run
     kept.write("trial_secret", "two\none")
     await kept.rotation.look(at_once=True)
     newer = kept.keys.agent_key("t")
@@ -108,12 +108,14 @@ async def test_agents_keys_of_a_listed_secret_stay_good_and_new_ones_come_of_the
         with pytest.raises(Forbidden):
             kept.keys.check_agent(key.encode(), "u")
     kept.keys.check_harness(harness.encode(), "g")
+    kept.keys.check_harness(run.encode(), "g", "r")
     kept.write("trial_secret", "two")
     await kept.rotation.look(at_once=True)
     kept.keys.check_agent(newer.encode(), "t")
     for check in (
         lambda: kept.keys.check_agent(agent.encode(), "t"),
         lambda: kept.keys.check_harness(harness.encode(), "g"),
+        lambda: kept.keys.check_harness(run.encode(), "g", "r"),
     ):
         with pytest.raises(Forbidden):
             check()
@@ -138,7 +140,7 @@ async def test_workers_keys_follow_the_admin_keys_where_they_have_none_of_their_
 
 
 async def test_made_keys_are_looked_at_in_their_folder(tmp_path: Path) -> None:
-    settings, made = keystore.fill(ProxySettings.load({"keys_dir": tmp_path, "worker_key": "given"}, None))
+    settings, made = generated_keys.fill(ProxySettings.load({"keys_dir": tmp_path, "worker_key": "given"}, None))
     keys = Keyring.of(settings)
     rotation = Rotation(keys, settings, lambda: None)
     assert sorted(settings.secret_files) == ["admin_key", "trial_secret"]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import NoWorker, TooManyRequests
-from proxy.contracts.frames import ModelCard
-from proxy.contracts.records import tokenizer_key
-from proxy.routing import LOAD_FACTOR, SLACK_STREAMS, at_hand, choose, of_tokenizer, offers, score
+from steno.contracts.errors import NoWorker, TooManyRequests
+from steno.contracts.records import tokenizer_key
+from steno.contracts.wire.frames import ModelCard
+from steno_proxy.workers.routing import LOAD_FACTOR, SLACK_STREAMS, at_hand, choose, of_tokenizer, offers, score
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, SecretStr
 
-from inference_worker.config import WorkerSettings
-from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError
-from proxy.contracts.settings import PREFIXES, Settings, SettingsConfigDict, admin_key_here
+from steno.config.settings import PREFIXES, Settings, SettingsConfigDict, admin_key_here
+from steno.contracts.errors import ConfigError
+from steno_proxy.config import ProxySettings
+from steno_worker.config import WorkerSettings
 
 
 class Nested(BaseModel):
@@ -86,7 +86,7 @@ def test_a_bad_variable_is_refused_by_name(
         ("c.toml", "port = -1", "port in {file}: Input should be greater than or equal to 0"),
         ("c.toml", "port = ", "{file}: not valid TOML"),
         ("c.yaml", "a: [", "{file}: not valid YAML"),
-        ("c.yaml", "- port", "{file}: must hold settings by name, holds a list"),
+        ("c.yaml", "- port", "{file}: got a list, must be a mapping of settings by name"),
     ],
 )
 def test_a_bad_file_is_refused_by_key(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -9,7 +9,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
-from proxy.sockets import Frames, OpeningSocket, opening_of
+from steno_proxy.workers.worker_socket import Frames, OpeningSocket, opening_of
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65535, 65536, 70_000]))
 FRAMES = st.lists(
@@ -66,6 +66,7 @@ async def test_uvicorn_still_has_what_the_bound_is_built_upon() -> None:
     assert isinstance(made, WebSocketsSansIOProtocol)
     assert {"queue", "handshake_initiated", "close_sent", "transport", "app_state", "conn"} <= set(vars(made))
     assert not made.handshake_initiated and not made.close_sent
+    assert made.conn.max_message_size == config.ws_max_size  # `metered` sets another
     assert opening_of({"state": made.app_state}) is made and made.app_state["kept"] == 1
     assert "data_received" in vars(WebSocketsSansIOProtocol)
     assert opening_of({}) is None

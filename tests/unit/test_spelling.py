@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.api.spelling import meant
+from steno_proxy.server.path_aliases import meant
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,9 @@ from proxy.api.spelling import meant
         ("/v1/models/org/name", "/v1/models/org/name"),
         ("/models/policy:generateContent", "/v1/models/policy:generateContent"),
         ("/v1/v1beta/models/policy:generateContent", "/v1beta/models/policy:generateContent"),
+        ("//tokenize", "/tokenize"),
+        ("/v1/detokenize/", "/detokenize"),
+        ("/v1/health", "/health"),
     ],
 )
 def test_a_base_url_a_level_too_high_or_too_deep_is_understood(path: str, expected: str) -> None:
@@ -33,6 +36,7 @@ def test_a_base_url_a_level_too_high_or_too_deep_is_understood(path: str, expect
 @pytest.mark.parametrize(
     "path",
     ["", "/", "/v1", "/v1/v1", "/v1/embeddings", "/sessions", "//sessions", "/v1/../sessions", "/v1/v1/v1/models", "/x/v1/models",
+     "/tokenize/x", "/v1/version/tokenize",
      "/openai/deployments/policy/chat/completions"],
 )  # fmt: skip
 def test_what_can_mean_nothing_stays_as_it_is(path: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.suspicion import FORGET_S, Suspicion
+from steno_proxy.workers.suspicion import FORGET_S, Suspicion
 
 
 def test_several_bad_turns_of_several_trials_make_a_worker_suspect_once() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.contracts.errors import BadRequest, NoWorker, TooManyRequests
-from proxy.placing import Away
-from proxy.waiting import Waiting
+from steno.contracts.errors import BadRequest, NoWorker, TooManyRequests
+from steno_proxy.workers.placement import Away
+from steno_proxy.workers.queue import Waiting
 
 FULL = TooManyRequests("full")
 
@@ -115,7 +115,7 @@ async def test_more_than_may_wait_are_refused_at_once_but_for_what_was_begun() -
 
     first = asyncio.create_task(queue.wait("a", "r", never, FULL, timeout_s=60))
     await settle()
-    with pytest.raises(TooManyRequests, match="as many turns wait as may"):
+    with pytest.raises(TooManyRequests, match="the queue is full"):
         await queue.wait("b", "r", never, FULL, timeout_s=60)
     begun = asyncio.create_task(queue.wait("b", "r", never, FULL, timeout_s=60, urgent=True))
     await settle()

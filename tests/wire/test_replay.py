@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy import metrics
-from proxy.contracts.errors import NoWorker
-from proxy.contracts.frames import Generate
-from proxy.contracts.records import Turn
-from proxy.metrics import DROPPED
+from steno.contracts.errors import NoWorker
+from steno.contracts.records import Turn
+from steno.contracts.wire.frames import Generate
+from steno_proxy import metrics
+from steno_proxy.metrics import DROPPED
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.wire.fixture import FOLDER, Answer, Exchange, of_agent, read, renamed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A worker per GPU of this node. PROXY: ws://TRAINER-NODE:8000. Ends them all with itself.
+# A worker per GPU of this node. PROXY: http://TRAINER-NODE:8000. Ends them all with itself.
 set -euo pipefail
-: "${PROXY:?ws://TRAINER-NODE:8000}" "${STENO_WORKER_KEY:?as on the trainer node}"
+: "${PROXY:?http://TRAINER-NODE:8000}" "${STENO_WORKER_KEY:?as on the trainer node}"
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 for gpu in $(nvidia-smi --query-gpu=index --format=csv,noheader); do
   CUDA_VISIBLE_DEVICES=$gpu steno worker --proxy "$PROXY" --worker-id "$(hostname)-$gpu" --engine vllm \

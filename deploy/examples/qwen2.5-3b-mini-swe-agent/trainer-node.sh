@@ -1,15 +1,36 @@
 #!/usr/bin/env bash
-# Redis, the proxy, the trainer on this node's GPUs, and the rollouts. Ends them all with itself; started again, it goes on.
+# Redis, the proxy, the trainer on this node's GPUs, and the rollouts. Ends with the trainer: after total_steps, or once rollouts are
+# over and their last groups are trained. Ctrl-C ends all in order, with a checkpoint; started again, it goes on.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${STENO_ADMIN_KEY:?a long random string}" "${STENO_WORKER_KEY:?another one}"
 data=${DATA:-$PWD/steno-data}
 mkdir -p "$data/redis"
-trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+weights=${WEIGHTS:-${TMPDIR:-/tmp}/steno-weights}  # copies on their way to the proxy: a local disk, training stands still for them
+rollouts='' trainer=''
+finish() {  # the trainer's last step and checkpoint first: it needs the proxy
+  trap - EXIT INT TERM
+  for part in $rollouts $trainer; do kill "$part" 2>/dev/null || true; wait "$part" || true; done
+  kill $(jobs -p) 2>/dev/null || true
+  wait
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 redis-server --port 6379 --bind 127.0.0.1 --dir "$data/redis" --appendonly yes --appendfsync everysec &
 steno proxy --host 0.0.0.0 --port 8000 --redis-url redis://127.0.0.1:6379/0 --keys-dir "$data/keys" &
 until curl -sf http://127.0.0.1:8000/readyz >/dev/null; do sleep 1; done
 cd "$here"
-torchrun --standalone --nproc-per-node "${GPUS:-8}" -m steno train --config train.yaml --checkpoint-dir "$data/checkpoints" \
-  --weights-dir "$data/weights" --metrics-file "$data/metrics.jsonl" --tensorboard-dir "$data/tensorboard" &
-steno rollout --config rollout.yaml --results "$data/results.jsonl" --work-dir "$data/trials"
+python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \
+  -m steno train --config train.yaml --checkpoint-dir "$data/checkpoints" \
+  --weights-dir "$weights" --metrics-file "$data/metrics.jsonl" --tensorboard-dir "$data/tensorboard" &
+trainer=$!
+steno rollout --config rollout.yaml --results "$data/results.jsonl" --work-dir "$data/trials" &
+rollouts=$!
+code=0
+wait -n -p ended "$trainer" "$rollouts" || code=$?
+if [ "$ended" = "$rollouts" ] && [ "$code" = 0 ]; then  # rollouts are over: the trainer takes what is left, and ends
+  rollouts=''
+  wait "$trainer" || code=$?
+fi
+exit "$code"

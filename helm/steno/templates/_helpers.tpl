@@ -55,7 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- $full := include "steno.fullname" . -}}
 {{- range $i := until (include "steno.maxReplicas" . | int) -}}
 {{- if $i }},{{ end -}}
-ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc:8081
+http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc:8081
 {{- end -}}
 {{- end -}}
 
@@ -80,6 +80,11 @@ ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc
 {{- end -}}
 {{- end -}}
 
+{{/* The key of the Secret that opens /metrics. A Secret of one's own may be older than the metrics key. */}}
+{{- define "steno.metricsKey" -}}
+{{- default (ternary "admin-key" "metrics-key" (ne .Values.keys.existingSecret "")) .Values.keys.metricsKey -}}
+{{- end -}}
+
 {{/* How agents reach the proxy. */}}
 {{- define "steno.publicUrl" -}}
 {{- if .Values.proxy.settings.public_url -}}
@@ -96,6 +101,15 @@ ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc
 {{- end -}}
 
 {{/* Values that are each right and don't go together. */}}
+{{- /* The claim that archived sessions are on: "" where they go elsewhere, or nowhere. */ -}}
+{{- define "steno.archiveClaim" -}}
+{{- $archive := .Values.proxy.archive -}}
+{{- $shared := or (has "ReadWriteMany" $archive.accessModes) (eq (include "steno.maxReplicas" .) "1") -}}
+{{- if and (ne .Values.redis.mode "memory") (not (hasKey .Values.proxy.settings "archive")) -}}
+{{- if $archive.existingClaim -}}{{ $archive.existingClaim }}{{- else if $shared -}}{{ include "steno.fullname" . }}-archive{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "steno.check" -}}
 {{- if eq .Values.redis.mode "memory" -}}
 {{- if gt (include "steno.maxReplicas" . | int) 1 -}}
@@ -125,5 +139,13 @@ ws://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.svc
 {{- end -}}
 {{- if and .Values.networkPolicy.sandboxes.enabled (not .Values.networkPolicy.sandboxes.podSelector) (has .Values.networkPolicy.sandboxes.namespace (list "" .Release.Namespace)) -}}
 {{- fail "networkPolicy.sandboxes would cut off the proxy itself: give its namespace, or a podSelector" -}}
+{{- end -}}
+{{- $own := include "steno.labels" (list . "") | fromYaml -}}
+{{- range $name, $values := dict "proxy" .Values.proxy "redis.bundled" .Values.redis.bundled "worker" .Values.worker "trainer" .Values.trainer -}}
+{{- range $label, $_ := $values.podLabels -}}
+{{- if hasKey $own $label -}}
+{{- fail (printf "%s.podLabels has %s, which the chart itself sets: its Services and policies select pods by such labels" $name $label) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,7 +1,7 @@
-{{/* What pods with GPUs have in common. Arguments: list ROOT VALUES, where VALUES are those of worker or trainer. */}}
+{{/* What pods with GPUs have in common. Arguments: list ROOT COMPONENT VALUES, of worker or trainer. */}}
 {{- define "steno.podSpec" -}}
 {{- $root := index . 0 -}}
-{{- $values := index . 1 -}}
+{{- $values := index . 2 -}}
 enableServiceLinks: false
 automountServiceAccountToken: false
 {{- with $values.podSecurityContext }}
@@ -15,21 +15,36 @@ runtimeClassName: {{ . }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- include "steno.placement" $values }}
+{{- include "steno.placement" . }}
 {{- end -}}
 
+{{/* What all pods let their values choose: as whom, where and how urgently they run. Arguments: list ROOT COMPONENT VALUES. */}}
 {{- define "steno.placement" -}}
-{{- with .nodeSelector }}
+{{- $selector := include "steno.selector" . | fromYaml -}}
+{{- $values := index . 2 -}}
+{{- with $values.serviceAccountName }}
+serviceAccountName: {{ . | quote }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with $values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .tolerations }}
+{{- with $values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .affinity }}
+{{- with $values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ toYaml (merge (dict) . (ternary dict (dict "labelSelector" (dict "matchLabels" $selector)) (hasKey . "labelSelector"))) | nindent 4 | trim }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from proxy.contracts.records import OPEN
+from steno.contracts.records import OPEN
 from tests.support.stack import Stack, running
 
 Turn = dict[str, Any]

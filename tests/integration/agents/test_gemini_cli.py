@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from steno.agents import AGENTS, Target
-from steno.commands.env import urls
+from steno_cli.agents import AGENTS, Target
+from steno_cli.commands.env import urls
 from tests.integration.agents.gemini_script import STEPS
 from tests.integration.agents.support import (
     check_continuous,

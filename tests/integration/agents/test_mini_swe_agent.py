@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from steno.agents import AGENTS, Target
-from steno.commands.env import urls
+from steno_cli.agents import AGENTS, Target
+from steno_cli.commands.env import urls
 from tests.integration.agents.mini_script import COMMANDS
 from tests.integration.agents.support import is_fixed, output, prompt_ids, run, scripted
 from tests.support.stack import Stack

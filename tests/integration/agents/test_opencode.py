@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from steno.agents import AGENTS, Target
-from steno.commands.env import urls
+from steno_cli.agents import AGENTS, Target
+from steno_cli.commands.env import urls
 from tests.integration.agents.opencode_script import SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
     branch,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from steno.agents import AGENTS, Target
-from steno.commands.env import urls
+from steno_cli.agents import AGENTS, Target
+from steno_cli.commands.env import urls
 from tests.integration.agents.plain_script import COMMANDS, CUT_TOKENS
 from tests.integration.agents.support import (
     Turn,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steno.agents import AGENTS, Target
-from steno.commands.env import shell, urls
+from steno_cli.agents import AGENTS, Target
+from steno_cli.commands.env import shell, urls
 from tests.support.stack import Stack, running
 
 pytestmark = pytest.mark.agents

@@ -42,7 +42,7 @@ def test_its_agent_repairs_a_task_and_its_score_says_so(tmp_path: Path) -> None:
                 "--group-size", "1", "--in-flight", "2", "--epochs", "1", "--groups-per-step", "8",
                 "--results", str(tmp_path / "results.jsonl"), "--work-dir", str(tmp_path / "trials"),
             ],
-            cwd=EXAMPLE, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+            cwd=EXAMPLE, env={**os.environ, "PATH": path},
             capture_output=True, text=True, timeout=500,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

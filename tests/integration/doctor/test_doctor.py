@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from steno.doctor.redis_promises import STALLED_S
+from steno_cli.doctor.redis_promises import STALLED_S
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisSentinel, RedisServer
 from tests.support.stack import ROOT, Stack, running
@@ -56,7 +56,7 @@ def test_a_deployment_without_keys_on_loopback_is_told_so(
     stack: Stack, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     redis_server.client().config_set("maxmemory-policy", "noeviction")
-    code, found = doctor("--url", stack.url, "--redis-url", redis_server.url, "--folder", str(tmp_path))
+    code, found = doctor("--proxy", stack.url, "--redis-url", redis_server.url, "--folder", str(tmp_path))
     assert code == 0, found
     assert found["redis.restart"][0][:2] == (
         "ok",
@@ -104,7 +104,7 @@ def test_settings_of_redis_that_break_a_promise(
 
 def _answered(url: str, redis_url: str) -> dict[str, list[tuple[str, str, str]]]:
     for _ in range(20):
-        _, found = doctor("--url", url, "--redis-url", redis_url)
+        _, found = doctor("--proxy", url, "--redis-url", redis_url)
         if "Connection refused" not in found["redis.reachable"][0][1]:
             return found
     raise AssertionError("redis-server did not come up")
@@ -130,12 +130,12 @@ def test_what_a_failover_keeps_is_as_the_running_proxy_waits(
     primary, replica = followed
     settings = ["--redis-url", primary.url, *(["--redis-wait-replicas", "1"] if waits else [])]
     with running(tmp_path, None, proxy=settings) as stack:
-        _, found = doctor("--url", stack.url, "--redis-url", primary.url)
+        _, found = doctor("--proxy", stack.url, "--redis-url", primary.url)
         [(level, message, _)] = found["redis.failover"]
         assert (level, "loses nothing" in message) == (("ok", True) if waits else ("warning", False)), message
         replica.pause()
         primary.until(lambda info: info["slave0"]["lag"] > STALLED_S)
-        code, found = doctor("--url", stack.url, "--redis-url", primary.url)
+        code, found = doctor("--proxy", stack.url, "--redis-url", primary.url)
         [(level, message, _)] = found["redis.failover"]
         assert code == 1 and level == "bad" and "stalled" in message
         assert ("writes get 503" if waits else "loses turns that agents were told") in message
@@ -150,13 +150,13 @@ def test_sentinels_are_asked_whether_they_could_fail_over(
         for sentinel in sentinels:
             sentinel.knows("steno", others=2, replicas=1)
         url = "redis+sentinel://" + ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
-        _, found = doctor("--url", stack.url, "--redis-url", f"{url}/steno")
+        _, found = doctor("--proxy", stack.url, "--redis-url", f"{url}/steno")
         assert found["redis.sentinels"][0][:2] == ("ok", "3, with a quorum to fail over")
         assert found["redis.reachable"][0][0] == "ok" and "redis.role" not in found
         sentinels[0].close()
-        _, found = doctor("--url", stack.url, "--redis-url", f"{url}/steno")
+        _, found = doctor("--proxy", stack.url, "--redis-url", f"{url}/steno")
         assert found["redis.sentinels"][0][0] == "warning" and str(sentinels[0].port) in found["redis.sentinels"][0][1]
-        _, found = doctor("--url", stack.url, "--redis-url", f"{url}/another")
+        _, found = doctor("--proxy", stack.url, "--redis-url", f"{url}/another")
         assert found["redis.sentinels"][0][0] == "bad" and found["redis.reachable"][0][0] == "bad"
     finally:
         for sentinel in sentinels[1:]:
@@ -166,18 +166,18 @@ def test_sentinels_are_asked_whether_they_could_fail_over(
 def test_a_proxy_with_keys_and_without_workers(tmp_path: Path) -> None:
     keys = ["--admin-key", "the-admin-key-of-a-test", "--host", "127.0.0.1"]
     with running(tmp_path, None, proxy=keys) as stack:
-        code, found = doctor("--url", stack.url)
+        code, found = doctor("--proxy", stack.url)
         assert code == 1 and found["proxy.models"][0][0] == "bad"
         assert found["proxy.keys"][0][0] == "warning" and "workers.connected" not in found
-        code, found = doctor("--url", stack.url, "--key", "wrong")
+        code, found = doctor("--proxy", stack.url, "--key", "wrong")
         assert found["proxy.keys"][0][0] == "bad"
-        code, found = doctor("--url", stack.url, "--key", "the-admin-key-of-a-test")
+        code, found = doctor("--proxy", stack.url, "--key", "the-admin-key-of-a-test")
         assert found["proxy.keys"][0][0] == "ok" and found["workers.connected"][0][0] == "bad"
         assert found["proxy.unrecorded_tokens"][0][0] == "ok" and code == 1
 
 
 def test_nothing_there() -> None:
     code, found = doctor(
-        "--url", f"http://127.0.0.1:{free_port()}", "--redis-url", f"redis://127.0.0.1:{free_port()}/0"
+        "--proxy", f"http://127.0.0.1:{free_port()}", "--redis-url", f"redis://127.0.0.1:{free_port()}/0"
     )
     assert code == 1 and [found[check][0][0] for check in ("proxy.reachable", "redis.reachable")] == ["bad", "bad"]

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import steno.demo
-from steno.demo import demo
-from steno.demo_processes import DemoFailed
+from steno_cli.demo import record
+from steno_cli.demo.processes import DemoFailed
+from steno_cli.demo.record import demo
 from tests.support.ports import free_port
 from tests.support.stack import ROOT
 
@@ -63,7 +63,8 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
             except subprocess.TimeoutExpired:
                 child.terminate()
                 raise
-        assert code == 0
+            last = child.stdout.read().splitlines()[-1]
+        assert code == 0 and last.startswith("stopped: ")
     assert not listens(port)
 
 
@@ -74,7 +75,7 @@ async def run(port: int) -> tuple[bool, str]:
 
 
 async def test_an_agent_that_fails_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steno.demo, "AGENT_S", 0.01)
+    monkeypatch.setattr(record, "AGENT_S", 0.01)
     solved, printed = await run(port := free_port())
     assert not solved
     assert "no answer in 0 s" in printed
@@ -84,7 +85,7 @@ async def test_an_agent_that_fails_is_shown_and_fails_the_demo(monkeypatch: pyte
 async def test_a_worker_that_does_not_come_up_is_shown_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(steno.demo, "TINY", tmp_path)
+    monkeypatch.setattr(record, "TINY", tmp_path)
     with pytest.raises(DemoFailed, match=r"the worker ended with code \d+:\n.*has no config.json") as failed:
         await run(port := free_port())
     assert "Traceback" not in str(failed.value)
@@ -96,7 +97,7 @@ async def test_a_port_that_is_taken_is_nothing_to_run_on() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(DemoFailed, match="something listens there already"):
+        with pytest.raises(DemoFailed, match="the address is in use already"):
             await run(other.getsockname()[1])
 
 

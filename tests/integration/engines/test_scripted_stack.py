@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -53,6 +54,38 @@ def test_calls_thoughts_and_words_arrive(stack: Stack, stream: bool) -> None:
         assert (message.content, message.reasoning_content) == ("Look.", "Hm.")
         names = [call.function.name for call in message.tool_calls]
     assert names == ["ls", "pwd"]
+
+
+def test_tokens_are_said_by_the_workers_tokenizer_and_are_those_of_the_record(stack: Stack) -> None:
+    """As vLLM's clients ask for them: at the root, where `/v1` is left out, and under a trial."""
+    ask(stack, "tokens", "go", tools=TOOLS)
+    [turn] = stack.turns("tokens")
+    for root in ("", "/tokens"):
+
+        def post(path: str, root: str = root, **body: Any) -> Any:
+            answer = httpx.post(stack.url + root + path, json=body, timeout=60)
+            return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"]["param"])
+
+        chat = {"messages": [{"role": "user", "content": "go"}], "tools": TOOLS}
+        whole = post("/tokenize", **chat, return_token_strs=True)
+        assert whole["tokens"] == turn["new_prompt_ids"] and whole["count"] == len(whole["tokens"]) == len(
+            whole["token_strs"]
+        )
+        assert whole["max_model_len"] == 131072
+        text = post("/detokenize", tokens=whole["tokens"])["prompt"]
+        assert "<|im_start|>user\ngo<|im_end|>" in text
+        assert post("/tokenize", prompt=text, add_special_tokens=False)["tokens"] == whole["tokens"]
+        closed = post("/tokenize", **chat, add_generation_prompt=False)["tokens"]
+        assert closed == whole["tokens"][: len(closed)] and len(closed) < whole["count"]
+        empty = {"count": 0, "max_model_len": 131072, "tokens": [], "token_strs": None}
+        assert (post("/tokenize", prompt="", add_special_tokens=False), post("/detokenize", tokens=[])) == (
+            empty,
+            {"prompt": ""},
+        )
+        assert post("/detokenize", tokens=[2**31 - 1]) == (400, "tokens")
+        assert post("/detokenize", tokens=[0] * 131073) == (400, "tokens")
+        assert post("/tokenize", **chat, chat_template="{{ 1 }}") == (400, "chat_template")
+    assert len(stack.turns("tokens")) == 1
 
 
 def test_a_script_knows_the_trial_and_the_session_is_marked_synthetic(stack: Stack) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference_worker.engines.transformers import build
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.frames import Generate
-from proxy.contracts.records import bytes_to_ids
-from steno.demo_task import SYSTEM, TOOL, make_world
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.records import bytes_to_ids
+from steno.contracts.wire.frames import Generate
 from steno.models import TINY
+from steno_cli.demo.task import SYSTEM, TOOL, make_world
+from steno_worker.engines.transformers.engine import build
 from tests.support.takeover import Part, generate, rest_of
 
 

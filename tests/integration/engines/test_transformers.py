@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inference_worker.engines.transformers import TransformersEngine, build
-from proxy.contracts.canonical import Job, ResponseFormat, Sampling
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed
-from proxy.contracts.frames import Delta, Finish, Generate, Started
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids
-from steno.demo_task import SYSTEM, TOOL, make_world
+from steno.contracts.chat import Job, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed
+from steno.contracts.records import bytes_to_floats, bytes_to_ids
+from steno.contracts.wire.frames import Delta, Finish, Generate, Started
 from steno.models import TINY
+from steno_cli.demo.task import SYSTEM, TOOL, make_world
+from steno_worker.engines.transformers.engine import TransformersEngine, build
 
 TOKENIZER = AutoTokenizer.from_pretrained(TINY)
 END = TOKENIZER.eos_token_id
@@ -110,7 +110,7 @@ async def test_a_failure_in_the_model_fails_every_request_and_the_health(
     def broken(self: Any) -> Any:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("inference_worker.engines.batch.Batch.step", broken)
+    monkeypatch.setattr("steno_worker.engines.transformers.batch.Batch.step", broken)
     results = await asyncio.gather(collect(engine, 1), collect(engine, 2), return_exceptions=True)
     assert [type(result) for result in results] == [EngineFailed, EngineFailed]
     assert not engine.healthy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import Steno
+from steno.client.client import Steno
 from steno.models import TINY
 from tests.support.processes import until
 from tests.support.stack import Stack, running

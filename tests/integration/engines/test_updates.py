@@ -12,15 +12,15 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from inference_worker.engines.transformers import build
-from inference_worker.metrics import WorkerMetrics
-from inference_worker.streams import Streams
-from inference_worker.weights.updates import Updates
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.frames import Apply, Delta, Failed, Finish, Frame, Generate, Prepare, Progress, Started
-from proxy.contracts.policy import UpdateSpec
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.policy import UpdateSpec
+from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.wire.frames import Apply, Delta, Failed, Finish, Frame, Generate, Prepare, Progress, Started
 from steno.models import TINY
+from steno_worker.engines.transformers.engine import build
+from steno_worker.metrics import WorkerMetrics
+from steno_worker.relay.generations import Streams
+from steno_worker.weights.update_runner import Updates
 from tests.support.outlet import Outlet
 from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of
 

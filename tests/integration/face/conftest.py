@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import Steno
+from steno.client.client import Steno
 from tests.support.stack import Stack, running
 
 ADMIN = "admin-key-of-the-tests"

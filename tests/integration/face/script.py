@@ -6,6 +6,8 @@ from typing import Any
 
 
 def reply(request: dict[str, Any]) -> Any:
+    if not request["messages"]:  # a plain completion
+        return "Indeed."
     last = request["messages"][-1]
     if last["role"] == "user" and "call" in last["content"]:
         return {"tool_calls": [{"id": "", "type": "function", "function": {"name": "ls", "arguments": {"path": "."}}}]}

@@ -1,4 +1,4 @@
-"""`proxy.client` against a real proxy with keys: the whole life of a group, sync and async, and what each key opens."""
+"""`steno.client.client` against a real proxy with keys: the whole life of a group, sync and async, and what each key opens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.client import AsyncSteno, Steno
-from proxy.contracts.errors import Conflict, Forbidden, Gone, NotFound, Unauthorized
-from proxy.contracts.records import bytes_to_ids
-from proxy.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
+from steno.client.client import AsyncSteno, Steno
+from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, Unauthorized
+from steno.contracts.records import bytes_to_ids
+from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
 from tests.integration.face.conftest import ADMIN
 from tests.support.stack import Stack
 

@@ -12,8 +12,8 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
-from proxy.client import Steno
-from proxy.contracts.rest import Completion
+from steno.client.client import Steno
+from steno.contracts.rest import Completion
 from tests.support.stack import ROOT, Stack
 from tests.unit.test_docs import LINES
 
@@ -37,7 +37,7 @@ def recorded(stack: Stack) -> str:
 
 def steno(stack: Stack, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "steno", *words, "--url", stack.url],
+        [sys.executable, "-m", "steno", *words, "--proxy", stack.url],
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import Steno
-from proxy.contracts.rest import Completion
+from steno.client.client import Steno
+from steno.contracts.rest import Completion
 from steno.models import TINY
 from tests.integration.face.conftest import ADMIN
 from tests.support.ports import free_port
@@ -39,7 +39,7 @@ def here(line: str, port: int) -> str:
 
 def said(line: str, port: int, folder: Path, **environment: str) -> str:
     """What a line prints."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "STENO_CLIENT_URL": f"http://127.0.0.1:{port}", **environment}
+    variables = {**os.environ, "STENO_PROXY": f"http://127.0.0.1:{port}", **environment}
     done = subprocess.run(
         ["bash", "-c", here(line, port)], capture_output=True, text=True, cwd=folder, env=variables, timeout=180
     )
@@ -71,6 +71,10 @@ def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> 
         assert len(json.loads(said(turns, port, tmp_path))["items"]) == 1
         [sample] = json.loads(said(samples, port, tmp_path))["items"]
         assert sample["loss_mask"].count(True) == usage["completion_tokens"]
+        [program] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        found: dict[str, Any] = {}
+        exec(program.replace("http://127.0.0.1:8000", url), found)
+        assert found["mask"].sum() == usage["completion_tokens"] and len(found["ids"]) == len(sample["token_ids"])
         assert json.loads(said(complete, port, tmp_path))["reward"] == 1.0
         assert "my-trial" in said(show, port, tmp_path)
         said(export, port, tmp_path)
@@ -89,7 +93,7 @@ def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             timeout=180,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ},
         )
         assert done.returncode == 0, done.stderr
         turn, sample = done.stdout.strip().split("\n", 1)
@@ -103,7 +107,7 @@ def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Pat
         return said(line.replace('"wait_s": 30', '"wait_s": 0'), locked.port, tmp_path, STENO_ADMIN_KEY=ADMIN)
 
     create, listing, tail = commands("docs/operations.md", "Sessions")
-    lease, run_view, run_shown = commands("docs/operations.md", "Leases")
+    lease, run_view, runs, groups, run_shown = commands("docs/operations.md", "Leases")
     policies, update, names, retire = commands("docs/operations.md", "Policies")
     assert len(json.loads(run(create))["trials"]) == 8
     assert all(f"g1.{index}" in run(listing) for index in range(8))
@@ -112,7 +116,10 @@ def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Pat
     assert "0.5" in run(tail), "it ends with the session"
     assert json.loads(run(lease)) == {"items": []}
     assert json.loads(run(run_view))["run_id"] == "exp-7"
-    assert "nothing is on record of a run exp-7" in run(run_shown)
+    assert "(none)" in run(runs), "g1 is in no run"
+    assert run(groups) == "", "nobody has made any of exp-7"
+    with pytest.raises(AssertionError, match="nothing is on record of a run exp-7"):
+        run(run_shown)
     assert json.loads(run(policies))["items"][0]["workers"], "who serves which version"
     assert json.loads(run(update))["error"]["code"] == "not_found"
     assert "workers" in run(names)

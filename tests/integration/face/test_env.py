@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import Steno
+from steno.client.client import Steno
 from tests.integration.face.conftest import ADMIN
 from tests.support.stack import ROOT, Stack
 
@@ -24,7 +24,7 @@ CALLS = {
 
 
 def steno(stack: Stack, *words: str) -> str:
-    command = [sys.executable, "-m", "steno", "env", *words, "--url", stack.url, "--key", ADMIN]
+    command = [sys.executable, "-m", "steno", "env", *words, "--proxy", stack.url, "--key", ADMIN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -42,7 +42,7 @@ def test_an_sdk_finds_its_trial_in_the_environment(locked: Stack, sdk: str, tmp_
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:] + locked.logs()
     shown = subprocess.run(
-        [sys.executable, "-m", "steno", "sessions", "show", f"env-{sdk}", "--url", locked.url, "--key", ADMIN, "--json"],
+        [sys.executable, "-m", "steno", "sessions", "show", f"env-{sdk}", "--proxy", locked.url, "--key", ADMIN, "--json"],
         capture_output=True, text=True, timeout=60, cwd=ROOT,
     )  # fmt: skip
     assert json.loads(shown.stdout.splitlines()[0])["counts"]["turns"] == 1

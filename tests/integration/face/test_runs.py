@@ -8,15 +8,19 @@ import sys
 
 import openai
 
-from proxy.client import Steno
-from proxy.contracts.leases import LeaseRequest
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.client.client import Steno
+from steno.contracts.leases import LeaseRequest
+from steno.contracts.rest import Completion, GroupSpec
 from tests.support.stack import ROOT, Stack
 
 
+def steno(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "steno", *words, "--proxy", stack.url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
 def shown(stack: Stack, *words: str) -> str:
-    command = [sys.executable, "-m", "steno", "runs", "show", *words, "--url", stack.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = steno(stack, "runs", "show", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -34,4 +38,27 @@ def test_a_run_is_shown_with_its_groups_and_tokens(stack: Stack) -> None:
     assert lines[2].split() == ["version", "sampled", "synthetic", "leases"]
     view = json.loads(shown(stack, "run-1", "--json"))
     assert view["not_trained"]["synthetic"] == view["sampled"]
-    assert shown(stack, "nobody") == "nothing is on record of a run nobody\n"
+    nobody = steno(stack, "runs", "show", "nobody")
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "nothing is on record of a run nobody; `steno runs list` names those that there are" in nobody.stderr
+
+
+def test_runs_groups_and_sessions_are_listed_newest_first_and_by_run(stack: Stack) -> None:
+    with Steno(stack.url) as client:
+        for run, group in (("listed-1", "first"), ("listed-2", "second"), ("listed-2", "third")):
+            client.create_group(GroupSpec(group_id=group, run_id=run, size=2))
+        client.complete("second.0", Completion(reward=1.0))
+    runs = [json.loads(line) for line in steno(stack, "runs", "list", "--json").stdout.splitlines()]
+    assert [run["run_id"] for run in runs][:2] == ["listed-2", "listed-1"] and runs[0]["groups"]["running"] == 2
+    assert steno(stack, "runs", "list").stdout.splitlines()[1].split()[:5] == ["listed-2", "2", "0", "0", "0"]
+    groups = steno(stack, "groups", "list", "listed-2").stdout.splitlines()
+    assert [line.split()[:4] for line in groups[1:]] == [
+        ["third", "train", "running", "0/2"],
+        ["second", "train", "running", "1/2"],
+    ]
+    words = ("sessions", "list", "--run", "listed-2", "--limit", "3", "--json")
+    first = steno(stack, *words)
+    found = [json.loads(line)["trial_id"] for line in first.stdout.splitlines()]
+    assert found == ["third.1", "third.0", "second.1"]
+    rest = steno(stack, *words, "--cursor", first.stderr.split("--cursor ")[1].strip())
+    assert [json.loads(line)["trial_id"] for line in rest.stdout.splitlines()] == ["second.0"] and rest.stderr == ""

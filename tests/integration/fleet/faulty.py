@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import time
 
-from inference_worker.engines.batch import Batch
-from steno.cli import main
+from steno_cli.main import main
+from steno_worker.engines.transformers.batch import Batch
 
 
 def arm(at: int, together: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from proxy.routing import score
 from steno.models import TINY
+from steno_proxy.workers.routing import score
 from tests.integration.fleet.fleet import ask, wait_for
 from tests.support.stack import ROOT, Stack, running
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from proxy.client import AsyncSteno
+from steno.client.client import AsyncSteno
 from tests.chaos.balancer import Balancer
 from tests.chaos.deployment import Deployment
 from tests.chaos.invariants import check_turns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from scripts.generate_docs import proxy_metrics
-from steno.commands.output import EXIT_OTHER_TRAINER
+from steno_cli.terminal.output import EXIT_OTHER_TRAINER
 from tests.integration.helm.support import (
     CASES,
     NAMESPACE,
@@ -86,6 +87,8 @@ def references(node: Any) -> Iterator[tuple[str, str]]:
                 yield "ConfigMap", value["name"]
             elif key == "claimName" and value != "models":
                 yield "PersistentVolumeClaim", value
+            elif key == "serviceAccountName":
+                yield "ServiceAccount", value
             elif key == "scaleTargetRef":
                 yield value["kind"], value["name"]
             elif key == "backend":
@@ -116,7 +119,7 @@ def test_a_worker_dials_every_replica_that_there_may_be_and_holds_its_own_key_on
     worker = pods(manifests)["run-steno-worker"]
     urls = environment(worker)["STENO_WORKER_PROXY"].split(",")
     maximum = only(manifests, "HorizontalPodAutoscaler")["spec"]["maxReplicas"]
-    assert urls == [f"ws://run-steno-{i}.run-steno-replicas.{NAMESPACE}.svc:8081" for i in range(maximum)]
+    assert urls == [f"http://run-steno-{i}.run-steno-replicas.{NAMESPACE}.svc:8081" for i in range(maximum)]
     assert "replicas" not in only(manifests, "StatefulSet", "run-steno")["spec"]  # the autoscaler's
     [keys] = [volume["secret"] for volume in worker["spec"]["volumes"] if "secret" in volume]
     assert [item["key"] for item in keys["items"]] == ["worker-key"]
@@ -207,7 +210,7 @@ def test_the_nodes_of_a_trainer_meet_under_names_that_they_have() -> None:
     [rule] = job["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [EXIT_OTHER_TRAINER]
     assert rule["onExitCodes"]["containerName"] == spec["containers"][0]["name"] and spec["restartPolicy"] == "Never"
-    assert spec["containers"][0]["command"][:3] == ["python3", "-m", "steno.launch"]
+    assert spec["containers"][0]["command"][:3] == ["python3", "-m", "steno_cli.torchrun"]
     assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["completions"] == job["spec"]["parallelism"] == 2
     peers = allowed(only(manifests, "NetworkPolicy", "run-steno-trainer"))
     assert components(peers[None]) == ["worker"]  # of two rules without ports, the last
@@ -223,13 +226,38 @@ def test_a_trainer_of_one_node_looks_no_name_up() -> None:
     given = environment(pods(manifests)["run-steno-trainer"])
     assert given["PET_STANDALONE"] == "1" and given["PET_LOCAL_ADDR"] == "127.0.0.1"
     assert "PET_NNODES" not in given and given["STENO_TRAIN_TRANSPORT"] == "stream"
-    assert only(manifests, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert only(manifests, "PersistentVolumeClaim", "run-steno-trainer")["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
 def test_nothing_of_the_charts_version_is_in_the_jobs_template() -> None:
     """It can't be changed: an upgrade of the chart would be refused."""
     job = only(render("training"), "Job")
     assert job["metadata"]["labels"]["helm.sh/chart"] not in str(job["spec"])
+
+
+@pytest.mark.parametrize(("case", "component"), [
+    ("whole", "proxy"), ("whole", "worker"), ("whole", "redis"), ("training", "trainer"),
+])  # fmt: skip
+def test_every_workload_takes_what_other_charts_let_one_say_of_pods(case: str, component: str) -> None:
+    """That it is valid Kubernetes, test_pods.py asks of the same cases."""
+    pod = pods(render(case))["run-steno" if component == "proxy" else f"run-steno-{component}"]
+    spec, labels = pod["spec"], pod["metadata"]["labels"]
+    assert labels["example/team"] == f"rl-{component}" and labels["app.kubernetes.io/component"] == component
+    assert spec["serviceAccountName"] == spec["priorityClassName"] == f"our-{component}"
+    [spread] = spec["topologySpreadConstraints"]
+    own, chosen = spread["labelSelector"]["matchLabels"], {"a": "b"}
+    assert own == chosen if component == "trainer" else chosen != own and own.items() <= labels.items()
+    if component in ("redis", "trainer"):
+        assert pod["metadata"]["annotations"] == {"example/team": "rl"}
+    plain = pods(render("external"))["run-steno"]["spec"]
+    assert not {"serviceAccountName", "priorityClassName", "topologySpreadConstraints"} & set(plain)
+
+
+def test_objects_of_ones_own_come_with_the_release_and_know_its_names() -> None:
+    manifests = render("whole")
+    assert only(manifests, "ServiceAccount", "our-proxy")["metadata"]["namespace"] == NAMESPACE
+    for name in ("run-steno-tasks-0", "run-steno-tasks-1"):  # from one string
+        assert only(manifests, "ConfigMap", name)["data"] == {"literal": "{{ name }}"}
 
 
 def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
@@ -243,10 +271,21 @@ def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "proxy"
 
 
-def test_prometheus_reads_metrics_with_the_admin_key() -> None:
+def test_prometheus_reads_metrics_with_a_key_of_its_own() -> None:
     [endpoint] = only(render("whole"), "ServiceMonitor")["spec"]["endpoints"]
-    assert endpoint["authorization"]["credentials"] == {"name": "run-steno-keys", "key": "admin-key"}
+    assert endpoint["authorization"]["credentials"] == {"name": "run-steno-keys", "key": "metrics-key"}
     assert only(render("whole"), "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
+    for values, key in (("", "admin-key"), ("metrics-key", "metrics-key")):  # a Secret of one's own may lack it
+        given = render("whole", "--set", "keys.existingSecret=ours", "--set", f"keys.metricsKey={values}")
+        [endpoint] = only(given, "ServiceMonitor")["spec"]["endpoints"]
+        assert endpoint["authorization"]["credentials"] == {"name": "ours", "key": key}
+        [volume] = [
+            each
+            for each in only(given, "StatefulSet", "run-steno")["spec"]["template"]["spec"]["volumes"]
+            if each["name"] == "keys"
+        ]
+        mounted = {item["key"] for item in volume["secret"]["items"]}
+        assert mounted == {"admin-key", "worker-key", "trial-secret", key}
 
 
 def test_rules_and_dashboard_are_the_generated_ones() -> None:
@@ -280,6 +319,7 @@ def test_a_misspelt_value_is_refused_by_its_name() -> None:
     assert "estimator" in refused(trainer__settings__estimator="ppo")
     assert "'admin_key' not allowed" in refused(proxy__settings__admin_key="secret")
     assert "redis/mode" in refused(redis__mode="bundeld")
+    assert "topologyKey" in refused(worker__topologySpreadConstraints=[{"maxSkew": 1}])
 
 
 def test_values_that_do_not_go_together_are_refused() -> None:
@@ -289,6 +329,9 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     assert "worker.image" in refused(worker__enabled=True)
     assert "above autoscaling.maxReplicas" in refused(autoscaling__enabled=True, autoscaling__minReplicas=9)
     assert "cut off the proxy itself" in refused(networkPolicy__sandboxes__enabled=True)
+    for component in ("proxy", "redis__bundled", "worker", "trainer"):
+        said = refused(**{f"{component}__podLabels": {"team": "x", "app.kubernetes.io/component": "x"}})
+        assert f"{component.replace('__', '.')}.podLabels has app.kubernetes.io/component" in said
     training = {"trainer__enabled": True, "trainer__image": "i:1"}
     assert "trainer.image" in refused(trainer__enabled=True)
     assert "trainer.settings.model" in refused(**training)
@@ -307,3 +350,31 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert ("No worker is part of this release" in notes) == (case.stem not in ("whole", "training"))
     assert ("job/run-steno-trainer" in notes) == (case.stem == "training")
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
+
+
+def test_ended_sessions_go_to_a_volume_that_all_replicas_share_or_stay_in_redis() -> None:
+    def archive(name: str, *words: str) -> tuple[str | None, bool]:
+        manifests = render(name, *words)
+        pod = pods(manifests)["run-steno"]
+        spec = pod["spec"]
+        mounted = any(volume["name"] == "archive" for volume in spec["volumes"])
+        assert mounted == any(mount["name"] == "archive" for mount in spec["containers"][0]["volumeMounts"])
+        return environment(pod).get("STENO_ARCHIVE"), mounted
+
+    folder = "/var/lib/steno/archive"
+    many = ("--set", "proxy.replicas=3")
+    assert archive("default") == (folder, True)
+    assert archive("default", *many) == ("off", False)
+    assert archive("default", *many, "--set-json", 'proxy.archive.accessModes=["ReadWriteMany"]') == (folder, True)
+    assert archive("default", *many, "--set", "proxy.archive.existingClaim=mine") == (folder, True)
+    assert archive("default", "--set", "proxy.settings.archive=s3://b/p") == ("s3://b/p", False)
+    egress = only(render("default"), "NetworkPolicy", "run-steno")["spec"]["egress"]
+    for peers in (
+        [],
+        [{"ipBlock": {"cidr": "10.2.0.0/16"}}],
+    ):  # a proxy that can't reach its archive keeps all in Redis
+        given = ("--set-json", f"networkPolicy.objectStore.peers={json.dumps(peers)}")
+        stored = render("default", "--set", "proxy.settings.archive=s3://b/p", *given)
+        rule = {"ports": [{"protocol": "TCP", "port": 443}]} | ({"to": peers} if peers else {})
+        assert only(stored, "NetworkPolicy", "run-steno")["spec"]["egress"] == [*egress, rule]
+    assert archive("memory", "--set", "fullnameOverride=run-steno") == ("off", False)

@@ -112,7 +112,7 @@ def job(one: Product, tmp_path: Path) -> Iterator[Job]:
     manifests = render(values)
     spec = pods(manifests)["run-steno-trainer"]["spec"]
     [container] = spec["containers"]
-    assert container["command"][:3] == ["python3", "-m", "steno.launch"]
+    assert container["command"][:3] == ["python3", "-m", "steno_cli.torchrun"]
     command = [sys.executable, *container["command"][1:]]
     checkpoints, config, keys = (tmp_path / name for name in ("checkpoints", "config", "keys"))
     for folder in (checkpoints, config, keys):

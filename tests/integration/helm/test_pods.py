@@ -15,11 +15,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from inference_worker.config import WorkerSettings
-from proxy.config import ProxySettings
-from proxy.contracts.settings import Settings
+from steno.config.settings import Settings
+from steno_proxy.config import ProxySettings
+from steno_trainer.run_config import RunSettings
+from steno_worker.config import WorkerSettings
 from tests.integration.helm.support import CASES, OVERLAYS, ROOT, Manifest, environment, kustomize, pods, rendered
-from trainer_bridge.run_config import RunSettings
 
 pytestmark = pytest.mark.helm
 

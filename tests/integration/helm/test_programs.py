@@ -16,17 +16,17 @@ import psutil
 import pytest
 import redis
 
-from inference_worker.config import WorkerSettings
-from proxy.config import ProxySettings
+from steno_proxy.config import ProxySettings
+from steno_trainer.model.deepspeed_config import deepspeed_config
+from steno_trainer.run_config import RunSettings
+from steno_worker.config import WorkerSettings
 from tests.integration.helm.support import CASES, ROOT, environment, only, pods, render
 from tests.support.ports import free_port
 from tests.support.stack import running as running_stack
-from trainer_bridge.run_config import RunSettings
-from trainer_bridge.zero import deepspeed_config
 
 pytestmark = pytest.mark.helm
 
-KEYS = {"admin-key": "ak-one", "worker-key": "wk-two", "trial-secret": "three"}
+KEYS = {"admin-key": "ak-one", "worker-key": "wk-two", "trial-secret": "three", "metrics-key": "four"}
 
 
 def in_a_container(pod: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_the_doctor_of_helm_test_finds_a_served_release_well(tmp_path: Path) -> 
     script = ROOT / "tests/integration/image/script.py"
     with running_stack(tmp_path / "stack", None, proxy=["--admin-key", "ak-one"]) as stack:
         words = [word.replace("/run/secrets/steno", str(tmp_path)) for word in doctor["args"]]
-        words[words.index("--url") + 1] = stack.url
+        words[words.index("--proxy") + 1] = stack.url
         command = [sys.executable, "-m", "steno", *words]
         env = {"PATH": os.environ["PATH"], "COLUMNS": "200"}
         alone = subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT)

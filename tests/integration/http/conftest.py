@@ -13,15 +13,15 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.client import AsyncSteno
-from proxy.config import ProxySettings
-from proxy.main import create_app
-from proxy.store.base import SessionStore
-from proxy.store.memory import MemoryStore
-from tests.support.parrot import ParrotEngine
+from steno.client.client import AsyncSteno
+from steno_proxy.config import ProxySettings
+from steno_proxy.server.app import create_app
+from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.memory.store import MemoryStore
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
+from tests.support.parrot import ParrotEngine, check_drawn
 from tests.support.server import serve
 from tests.support.waiting import until
 
@@ -39,6 +39,7 @@ class Proxy:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
         self.steno = AsyncSteno(self.url, key)
+        self.only_parrots = False
 
     def openai(self, trial_id: str, key: str = "none") -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/{trial_id}/v1", api_key=key, max_retries=0, timeout=20)
@@ -54,10 +55,12 @@ class Proxy:
         return await self.http.post(f"/{trial_id}/v1/chat/completions", json=body, headers=headers)
 
     async def turns(self, trial_id: str, at_least: int = 0) -> list[Any]:
-        """On record, once there are so many."""
+        """On record, once there are so many. What a parrot said is looked at: each token as it was drawn (I1)."""
         async with asyncio.timeout(10):
             while len(turns := await self.store.turns(trial_id)) < at_least:
                 await asyncio.sleep(0.005)
+        if self.only_parrots:
+            check_drawn(trial_id, turns)
         return turns
 
 
@@ -65,13 +68,17 @@ class Proxy:
 async def running(
     engine: ParrotEngine | None = None, *, store: SessionStore | None = None, worker: bool = True, **settings: Any
 ) -> AsyncIterator[Proxy]:
-    store, engine = store or MemoryStore(), engine or ParrotEngine()
+    if store is None and "redis_url" not in settings:
+        store = MemoryStore()
+    engine = engine or ParrotEngine()
     app = create_app(ProxySettings(**settings), store)
+    store = app.state.services.store
     key = settings.get("admin_key")
     async with serve(app) as port:
         proxy = Proxy(port, app, store, engine, key)
         task = None
         if worker:
+            proxy.only_parrots = type(engine) is ParrotEngine
             given = WorkerSettings(proxy=[f"ws://127.0.0.1:{port}"], max_backoff_s=0.2, **({"key": key} if key else {}))
             run = Worker(given, engine, WorkerMetrics(CollectorRegistry()))
             task = asyncio.create_task(run.run())

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.contracts.errors import StoreUnavailable
-from proxy.contracts.frames import Generate
-from proxy.contracts.records import OPEN, IndexRow, Turn, bytes_to_ids
-from proxy.store.base import Asked
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import StoreUnavailable
+from steno.contracts.records import OPEN, IndexRow, Turn, bytes_to_ids
+from steno.contracts.wire.frames import Generate
+from steno_proxy.store.interface import Asked
+from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.stack import ROOT

@@ -8,8 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from proxy.contracts.errors import ContextOverflow, NoWorker
-from proxy.contracts.frames import Generate
+from steno.contracts.errors import ContextOverflow, NoWorker
+from steno.contracts.wire.frames import Generate
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 
@@ -115,7 +115,13 @@ async def test_counting_is_answered_by_a_worker_and_never_recorded(proxy: Proxy)
 async def test_models_are_listed_for_this_client_too(proxy: Proxy) -> None:
     [model] = [model async for model in sdk(proxy).models.list()]
     assert (model.id, model.display_name, model.type) == ("parrot", "parrot", "model")
-    assert (await sdk(proxy).models.retrieve("parrot")).id == "parrot"
+    for found in (model, await sdk(proxy).models.retrieve("claude-any")):
+        assert (
+            type(found).model_validate_json(found.to_json()).lifecycle == "active"
+        )  # all that the SDK's class requires
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await sdk(proxy).beta.files.list()
+    assert caught.value.type == "not_found_error" and "is not served here" in caught.value.message
 
 
 @pytest.mark.parametrize("carrier", ["api_key", "auth_token"])
@@ -153,7 +159,9 @@ async def test_errors_before_the_first_byte() -> None:
             await sdk(proxy).messages.create(model="m", max_tokens=9, messages=[HI])
         assert nobody.value.status_code == 503 and int(nobody.value.response.headers["retry-after"]) >= 1
         image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-        with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source: images can't be read"):
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source: the model takes text only, no images"
+        ):
             await sdk(proxy).messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [image]}])
 
 

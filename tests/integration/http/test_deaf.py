@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from proxy.api import generation
-from proxy.http import BoundedHttp
+from steno_proxy.api.agents import generation
+from steno_proxy.server.http_protocol import BoundedHttp
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
@@ -88,7 +88,7 @@ async def test_who_joined_a_turn_that_runs(path: str) -> None:
     gate = asyncio.Event()
     async with running(ParrotEngine(lambda request: Say("x" * LETTERS, gates={1: gate}))) as proxy:
         async with deaf(proxy, path), deaf(proxy, path, AGAIN):
-            await until(lambda: any(request._joined for request in proxy.app.state.turns._running))
+            await until(lambda: any(request.log.joined for request in proxy.app.state.turns._running))
             gate.set()
             await until(lambda: full(1))
             await end_session(proxy)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.store.redis import RedisStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.redis_server import PATIENT
 from tests.support.stack import ROOT, running
 

@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy import metrics, request
-from proxy.contracts.errors import EngineFailed, NoWorker
-from proxy.contracts.frames import Generate, StreamEvent
-from proxy.contracts.records import IndexRow, Turn, bytes_to_ids
-from proxy.request import MOST_JOINED
-from proxy.store.base import Asked
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import EngineFailed, NoWorker
+from steno.contracts.records import IndexRow, Turn, bytes_to_ids
+from steno.contracts.wire.frames import Generate, StreamEvent
+from steno_proxy import metrics
+from steno_proxy.store.interface import Asked
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns import request
+from steno_proxy.turns.request import MOST_JOINED
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until

@@ -7,12 +7,12 @@ import asyncio
 import httpx
 import pytest
 
-from proxy.contracts.errors import BadRequest, ContextOverflow, StoreUnavailable
-from proxy.contracts.records import IndexRow, Turn
-from proxy.dialects.base import Piece
-from proxy.dialects.chat import ChatWriter
-from proxy.store.base import Asked
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import BadRequest, ContextOverflow, StoreUnavailable
+from steno.contracts.records import IndexRow, Turn
+from steno_proxy.dialects.base import Piece
+from steno_proxy.dialects.openai.chat import ChatWriter
+from steno_proxy.store.interface import Asked
+from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until

@@ -8,20 +8,25 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.engines.scripted import build
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Generate, Started, StreamEvent
+from steno.contracts.errors import EngineFailed
+from steno.contracts.wire.frames import TAKEOVER, Generate, Started, StreamEvent
 from steno.models import TINY
+from steno_worker.config import WorkerSettings
+from steno_worker.engines.scripted.engine import build
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.parrot import ParrotEngine, Say, check_drawn
 from tests.support.tcprelay import TcpRelay
 from tests.support.waiting import until
 
+Script = Callable[[Generate], Say]
+Kind = Callable[[Script], ParrotEngine]
+ROOM = 1000
+"""Tokens that an `Able` parrot has room for, which it says."""
 TRIALS = [f"trial-{number}" for number in range(8)]  # by their hashes, some begin at either worker
 
 
@@ -35,14 +40,29 @@ class Stubborn(ParrotEngine):
             yield event
 
 
+class Able(ParrotEngine):
+    """It takes over what another one began."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script, capabilities=[TAKEOVER])
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        if request.sampled_ids:
+            assert request.job.sampling.max_tokens == ROOM, "the law in effect, not what was asked for"
+        async for event in super().generate(request):
+            if isinstance(event, Started):
+                event.law = msgspec.structs.replace(event.law, max_tokens=ROOM)
+            yield event
+
+
 @contextlib.asynccontextmanager
-async def two(bad: Callable[[Generate], Say]) -> AsyncIterator[Proxy]:
+async def two(bad: Script, kind: Kind = Stubborn) -> AsyncIterator[Proxy]:
     """A proxy with a worker that speaks and one that does as `bad` says."""
     async with running(worker=False) as proxy:
         workers = []
         for name, script in (("good", lambda request: Say("whole")), ("bad", bad)):
             given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], worker_id=name)
-            worker = Worker(given, Stubborn(script), WorkerMetrics(CollectorRegistry()))
+            worker = Worker(given, kind(script), WorkerMetrics(CollectorRegistry()))
             workers.append((worker, asyncio.create_task(worker.run())))
         await until(lambda: len(proxy.app.state.hub.workers()) == 2)
         try:
@@ -83,6 +103,27 @@ async def test_what_was_sampled_and_not_told_is_recorded_and_begun_anew() -> Non
                 session = await proxy.store.session(trial)
                 assert session.counts.completion_tokens == 3 + len(whole.completion_ids) // 4
         assert restarted
+
+
+async def test_a_turn_that_several_workers_sampled_has_each_token_as_it_was_drawn() -> None:
+    """I1, I9: one worker gives up after two tokens, in the first turn of a trial and in the next."""
+    async with two(lambda request: Say("whole", fail_after=2), Able) as proxy:
+        taken_over = 0
+        for trial in TRIALS:
+            stream = bool(taken_over % 4)
+            said = {"role": "assistant", "content": "whole"}
+            assert (await proxy.chat(trial, "hello", stream=stream)).status_code == 200
+            assert (await proxy.chat(trial, "hello", said, "more", stream=stream)).status_code == 200
+            turns = await proxy.turns(trial, at_least=2)
+            check_drawn(trial, turns)
+            assert turns[1].parent_id == turns[0].turn_id
+            for turn in turns:
+                assert bytes(turn.completion_ids[::4]) == b"whole\x02" and not turn.partial
+                spans = [(span.worker_id, span.start, span.end) for span in turn.workers]
+                assert spans in ([], [("bad", 0, 2), ("good", 2, 6)])
+                assert turn.attempt == (1 if spans else 0)
+                taken_over += bool(spans)
+        assert taken_over
 
 
 async def test_what_was_told_and_cant_be_gone_on_with_breaks() -> None:

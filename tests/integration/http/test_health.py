@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.store.redis import RedisStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
 from tests.support.redis_server import RedisServer
 

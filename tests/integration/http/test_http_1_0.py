@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.api import generation
+from steno_proxy.api.agents import generation
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 

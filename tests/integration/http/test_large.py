@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.contracts.frames import Generate
+from steno.contracts.wire.frames import Generate
 from tests.integration.http.conftest import running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
@@ -24,7 +24,7 @@ async def test_many_completions_of_a_large_prompt_are_refused_and_nobody_elses_s
         await until(lambda: len(engine.requests) == 20)
         answer = await proxy.chat("greedy", "x" * 5_000_000, n=64)
         assert answer.status_code == 413, answer.text
-        assert answer.json()["error"]["message"].startswith("n: 64 completions of a request of 5000")
+        assert answer.json()["error"]["message"].startswith("n: 64 completions send the request 64 times, 3")
         assert len(engine.requests) == 20, "none of it was sent"
         assert (await proxy.chat("greedy", "x" * 500_000, n=8)).status_code == 200
         gate.set()

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.contracts.canonical import CanonicalRequest
-from proxy.contracts.errors import ContextOverflow
-from proxy.store.redis import RedisStore
+from steno.contracts.chat import CanonicalRequest
+from steno.contracts.errors import ContextOverflow
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running as running_here
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.processes import SLOW_S, until

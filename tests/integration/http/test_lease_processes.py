@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import AsyncSteno
-from proxy.contracts.errors import Conflict, Unreachable
-from proxy.contracts.leases import LeaseRequest
-from proxy.contracts.rest import Completion, GroupSpec
-from proxy.store.redis import RedisStore
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import Conflict, Unreachable
+from steno.contracts.leases import LeaseRequest
+from steno.contracts.rest import Completion, GroupSpec
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.groups import speak
 from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.stack import running

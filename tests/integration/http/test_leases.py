@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from proxy.client import AsyncSteno, Steno
-from proxy.contracts.errors import Conflict, Forbidden, NotFound, Superseded, TrainerAlive
-from proxy.contracts.leases import LeaseRequest
-from proxy.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
-from proxy.contracts.records import Limits
-from proxy.contracts.rest import Completion, GroupSpec, SessionSpec
+from steno.client.client import AsyncSteno, Steno
+from steno.contracts.errors import Conflict, Forbidden, NotFound, Superseded, TrainerAlive
+from steno.contracts.leases import LeaseRequest
+from steno.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
+from steno.contracts.records import Limits
+from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
 
 RUN = "exp 7/π"

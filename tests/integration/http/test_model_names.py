@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.contracts.errors import Conflict, NotFound
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import Conflict, NotFound
+from steno_proxy.store.redis.store import RedisStore
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine
 from tests.support.redis_server import PATIENT

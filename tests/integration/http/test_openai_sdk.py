@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.parrot import ParrotEngine, Say, drawn
 
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": False}}
 USER: Any = {"role": "user", "content": "hi"}
@@ -50,6 +50,23 @@ async def test_every_field_not_streamed(proxy: Proxy) -> None:
     [job] = [request.job for request in proxy.engine.requests]
     assert (job.sampling.top_k, job.sampling.seed, job.sampling.max_tokens) == (3, 7, 50)
     assert job.template_kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
+
+
+async def test_both_names_of_reasoning_come_back_as_one_conversation() -> None:
+    """`chat_reasoning: both`, and a client that sends back whatever it got."""
+    async with running(ParrotEngine(script), chat_reasoning="both") as proxy:
+        client = proxy.openai("t").chat.completions
+        answer = await client.create(model="gpt-x", messages=[USER], tools=[TOOL])
+        said = answer.choices[0].message.model_dump(exclude_none=True)
+        assert said["reasoning"] == said["reasoning_content"] == "hm"
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in said["tool_calls"]]
+        stream = await client.create(model="gpt-x", messages=[USER, said, *results], tools=[TOOL], stream=True)
+        deltas = [choice.delta.model_dump() async for chunk in stream for choice in chunk.choices]
+        assert "".join(delta.get("reasoning") or "" for delta in deltas) == "well"
+        assert [delta.get("reasoning") for delta in deltas] == [delta.get("reasoning_content") for delta in deltas]
+        first, second = await proxy.turns("t")
+        assert (second.parent_id, second.fork_reason) == (first.turn_id, None)
+        assert "echoed_as" not in second.options
 
 
 async def test_every_field_streamed_adds_up_to_the_same(proxy: Proxy) -> None:
@@ -116,7 +133,7 @@ async def test_completions_streamed_and_not(proxy: Proxy) -> None:
     client = proxy.openai("t").completions
     answer = await client.create(model="m", prompt="say", logprobs=1, max_tokens=4)
     assert answer.choices[0].text == "well" and answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].logprobs and answer.choices[0].logprobs.token_logprobs == [-0.25] * 4
+    assert answer.choices[0].logprobs and answer.choices[0].logprobs.token_logprobs == drawn("t", len("say"), 4)
     stream = await client.create(model="m", prompt=[1, 2, 3], stream=True)
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == "wellhello"
@@ -127,8 +144,12 @@ async def test_models_are_listed(proxy: Proxy) -> None:
     client = proxy.openai("t")
     assert [model.id async for model in client.models.list()] == ["parrot"]
     assert (await client.models.retrieve("parrot")).id == "parrot"
-    with pytest.raises(openai.NotFoundError):
-        await client.models.retrieve("no/such")
+    context = (await client.models.retrieve("parrot")).max_model_len  # type: ignore[attr-defined]
+    for name in ("gpt-4o", "org/some model/8b"):  # a turn that asks for it is served too
+        found = await client.models.retrieve(name)
+        assert (found.id, found.max_model_len) == (name, context)  # type: ignore[attr-defined]
+    with pytest.raises(openai.BadRequestError, match="longer than 512 characters"):
+        await client.models.retrieve("x" * 513)
 
 
 async def test_errors_are_the_sdks_own(proxy: Proxy) -> None:
@@ -156,7 +177,7 @@ async def test_what_is_not_served_is_refused_by_its_name(proxy: Proxy) -> None:
     with pytest.raises(openai.NotFoundError, match="POST /t/v1/embeddings is not served here"):
         await proxy.openai("t").embeddings.create(model="m", input="x")
     nowhere = openai.AsyncOpenAI(base_url=proxy.url + "/v1", api_key="x", max_retries=0)
-    with pytest.raises(openai.NotFoundError, match="the trial is missing"):
+    with pytest.raises(openai.NotFoundError, match="the path has no trial id"):
         await nowhere.chat.completions.create(model="m", messages=[USER])
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.store.redis import RedisStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import RedisServer

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.contracts.errors import ContextOverflow
+from steno.contracts.errors import ContextOverflow
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 

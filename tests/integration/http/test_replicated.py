@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.store.keys import trial_keys
+from steno_proxy.store.redis.schema import trial_keys
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT, Stack, running
 

@@ -12,9 +12,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from proxy.contracts.errors import ContextOverflow
-from proxy.contracts.records import OPEN
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import ContextOverflow
+from steno.contracts.records import OPEN
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.test_ending import SlowStore
 from tests.integration.http.test_failing import FailingStore

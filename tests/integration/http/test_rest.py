@@ -10,11 +10,12 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.contracts.errors import Conflict, Gone, NotFound
-from proxy.contracts.records import Limits, SamplingPolicy
-from proxy.contracts.rest import Completion, GroupSpec, SessionSpec
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import Conflict, Gone, NotFound
+from steno.contracts.records import Limits, SamplingPolicy
+from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.parrot import ParrotEngine, Say, drawn
 from tests.support.waiting import until
 
 ADMIN = "the-admins-key"
@@ -81,7 +82,7 @@ async def test_turns_page_and_come_as_msgpack_or_readable_json(proxy: Proxy) -> 
     page = (await proxy.http.get("/sessions/t/turns", params={"limit": 2})).json()
     assert len(page["items"]) == 2 and page["next_start"] == 2
     assert page["items"][0]["completion_ids"] == [*map(ord, "hello"), 2]
-    assert page["items"][0]["sampling_logprobs"] == [-0.25] * 6
+    assert page["items"][0]["sampling_logprobs"] == drawn("t", page["items"][0]["prompt_tokens"], 6)
     raw = await proxy.http.get("/sessions/t/turns", headers={"accept": "application/msgpack"})
     assert raw.headers["content-type"] == "application/msgpack"
     assert msgspec.msgpack.decode(raw.content)["items"][0]["completion_ids"][:4] == b"h\0\0\0"
@@ -166,7 +167,7 @@ async def test_operations(proxy: Proxy) -> None:
 async def test_every_error_has_the_envelope_and_a_request_id(proxy: Proxy) -> None:
     for method, path, body, status, field in [
         ("GET", "/sessions/none", None, 404, None),
-        ("GET", "/nothing/here", None, 404, None),
+        ("GET", "/sessions/none/here", None, 404, None),
         ("PUT", "/sessions", None, 405, None),
         ("POST", "/sessions", b"{", 400, None),
         ("POST", "/sessions", b'{"sesion": 1}', 400, "sesion"),
@@ -190,14 +191,19 @@ async def test_every_error_has_the_envelope_and_a_request_id(proxy: Proxy) -> No
 async def test_an_error_says_what_would_be_right(proxy: Proxy) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
     for method, path, headers, said in [
-        ("POST", "/sessions/x/complete", form, "send `content-type: application/json`"),
-        ("GET", "/sessions?statuss=open", {}, "there are status, group_id, since, until, cursor, limit"),
-        ("GET", "/sessions/x?full=1", {}, "this call has none"),
-        ("GET", "/session", {}, "/openapi.json lists what is"),
-        ("GET", "/sessions/x/turn", {}, "/openapi.json lists what is"),
-        ("GET", "/x/v1/chat/completions", {}, "it takes POST"),
-        ("POST", "/x/v1beta/models/m:embedContent", {}, "agents can generate, count tokens and list models"),
-        ("POST", "/groups/v1/chat/completions", {}, "'groups' is reserved, or no trial id"),
+        (
+            "POST",
+            "/sessions/x/complete",
+            form,
+            "content-type: got application/x-www-form-urlencoded, must be application/json",
+        ),
+        ("GET", "/sessions?statuss=open", {}, "known are status, group_id, since, until, cursor, limit"),
+        ("GET", "/sessions/x?full=1", {}, "this route takes none"),
+        ("GET", "/session", {}, "/openapi.json lists the routes"),
+        ("GET", "/sessions/x/turn", {}, "/openapi.json lists the routes"),
+        ("GET", "/x/v1/chat/completions", {}, "use POST"),
+        ("POST", "/x/v1beta/models/m:embedContent", {}, "agents' routes are generation, token counts and models"),
+        ("POST", "/groups/v1/chat/completions", {}, "'groups' is not a valid trial id (or is reserved)"),
         ("GET", "/a%20b/v1/models", {}, "1 to 128 letters, digits"),
     ]:
         content = b'{"reward": 1}' if method == "POST" else None
@@ -225,6 +231,24 @@ async def test_a_surprise_answers_fixed_text_and_a_request_id(proxy: Proxy, monk
     for response in (await proxy.chat("t", "x"), await proxy.http.get("/sessions/t")):
         assert response.status_code == 500 and "secret words" not in response.text
         assert response.headers["x-request-id"] in response.text
+
+
+async def test_without_a_retention_nothing_is_deleted() -> None:
+    """It was a day by default, and nothing said so."""
+    async with running(worker=False, sweep_s=0.01) as proxy:
+        await proxy.steno.register("t")
+        await proxy.steno.complete("t", Completion())
+        recording = proxy.store._recordings["t"]  # type: ignore[attr-defined]
+        recording.head.ended -= 10 * 365 * 86400.0
+        sweeps, expire = [], proxy.store.expire
+
+        async def counted(**told: float) -> int:
+            sweeps.append(told)
+            return await expire(**told)
+
+        proxy.store.expire = counted  # type: ignore[method-assign]
+        await until(lambda: len(sweeps) > 2)
+        assert (await proxy.http.get("/sessions/t")).status_code == 200
 
 
 async def test_the_sweep_drops_what_is_past_its_retention() -> None:
@@ -286,6 +310,47 @@ async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> Non
             for path in ("/groups/h", "/sessions/h.0", "/sessions/alone", "/sessions/none", "/sessions"):
                 assert (await http.get(path)).status_code == 403, path
             assert (await http.delete("/sessions/g.0")).status_code == 403
+
+
+async def test_a_runs_key_makes_its_groups_reads_and_completes_its_trials_and_opens_nothing_else() -> None:
+    async with running(admin_key=ADMIN, worker=False) as proxy:
+        key = await proxy.steno.run_key("mine/1")
+        assert key is not None and key == await proxy.steno.run_key("mine/1") != await proxy.steno.run_key("other")
+        await proxy.steno.create_group(GroupSpec(group_id="theirs", run_id="other", size=1))
+        await proxy.steno.create_group(GroupSpec(group_id="nobodys", size=1))
+        await proxy.steno.register("alone")
+        async with AsyncSteno(proxy.url, key, retries=0) as steno:
+            made = await steno.create_group(GroupSpec(group_id="g", run_id="mine/1", size=2))
+            assert made == await steno.create_group(GroupSpec(group_id="g", run_id="mine/1", size=2))
+            assert (await steno.group("g")).run_id == "mine/1" and (await steno.run("mine/1")).groups.running == 1
+            assert (await steno.complete("g.0", Completion(reward=1.0))).reward == 1.0
+            assert (await steno.rollouts_over("mine/1")).over and (await steno.run("mine/1")).rollouts_over
+            assert (await steno.session("g.1")).run_id == "mine/1" and (await steno.samples("g.1")) == []
+        async with httpx.AsyncClient(base_url=proxy.url, headers={"x-api-key": key}) as http:
+            refused = [
+                ("POST", "/groups", {"group_id": "theirs", "run_id": "other", "size": 1}), ("POST", "/groups", {"size": 1}),
+                ("POST", "/groups", {"run_id": "mine", "size": 1}), ("GET", "/groups/theirs", None),
+                ("GET", "/groups/none", None), ("GET", "/groups?run_id=mine/1", None), ("GET", "/runs", None),
+                ("GET", "/runs/other", None), ("POST", "/runs/other/rollouts", {}),
+                ("GET", "/sessions", None), ("GET", "/sessions/theirs.0", None),
+                ("GET", "/sessions/nobodys.0", None), ("GET", "/sessions/alone", None), ("GET", "/sessions/none", None),
+                ("POST", "/sessions/theirs.0/complete", {"reward": 1}), ("POST", "/sessions/mine", {"run_id": "mine/1"}),
+                ("DELETE", "/sessions/g.1", None), ("POST", "/sessions/g.1/rotate-key", None), ("GET", "/policy", None),
+                ("POST", "/leases", {"run_id": "mine/1", "consumer": "x"}), ("GET", "/workers", None), ("GET", "/metrics", None),
+                ("POST", "/runs/mine%2F1/trainer", {"trainer": "x"}), ("POST", "/runs/mine%2F1/key", None),
+                ("POST", "/g.1/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ]  # fmt: skip
+            for method, path, body in refused:
+                answer = await http.request(method, path, json=body)
+                assert answer.status_code == 403, (method, path, answer.text)
+            taken = {"group_id": "theirs", "run_id": "mine/1", "size": 1}
+            answer = await http.post("/groups", json=taken)
+            assert answer.status_code == 409 and "sk-" not in answer.text, "another run has the name"
+        async with httpx.AsyncClient(base_url=proxy.url, headers={"x-api-key": "rk-steno-forged"}) as http:
+            for run in ("mine/1", None):
+                assert (await http.post("/groups", json={"run_id": run, "size": 1})).status_code == 403
+    async with running(worker=False) as proxy:
+        assert await proxy.steno.run_key("mine") is None
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])

@@ -13,9 +13,9 @@ import httpx2
 import openai
 import pytest
 
-from proxy.contracts.errors import EngineFailed
-from proxy.store.memory import MemoryStore
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import EngineFailed
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import PATIENT, RedisServer
@@ -119,7 +119,7 @@ async def test_a_running_turn_is_joined_and_both_get_it_from_the_beginning(strea
 
 
 def _joined(proxy: Proxy) -> int:
-    return sum(len(request._joined) for request in proxy.app.state.turns._running)
+    return sum(len(request.log.joined) for request in proxy.app.state.turns._running)
 
 
 async def test_a_client_that_leaves_takes_nothing_from_the_one_that_joined() -> None:
@@ -353,7 +353,7 @@ async def test_a_client_that_reads_no_more_and_asks_again_gets_a_new_attempt() -
             deaf.connect(("127.0.0.1", proxy.port))
             deaf.sendall(head.encode() + payload)
             turns = proxy.app.state.turns
-            await until(lambda: any(request._telling for request in turns._running))
+            await until(lambda: any(request.log.first.writing for request in turns._running))
             assert text(await read(proxy, AGAIN)) == "yes"
             one, two = await proxy.turns("t")
             assert (one.partial, one.superseded_by, two.partial) == (True, two.turn_id, False)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import EngineFailed
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import EngineFailed
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.test_retries import AGAIN, ask, leave_after, read, samples, text
 from tests.support.parrot import ParrotEngine, Say

@@ -7,9 +7,9 @@ import asyncio
 import httpx
 import pytest
 
-from proxy.config import ProxySettings
-from proxy.http import BoundedHttp
-from proxy.main import create_app
+from steno_proxy.config import ProxySettings
+from steno_proxy.server.app import create_app
+from steno_proxy.server.http_protocol import BoundedHttp
 from tests.support.server import serve
 
 

@@ -17,12 +17,12 @@ import websockets.sync.client
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 
-from proxy.api.front import BOTH
-from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError
-from proxy.contracts.records import RESERVED_TRIAL_IDS
-from proxy.listeners import listeners
-from proxy.main import create_app
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import RESERVED_TRIAL_IDS
+from steno_proxy.config import ProxySettings
+from steno_proxy.server.app import create_app
+from steno_proxy.server.front import BOTH
+from steno_proxy.server.listeners import listeners
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Stack, running
 
@@ -101,7 +101,7 @@ def test_a_host_header_moves_nothing_to_the_other_port(two: Two) -> None:
     assert httpx.get(two.agents + f"/{two.control}/sessions", headers=KEY, timeout=30).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/ping"])
 def test_both_ports_say_that_they_are_there(two: Two, path: str) -> None:
     for url in (two.agents, two.control):
         assert httpx.get(url + path, timeout=30).status_code == 200
@@ -115,8 +115,20 @@ def test_every_route_is_the_agents_or_begins_with_a_word_that_no_trial_has() -> 
     assert {"/workers/connect", "/metrics", "/sessions"} <= paths
     for path in paths:
         word = path.split("/")[1]
-        agents = re.match(r"/\{trial_id\}(/v1)?/v1(beta|alpha)?/", path)
-        assert agents or word in RESERVED_TRIAL_IDS | BOTH, path
+        agents = re.match(r"/\{trial_id\}((/v1)?/v1(beta|alpha)?/|/(health|ping|version|tokenize|detokenize)$)", path)
+        alone = path in (
+            "/health",
+            "/ping",
+            "/version",
+            "/tokenize",
+            "/detokenize",
+        )  # whole paths: a trial's has a slash after its name
+        assert agents or alone or word in RESERVED_TRIAL_IDS | BOTH, path
+
+
+def test_the_version_is_on_the_control_port_only(two: Two) -> None:
+    assert httpx.get(two.control + "/version", headers=KEY, timeout=30).status_code == 200
+    assert httpx.get(two.agents + "/version", headers=KEY, timeout=30).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -136,7 +148,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(two: Two, field: str) -> None:
     ended = steno("proxy", "--port", "0", f"--{field.replace('_', '-')}", taken)
     assert ended.returncode == 1, ended.stderr
     said = [line for line in ended.stderr.splitlines() if taken in line]
-    assert said == [f"error: {field}: can't listen on {host}:{taken}: something listens there already"], ended.stderr
+    assert said == [f"error: {field}: can't listen on {host}:{taken}: the address is in use already"], ended.stderr
     assert "Traceback" not in ended.stderr and "uvicorn" not in ended.stderr
 
 

@@ -10,11 +10,24 @@ import sys
 import httpx
 import pytest
 
-from proxy.config import ProxySettings
+from steno_proxy.config import ProxySettings
 from tests.integration.http.conftest import running
 from tests.support.stack import ROOT
 
-SECRETS = {"admin_key": "ak-Xq1-secret", "worker_key": "wk-Xq2-secret", "trial_secret": "ts-Xq3-secret"}
+SECRETS = {
+    "admin_key": "ak-Xq1-secret", "worker_key": "wk-Xq2-secret", "trial_secret": "ts-Xq3-secret",
+    "metrics_key": "mk-Xq5-secret",
+}  # fmt: skip
+
+
+async def test_prometheus_key_reads_metrics_and_nothing_else() -> None:
+    async with running(admin_key="admin", metrics_key="metrics") as proxy:
+        key = {"authorization": "Bearer metrics"}
+        assert "steno_proxy_workers" in (await proxy.http.get("/metrics", headers=key)).text
+        for path in ("/sessions", "/workers", "/policy", "/runs/r", "/groups/g", "/t/v1/models"):
+            assert (await proxy.http.get(path, headers=key)).status_code == 403, path
+        assert (await proxy.http.post("/sessions/t", headers=key)).status_code == 403
+        assert (await proxy.http.get("/metrics", headers={"authorization": "Bearer no"})).status_code == 403
 
 
 def test_the_settings_in_effect_are_printed_without_their_secrets() -> None:

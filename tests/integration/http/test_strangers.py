@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.hub import MAX_STRANGERS
+from steno_proxy.workers.hub import MAX_STRANGERS
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
 from tests.support.parrot import ParrotEngine
 from tests.support.ports import free_port
 from tests.support.processes import SLOW_S, process, until_it_answers

@@ -144,6 +144,25 @@ async def test_a_reply_that_an_agent_could_not_use_is_dropped_and_stays_a_sample
     assert len(await balanced(proxy)) == 2
 
 
+@pytest.mark.parametrize(("calls", "first"), [(True, "assistant_rewritten"), (False, None)])
+async def test_a_reply_that_is_asked_again_and_then_forgotten_is_a_fork(calls: bool, first: str | None) -> None:
+    """SWE-agent: the requery has the reply's text without its calls, and a complaint; the history then has neither."""
+
+    def stumbling(request: Any) -> Say:
+        if len(request.job.messages) == 2:
+            return Say("I try.", calls=[("own", "bash", "{no json")] if calls else [])
+        return Say("I look.", calls=[("own", "bash", CALL)])
+
+    async with running(ParrotEngine(stumbling)) as proxy:
+        history = [system(MAIN), user("work")]
+        bad = await ask(proxy, history)
+        requery = [*history, {"role": "assistant", "content": bad["content"]}, user("Exactly one call, please.")]
+        good = await ask(proxy, requery)
+        await step(proxy, [*history, good, *results(good)])
+        assert await reasons(proxy) == [None, first, "history_dropped"]
+        await balanced(proxy)
+
+
 async def test_dropped_turns_in_the_middle_say_so(proxy: Proxy) -> None:
     history = [system(MAIN), user("work")]
     for i in range(3):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids
-from proxy.store.base import Path
-from proxy.store.memory import MemoryStore
+from steno.contracts.records import bytes_to_floats, bytes_to_ids
+from steno_proxy.store.interface import Path
+from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import STOP_ID, ParrotEngine, Say
+from tests.support.parrot import STOP_ID, ParrotEngine, Say, drawn
 
 
 def ids(text: str) -> list[int]:
@@ -24,7 +24,7 @@ async def test_a_turn_is_recorded_exactly_as_sampled(proxy: Proxy) -> None:
     [turn] = await proxy.turns("t")
     assert answer["choices"][0]["message"]["content"] == "hello"
     assert bytes_to_ids(turn.completion_ids).tolist() == ids("hello")
-    assert bytes_to_floats(turn.sampling_logprobs).tolist() == [-0.25] * 6
+    assert bytes_to_floats(turn.sampling_logprobs).tolist() == drawn("t", turn.prompt_tokens, 6)
     assert bytes_to_ids(turn.new_prompt_ids).tolist() == [1, *map(ord, "user:hi")]
     assert (turn.model, turn.served_model, turn.asked, turn.law["temperature"]) == (
         "any",

@@ -16,28 +16,28 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.client import AsyncSteno, Steno
-from proxy.contracts.frames import Delta, Generate, Started, StreamEvent
-from proxy.contracts.records import IndexRow, floats_to_bytes, ids_to_bytes
-from proxy.contracts.rest import Completion, GroupSpec
-from proxy.store.base import SessionStore
-from proxy.store.memory import MemoryStore
-from proxy.store.redis import RedisStore
-from steno.commands.export import Format, Records, export_sessions
+from steno.client.client import AsyncSteno, Steno
+from steno.contracts.records import IndexRow, floats_to_bytes, ids_to_bytes
+from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.wire.frames import Delta, Generate, Started, StreamEvent
+from steno_cli.commands.export import Format, Records, export_sessions
+from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.store.redis.store import RedisStore
+from steno_trainer.data.advantages import Estimator
+from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.ledger import Reason
+from steno_trainer.data.overlong import Overlong
+from steno_trainer.data.rows import Terms
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.step.assemble import assemble
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.parrot import ParrotEngine, Say, drawn
 from tests.support.redis_server import PATIENT
 from tests.support.waiting import until
-from trainer_bridge.advantages import Estimator
-from trainer_bridge.assemble import assemble
-from trainer_bridge.batch import Terms
-from trainer_bridge.feed import Feed
-from trainer_bridge.ledger import Reason
-from trainer_bridge.overlong import Overlong
-from trainer_bridge.staleness import History, Version
 
 VOCABULARY = 200_000
 Lie = Callable[[StreamEvent, int], None]
@@ -92,13 +92,14 @@ def logprob(value: float) -> Lie:
 
 
 LIES: dict[str, tuple[Lie, int, str]] = {  # trial -> what is said, how many tokens are sound, what the error names
-    "nan": (logprob(math.nan), 2, "nan is no log-probability"),
-    "inf": (logprob(math.inf), 2, "inf is no log-probability"),
-    "minus-inf": (logprob(-math.inf), 2, "-inf is no log-probability"),
-    "above-0": (logprob(2e-4), 2, "is no log-probability"),
+    "nan": (logprob(math.nan), 2, "got nan, must be finite and at most"),
+    "inf": (logprob(math.inf), 2, "got inf, must be finite and at most"),
+    "minus-inf": (logprob(-math.inf), 2, "got -inf, must be finite and at most"),
+    "above-0": (logprob(2e-4), 2, "must be finite and at most"),
     "negative-id": (of_delta(2, ids=ids_to_bytes([-5])), 2, "a token id of -5"),
     "far-id": (of_delta(2, ids=ids_to_bytes([VOCABULARY])), 2, f"a token id of {VOCABULARY}"),
-    "too-many": (of_delta(2, ids=ids_to_bytes([97] * 9), logprobs=floats_to_bytes([-1.0] * 9)), 2, "more than the 4 tokens"),
+    "too-many": (of_delta(2, ids=ids_to_bytes([97] * 9), logprobs=floats_to_bytes([-1.0] * 9)), 2,
+                 "more tokens than max_tokens (4)"),
     "digest": (of_started(prompt_digest=bytes(16)), 0, "prompt_digest"),
     "law": (of_started(temperature=math.nan), 0, "law.temperature"),
     "bias": (of_started(logit_bias={1: math.inf}), 0, "law.logit_bias"),
@@ -138,7 +139,8 @@ async def test_what_can_not_be_ends_its_turn_and_what_was_sampled_before_is_acco
         engine.lies["near-0"] = logprob(5e-5)  # a sum of float32s may round so: taken as it is
         assert (await proxy.chat("near-0", "again", max_tokens=4)).status_code == 200
         recorded = (await proxy.turns("near-0"))[-1]
-        assert recorded.sampling_logprobs == floats_to_bytes([-0.25, -0.25, 5e-5, -0.25])
+        first, second, _, last = drawn("near-0", recorded.prompt_tokens, 4)
+        assert recorded.sampling_logprobs == floats_to_bytes([first, second, 5e-5, last])
         await until(lambda: not proxy.app.state.hub.workers()[0].in_flight)
         after = await scraped(proxy)
         grew = {name: after[name] - before[name] for name in after}
@@ -149,6 +151,15 @@ async def test_what_can_not_be_ends_its_turn_and_what_was_sampled_before_is_acco
         assert counted("unsound_turns") == after["unsound"]
         [view] = (await proxy.http.get("/workers")).json()["items"]
         assert view["suspect"] and (await proxy.chat("honest", "hello")).status_code == 200, "the last worker serves on"
+
+
+async def test_what_came_late_is_received_and_late_and_told_once(proxy: Proxy) -> None:
+    """I4. That each late token is counted as one: `relay/test_hostile.py`."""
+    before, counts = await scraped(proxy), proxy.app.state.hub.counts
+    counts.tokens, counts.late_tokens = counts.tokens + 5, counts.late_tokens + 3
+    for _ in range(2):
+        after = await scraped(proxy)
+        assert {name: after[name] - before[name] for name in ("received", "late")} == {"received": 8, "late": 3}
 
 
 @contextlib.asynccontextmanager
@@ -232,7 +243,7 @@ async def test_a_record_that_can_not_be_read_is_served_with_the_reason_and_the_t
                 assert answer.status_code == 200, (path, answer.text)
                 json.loads(answer.content, parse_constant=pytest.fail)
             listed = await proxy.steno.sample_list(trial)
-            assert [sample.turn_ids for sample in listed.items] == [[(await proxy.turns(trial))[0].turn_id]]
+            assert [sample.turn_ids for sample in listed.items] == [[(await store.turns(trial))[0].turn_id]]
             assert [(one.turn_id, one.completion_tokens) for one in listed.unreadable] == [("ffffffffffff", 6)]
             by_itself = [turn.unreadable async for turn in proxy.steno.turns(trial)]
             assert by_itself[0] is None and bool(by_itself[1]) == ("prompt_digest" not in fields)

@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.contracts.errors import StoreUnavailable
-from proxy.contracts.frames import Generate
-from proxy.contracts.rest import Completion
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import StoreUnavailable
+from steno.contracts.rest import Completion
+from steno.contracts.wire.frames import Generate
+from steno_proxy.store.memory.store import MemoryStore
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.tokens import counters

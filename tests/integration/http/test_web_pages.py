@@ -12,9 +12,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from proxy.api.front import Application
-from proxy.contracts.channel import encode_alone
-from proxy.contracts.frames import Hello, ModelCard
+from steno.contracts.wire.channel import encode_alone
+from steno.contracts.wire.frames import Hello, ModelCard
+from steno_proxy.server.front import Application
 from tests.integration.http.conftest import Proxy, running
 from tests.support.waiting import until
 

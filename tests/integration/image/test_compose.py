@@ -13,9 +13,9 @@ import openai
 import pytest
 import yaml
 
-from proxy.client import Steno
-from proxy.contracts.leases import LeaseRequest
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.client.client import Steno
+from steno.contracts.leases import LeaseRequest
+from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.image.played import COMPOSE, FOLDER, Played, asked, playing
 from tests.integration.image.test_image import buildah
 from tests.support.stack import ROOT

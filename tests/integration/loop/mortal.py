@@ -32,6 +32,6 @@ def arm(where: str) -> None:
 
 if __name__ == "__main__":
     arm(sys.argv.pop(1))
-    from steno.cli import main
+    from steno_cli.main import main
 
     main()

@@ -23,20 +23,20 @@ import msgspec
 import openai
 import psutil
 
-from proxy.client import AsyncSteno, Steno
-from proxy.contracts.leases import LeaseRequest, RunView
-from proxy.contracts.records import SamplingPolicy
+from steno.client.client import AsyncSteno, Steno
+from steno.contracts.leases import LeaseRequest, RunView
+from steno.contracts.records import SamplingPolicy
 from steno.models import TINY
+from steno_rollouts.admission import Admission
+from steno_rollouts.harness import GroupOptions, Planned, Rollouts
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_trainer.data.ledger import Ledger
 from tests.support.processes import until
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT, Stack, _spawn, running
-from trainer_bridge.ledger import Ledger
-from trainer_bridge.rollouts.admission import Admission
-from trainer_bridge.rollouts.executor import Exit, Job
-from trainer_bridge.rollouts.harness import GroupOptions, Planned, Rollouts
-from trainer_bridge.rollouts.outcome import TrialResult
-from trainer_bridge.rollouts.runner import RunnerOptions, TrialRunner
-from trainer_bridge.rollouts.tasks import Task
 
 SLOW_S = 300.0
 """Seconds that anything here may take on a machine that others use too."""
@@ -159,9 +159,9 @@ class Product:
         return self._started(folder, ["--", "steno", "train", *given], cwd=folder)
 
     def _started(self, folder: Path, module: list[str], *, cwd: Path) -> Trainer:
-        launcher = [sys.executable, "-m", "steno.launch", "--standalone", "--nproc-per-node", "2", "-m"]
+        launcher = [sys.executable, "-m", "steno_cli.torchrun", "--standalone", "--nproc-per-node", "2", "-m"]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT),
+            **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         log = folder / f"train-{len(self.trainers)}.log"
         with log.open("wb") as out:

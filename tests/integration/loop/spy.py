@@ -6,8 +6,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from trainer_bridge.orders import Batch
-from trainer_bridge.step import Stepper, StepReport
+from steno_trainer.step.step import Stepper, StepReport
+from steno_trainer.step.step_plan import Batch
 
 
 def watch(folder: Path) -> None:
@@ -24,6 +24,6 @@ def watch(folder: Path) -> None:
 
 if __name__ == "__main__":
     watch(Path(sys.argv.pop(1)))
-    from steno.cli import main
+    from steno_cli.main import main
 
     main()

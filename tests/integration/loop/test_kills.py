@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from proxy.contracts.leases import RunView
-from steno.commands.output import EXIT_OTHER_TRAINER
+from steno.contracts.leases import RunView
+from steno_cli.terminal.output import EXIT_OTHER_TRAINER
+from steno_trainer.data.ledger import Reason
 from tests.integration.loop.product import RUN, SLOW_S, Product, Trainer, rolling, thread
 from tests.support.processes import until
-from trainer_bridge.ledger import Reason
 
 pytestmark = pytest.mark.loop
 
@@ -22,7 +22,7 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
     # Some groups are started beside what admission lets in: so the trainers' bound is wider than its.
     settings = {"checkpoint_every": 2, "lease_ttl_s": 600, "max_staleness_steps": 4}
     async with rolling(one, "task"):
-        first = one.train(die="trainer_bridge.engine:PolicyEngine.update:4", **settings)
+        first = one.train(die="steno_trainer.model.zero_engine:PolicyEngine.update:4", **settings)
         await thread(first.died)
         assert [step["step"] for step in first.steps] == [1, 2, 3]
         acknowledged = set(first.saved()["trained_groups"])
@@ -35,7 +35,7 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
         with one.client() as client:
             had = await thread(client.run, RUN)
         assert had.groups.leased + had.groups.used >= 4, "nobody gives back what it had"
-        second = one.train(die="trainer_bridge.feed:Feed.acknowledge:1", **settings)
+        second = one.train(die="steno_trainer.data.lease_feed:Feed.acknowledge:1", **settings)
         await thread(second.died)
         saved = second.saved()
         [_, _, (b, at)] = saved["path"]
@@ -66,7 +66,9 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
 
 async def test_a_trainer_that_another_one_takes_over_from_ends_and_is_not_started_again(one: Product) -> None:
     """All ranks of the first one end; its code says why. The second goes on from its checkpoint with its groups."""
-    settings = {"lease_ttl_s": 600, "max_staleness_steps": 4}
+    # Longer than all this takes, so that leases are taken over, and shorter than `balance` waits: what is being leased in the
+    # moment in which a trainer is told to stop stays leased until its time is over.
+    settings = {"lease_ttl_s": 150, "max_staleness_steps": 4}
     async with rolling(one, "task"):
         first = one.train(**settings)
         await thread(first.until, lambda: first.steps, "a first step")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.loop.product import LAW, RUN, Product, rolling, thread
 from tests.support.trained import logprobs_of
 

@@ -11,12 +11,12 @@ import httpx
 import pytest
 import uvloop
 
-from proxy.client import AsyncSteno
-from proxy.config import ProxySettings
-from proxy.contracts.policy import Update, UpdateSpec
-from proxy.main import create_app
-from proxy.store.base import SessionStore
-from proxy.store.memory import MemoryStore
+from steno.client.client import AsyncSteno
+from steno.contracts.policy import Update, UpdateSpec
+from steno_proxy.config import ProxySettings
+from steno_proxy.server.app import create_app
+from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.memory.store import MemoryStore
 from tests.support.server import serve
 from tests.support.update_peer import UpdatePeer
 from tests.support.waiting import until

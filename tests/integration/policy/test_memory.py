@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from proxy.client import AsyncSteno
+from steno.client.client import AsyncSteno
 from tests.support.policy_contract import spec
 from tests.support.stack import running
 from tests.support.update_peer import UpdatePeer

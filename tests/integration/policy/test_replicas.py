@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import Steno
-from proxy.contracts.errors import Conflict
-from proxy.contracts.frames import Prepare
-from proxy.store.redis import RedisStore
+from steno.client.client import Steno
+from steno.contracts.errors import Conflict
+from steno.contracts.wire.frames import Prepare
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.policy.conftest import publish, running, shards_of
 from tests.support import processes, shards, stack, updating
 from tests.support.policy_contract import spec

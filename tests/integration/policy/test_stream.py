@@ -8,9 +8,9 @@ import contextlib
 import httpx
 import pytest
 
-from proxy.contracts.errors import BadRequest, Conflict, NotFound
-from proxy.contracts.policy import Want
-from proxy.policies import upload
+from steno.contracts.errors import BadRequest, Conflict, NotFound
+from steno.contracts.policy import Want
+from steno_proxy.policies import upload
 from tests.integration.policy.conftest import Fleet, publish, running, shards_of
 from tests.support.policy_contract import spec
 from tests.support.update_peer import UpdatePeer

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from proxy.contracts.errors import BadRequest, Conflict, NotFound
-from proxy.contracts.frames import Abandon, Apply, Prepare, Progress
-from proxy.contracts.policy import Probe
+from steno.contracts.errors import BadRequest, Conflict, NotFound
+from steno.contracts.policy import Probe
+from steno.contracts.wire.frames import Abandon, Apply, Prepare, Progress
 from tests.integration.policy.conftest import Fleet
 from tests.support.policy_contract import spec
 from tests.support.waiting import until

@@ -13,13 +13,13 @@ import uvloop
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import Worker
-from inference_worker.metrics import WorkerMetrics
-from proxy.api.workers import router
-from proxy.contracts.frames import StreamEvent
-from proxy.hub import Hub, RelaySettings, Stream
-from proxy.placing import Order
+from steno.contracts.wire.frames import StreamEvent
+from steno_proxy.api.control.workers import router
+from steno_proxy.workers.hub import Hub, RelaySettings, Stream
+from steno_proxy.workers.placement import Order
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
 from tests.support.counting import CountingEngine, job
 from tests.support.server import serve
 from tests.support.waiting import until

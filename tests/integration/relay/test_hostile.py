@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from proxy.contracts.canonical import Sampling, TokenLogprob, ToolCallPiece
-from proxy.contracts.channel import encode_alone, encode_packet
-from proxy.contracts.errors import BY_CODE, BadRequest, EngineFailed, WorkerLost
-from proxy.contracts.frames import (
+from steno.contracts.chat import Sampling, TokenLogprob, ToolCallPiece
+from steno.contracts.errors import BY_CODE, BadRequest, EngineFailed, WorkerLost
+from steno.contracts.wire.channel import encode_alone, encode_packet
+from steno.contracts.wire.frames import (
     Announce,
     Counted,
     Delta,
@@ -29,8 +29,8 @@ from proxy.contracts.frames import (
     Progress,
     Started,
 )
-from proxy.contracts.packets import PacketToWorker
-from proxy.streams import FROM_WORKERS
+from steno.contracts.wire.packets import PacketToWorker
+from steno_proxy.workers.stream import FROM_WORKERS
 from tests.integration.relay.conftest import KEY, Relay, drain, relay
 from tests.support.counting import CountingEngine, ids_of
 from tests.support.waiting import until
@@ -249,6 +249,28 @@ async def test_what_a_worker_says_of_a_turn_out_of_bounds_ends_that_turn_alone(f
         await rogue.send(packet(2, DELTA, *mine))  # of the one that was ended, this is late
         assert ids_of(await drain(right)) == [1]
         assert running.hub.counts.protocol_errors == 0 and running.hub.counts.late_tokens >= 1
+        await rogue.close()
+
+
+async def test_each_token_that_comes_after_the_end_of_its_stream_is_counted_as_late() -> None:
+    """I4: after a cancel, and after the end. None of them is the stream's."""
+    async with relay() as running:
+        rogue = await dial(running, encode_alone(hello(), 0))
+        await until(lambda: running.hub.workers())
+        cancelled, ended = running.open(5), running.open(5)
+        two = msgspec.structs.replace(DELTA, ids=DELTA.ids * 2, logprobs=DELTA.logprobs * 2)
+        second = [msgspec.structs.replace(frame, stream=2) for frame in (STARTED, DELTA, Finish(2, "stop", 1), two)]
+        await rogue.send(packet(1, STARTED, two, *second))
+        assert ids_of(await drain(ended)) == [1]
+        await cancelled.next()
+        cancelled.cancel("the client left")
+        await rogue.send(packet(2, two, DELTA))
+        counts = running.hub.counts
+        await until(lambda: counts.late_tokens >= 5)
+        assert (counts.tokens, counts.deltas, counts.late_tokens) == (3, 2, 5)
+        assert (cancelled.received_tokens, ended.received_tokens) == (2, 1)
+        assert (await drain(cancelled))[-1].completion_tokens == 2  # type: ignore[union-attr]
+        assert counts.grown() == (3, 5) and counts.grown() == (0, 0)
         await rogue.close()
 
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inference_worker.config import WorkerSettings
-from inference_worker.main import run
-from inference_worker.metrics import WorkerMetrics
-from proxy.contracts.errors import EngineFailed, NoWorker, WorkerLost
+from steno.contracts.errors import EngineFailed, NoWorker, WorkerLost
+from steno_worker.config import WorkerSettings
+from steno_worker.main import run
+from steno_worker.metrics import WorkerMetrics
 from tests.integration.relay.conftest import KEY, drain, relay
 from tests.support.counting import CountingEngine, ids_of
 from tests.support.tcprelay import TcpRelay

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.frames import Generate, ModelCard
-from proxy.contracts.records import tokenizer_key
-from proxy.placing import Order
-from proxy.routing import NoTokenizer
+from steno.contracts.records import tokenizer_key
+from steno.contracts.wire.frames import Generate, ModelCard
+from steno_proxy.workers.placement import Order
+from steno_proxy.workers.routing import NoTokenizer
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, job
 

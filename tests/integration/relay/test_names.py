@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from proxy import hub
-from proxy.contracts.channel import encode_alone
-from proxy.contracts.errors import WorkerLost
-from proxy.contracts.frames import Cancel, Goodbye, Welcome
-from proxy.contracts.packets import NAME_TAKEN, REPLACED, PacketToWorker
+from steno.contracts.errors import WorkerLost
+from steno.contracts.wire.channel import encode_alone
+from steno.contracts.wire.frames import Cancel, Goodbye, Welcome
+from steno.contracts.wire.packets import NAME_TAKEN, REPLACED, PacketToWorker
+from steno_proxy.workers import hub
 from tests.integration.relay.conftest import drain, relay
 from tests.integration.relay.test_hostile import dial, farewell, hello
 from tests.support.counting import CountingEngine, ids_of

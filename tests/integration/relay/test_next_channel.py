@@ -9,15 +9,15 @@ from functools import partial
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inference_worker import client
-from inference_worker.client import Client
-from inference_worker.config import WorkerSettings
-from inference_worker.metrics import WorkerMetrics
-from inference_worker.weights.updates import Updates
-from proxy.contracts.canonical import Sampling
-from proxy.contracts.ends import WorkerPeer
-from proxy.contracts.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started
-from proxy.contracts.peer import State
+from steno.contracts.chat import Sampling
+from steno.contracts.wire.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started
+from steno.contracts.wire.peer import State
+from steno.contracts.wire.peer_ends import WorkerPeer
+from steno_worker.config import WorkerSettings
+from steno_worker.metrics import WorkerMetrics
+from steno_worker.relay import connection
+from steno_worker.relay.connection import Client
+from steno_worker.weights.update_runner import Updates
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of, job
 from tests.support.tcprelay import TcpRelay
@@ -67,7 +67,7 @@ STALE: list[Frame] = [
 async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_before_the_next_one_is_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
+    monkeypatch.setattr(connection, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
     metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
     updates = Updates(engine, metrics, announce=lambda: None)
     one = Client(

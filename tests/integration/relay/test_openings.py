@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from proxy.contracts.channel import encode_alone
-from proxy.contracts.frames import Announce, ModelCard
-from proxy.contracts.packets import MAX_HELLO_BYTES
+from steno.contracts.wire.channel import encode_alone
+from steno.contracts.wire.frames import Announce, ModelCard
+from steno.contracts.wire.packets import MAX_HELLO_BYTES
 from tests.integration.relay.conftest import KEY, Relay, relay
 from tests.integration.relay.test_hostile import dial, farewell, hello, packet
 from tests.support.waiting import until
@@ -56,7 +56,7 @@ async def test_no_more_than_a_hello_is_taken_in_whatever_pieces(key: str | None)
             "as a text": [frame(1, b"", announced=MAX_HELLO_BYTES + 1)],
         }
         for name, parts in too_much.items():
-            assert b"262145 bytes, 262144 are allowed" in await sent(running, *parts, key=key), name
+            assert b"262145 bytes, at most 262144 are allowed" in await sent(running, *parts, key=key), name
         for opcode in (0, 9):  # continuations, pings: of nothing, and for ever
             tiny = frame(2, b"") + bytes([opcode | (0x80 if opcode else 0), 0x80, 0, 0, 0, 0]) * 40_000
             assert await sent(running, tiny, key=key) == b"reset", opcode

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from inference_worker import client
-from proxy.contracts.errors import NoWorker, WorkerLost
+from steno.contracts.errors import NoWorker, WorkerLost
+from steno_worker.relay import connection
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of
 from tests.support.tcprelay import TcpRelay
@@ -47,6 +47,25 @@ async def test_cuts_in_the_middle_of_any_message_are_mended(seed: int) -> None:
                 network.cut_after_bytes = None
         for events in await results:
             assert ids_of(events) == list(range(200))
+
+
+async def test_a_new_channel_whose_welcome_is_lost_is_no_older_one() -> None:
+    # The proxy's grace is longer than the worker waits before it dials again.
+    async with relay(resume_grace_s=1.0, heartbeat_s=5.0, silence_s=20.0) as running:
+        async with TcpRelay("127.0.0.1", running.port) as network:
+            await running.worker(CountingEngine(), port=network.port, grace_s=600.0)  # it believes in the first one
+            greeting_bytes = network.passed_bytes
+            for more in range(-60, 100, 40):  # the next Hello is longer, since it names a channel
+                assert ids_of(await drain(running.open(3))) == [0, 1, 2]
+                network.accepting = False
+                network.cut()
+                await until(lambda: not running.hub.workers())  # the channel is over
+                network.cut_after_bytes, network.accepting = greeting_bytes + more, True
+                await until(running.hub.workers)
+                await until(running.hub.cards)
+                network.cut_after_bytes = None
+                await until(running.hub.cards)
+        assert running.hub.counts.protocol_errors == 0
 
 
 async def test_generation_goes_on_while_the_socket_is_gone() -> None:
@@ -133,10 +152,10 @@ async def test_a_worker_outlives_a_socket_that_is_reset_before_the_handshake(mon
     async def connect(*args: Any, **kwargs: Any) -> Any:
         for refusal in refusals:
             raise refusal
-        return await client.connect_for_real(*args, **kwargs)  # type: ignore[attr-defined]
+        return await connection.connect_for_real(*args, **kwargs)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(client, "connect_for_real", client.connect, raising=False)
-    monkeypatch.setattr(client, "connect", connect)
+    monkeypatch.setattr(connection, "connect_for_real", connection.connect, raising=False)
+    monkeypatch.setattr(connection, "connect", connect)
     async with relay() as running:
         await running.worker()
         assert ids_of(await drain(running.open(10))) == list(range(10))

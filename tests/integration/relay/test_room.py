@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 
-from inference_worker import client
-from proxy import hub
-from proxy.contracts.canonical import Job
-from proxy.contracts.ends import ProxyPeer, WorkerPeer
-from proxy.contracts.errors import BodyTooLarge, TooManyRequests
-from proxy.contracts.frames import Delta, Generate
-from proxy.contracts.peer import REQUESTS_SHARE
-from proxy.placing import Order
-from proxy.routing import score
+from steno.contracts.chat import Job
+from steno.contracts.errors import BodyTooLarge, TooManyRequests
+from steno.contracts.wire.frames import Delta, Generate
+from steno.contracts.wire.peer import REQUESTS_SHARE
+from steno.contracts.wire.peer_ends import ProxyPeer, WorkerPeer
+from steno_proxy.workers import hub
+from steno_proxy.workers.placement import Order
+from steno_proxy.workers.routing import score
+from steno_worker.relay import connection
 from tests.integration.relay.conftest import Relay, drain, relay
 from tests.support.counting import CountingEngine, ids_of, job
 from tests.support.tcprelay import TcpRelay
@@ -29,7 +29,7 @@ FIT = int(MOST * REQUESTS_SHARE) // (SIZE + 300)
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels that keep 1 MiB instead of 128."""
-    for module, kind in ((hub, ProxyPeer), (client, WorkerPeer)):
+    for module, kind in ((hub, ProxyPeer), (connection, WorkerPeer)):
         monkeypatch.setattr(module, kind.__name__, partial(kind, max_retained_bytes=MOST))
 
 
@@ -85,7 +85,7 @@ async def test_counts_that_nobody_waits_for_any_more_are_at_the_worker_all_the_s
         for one in left:
             one.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        with pytest.raises(TooManyRequests, match="enough to count"):
+        with pytest.raises(TooManyRequests, match="busy counting"):
             await running.hub.count("trial", job(1))
         network.resume()
         await until(lambda: running.hub._workers and not next(iter(running.hub._workers.values()))._counting)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from proxy.contracts.canonical import Job
-from proxy.contracts.errors import (
+from steno.contracts.chat import Job
+from steno.contracts.errors import (
     BadRequest,
     BodyTooLarge,
     ContextOverflow,
@@ -17,9 +17,9 @@ from proxy.contracts.errors import (
     TooManyRequests,
     WorkerLost,
 )
-from proxy.contracts.frames import Finish, Generate, Started
-from proxy.links import MAX_COUNTS
-from proxy.placing import Order
+from steno.contracts.wire.frames import Finish, Generate, Started
+from steno_proxy.workers.placement import Order
+from steno_proxy.workers.worker_channel import MAX_COUNTS
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of, job
 from tests.support.waiting import until

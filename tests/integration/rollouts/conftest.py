@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import Steno
-from proxy.contracts.records import Session
+from steno.client.client import Steno
+from steno.contracts.records import Session
 from tests.support.stack import ROOT, Stack, running
 
 ADMIN = "admin-key-of-the-tests"
 SCRIPT = Path(__file__).with_name("script.py")
-TOY = [sys.executable, "-m", "steno.toy_agent", "--seed", "{seed}"]
+TOY = [sys.executable, "-m", "steno_cli.demo.toy_agent", "--seed", "{seed}"]
 
 
 @pytest.fixture(scope="module", autouse=True)

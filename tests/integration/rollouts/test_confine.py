@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from proxy.contracts.records import Session
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import Session
+from steno_rollouts.build import confinement
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths
+from steno_rollouts.trials.executor import Exit
+from steno_rollouts.trials.local import LocalExecutor
 from tests.integration.rollouts.conftest import ADMIN, Rollout
 from tests.integration.rollouts.test_local import job
-from trainer_bridge.rollouts.build import confinement
-from trainer_bridge.rollouts.config import RolloutSettings
-from trainer_bridge.rollouts.confine import CannotConfine, Confinement, hidden_paths
-from trainer_bridge.rollouts.executor import Exit
-from trainer_bridge.rollouts.local import LocalExecutor
 
 THIEF = Path(__file__).with_name("thief.py")
 PROVIDER = "sk-of-the-operator"

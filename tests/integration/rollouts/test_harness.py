@@ -11,20 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import AsyncSteno, Steno
-from proxy.contracts.errors import Conflict
-from proxy.contracts.records import Session
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.client.client import AsyncSteno, Steno
+from steno.contracts.errors import Conflict
+from steno.contracts.records import Session
+from steno.contracts.rest import Completion, GroupSpec
+from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.evaluation import Evaluator, greedy
+from steno_rollouts.harness import epochs
+from steno_rollouts.tasks import group_id
+from steno_rollouts.trials import runner
+from steno_rollouts.trials.executor import Exit, Job
 from tests.integration.rollouts.conftest import ADMIN
 from tests.support.stack import Stack
 from tests.support.waiting import until
-from trainer_bridge.rollouts import runner
-from trainer_bridge.rollouts.build import Prepared
-from trainer_bridge.rollouts.config import RolloutSettings
-from trainer_bridge.rollouts.evaluation import Evaluator, greedy
-from trainer_bridge.rollouts.executor import Exit, Job
-from trainer_bridge.rollouts.harness import epochs
-from trainer_bridge.rollouts.tasks import group_id
 
 Sessions = Callable[[str], list[Session]]
 
@@ -88,8 +88,11 @@ def _name(found: Prepared) -> str:
 
 
 async def test_so_many_trials_run_at_a_time_and_no_more(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:
-    stand = Stand()
-    results = await rolled(prepared(stack, tmp_path, "flight", tasks=3, in_flight=4), stand, 2)
+    stand = Stand(gate=asyncio.Event())
+    running = asyncio.create_task(rolled(prepared(stack, tmp_path, "flight", tasks=3, in_flight=4), stand, 2))
+    await until(lambda: stand.running == 4)
+    stand.gate.set()
+    results = await running
     assert stand.most == 4 and len(results) == 12 and {r.reward for r in results} == {1.0}
     assert len({r.group_id for r in results}) == 6 and {r.round for r in results} == {"epoch-0", "epoch-1"}
     assert [s.status for s in sessions("flight")] == ["completed"] * 12
@@ -232,6 +235,78 @@ async def test_an_attempt_is_repeated_only_while_nothing_is_on_record(
     assert sessions("late")[0].status == "aborted"
 
 
+async def test_one_trial_is_brought_to_its_first_turn_before_the_others_begin(stack: Stack, tmp_path: Path) -> None:
+    """The first one fails and is left; the second is the first to have a turn, and all others follow while it runs."""
+    stand = Stand(gate=asyncio.Event(), exits=lambda trial, attempt: Exit(1 if trial.endswith(".0") else 0))
+    running = asyncio.create_task(rolled(prepared(stack, tmp_path, "pilot", group_size=4, in_flight=4), stand))
+    await until(lambda: stand.running == 3)
+    started = [trial.rsplit(".", 1)[1] for trial in stand.started]
+    assert started[:2] == ["0", "1"] and sorted(started[2:]) == ["2", "3"] and stand.most == 3
+    stand.gate.set()
+    results = await running
+    assert sorted(r.end_reason for r in results) == ["completed"] * 3 + ["exit_code"]
+
+
+async def test_failures_before_a_first_turn_stop_nothing_while_later_trials_have_turns(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """Three fail, and no trial has ended yet: but some of those that run began after them, and have had turns."""
+    others_speak = asyncio.Event()
+
+    class Flaky(Stand):
+        async def run(self, job: Job) -> Exit:
+            if job.trial_id[-1] in "123":
+                await others_speak.wait()
+                return Exit(1)
+            return await super().run(job)
+
+    stand = Flaky(gate=asyncio.Event())
+    found = prepared(stack, tmp_path, "flaky-starts", group_size=8, in_flight=8, stop_after_failures=3)
+    running = asyncio.create_task(rolled(found, stand))
+    await until(lambda: sum(session.counts.turns for session in sessions("flaky-starts")) == 5)
+    others_speak.set()
+    await until(lambda: [session.end_reason for session in sessions("flaky-starts")].count("exit_code") == 3)
+    assert stand.gate is not None
+    stand.gate.set()
+    results = await running
+    assert sorted(r.end_reason for r in results) == ["completed"] * 5 + ["exit_code"] * 3
+
+
+async def test_a_group_that_failed_as_a_whole_is_made_anew_by_the_next_start(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    found = prepared(stack, tmp_path, "anew", stop_after_failures=0)
+    burned = await rolled(found, Stand(exits=lambda trial, attempt: Exit(1)))
+    assert [(r.end_reason, r.failed_early) for r in burned] == [("exit_code", True)] * 2
+    for done in ({}, {r.trial_id: r for r in burned}):
+        stand = Stand()
+        async with found.client() as client:
+            results = await found.rollouts(client, executor=stand).run(epochs(found.tasks, 1), done=done)
+        assert [(r.round, r.reward) for r in results] == [("epoch-0+1", 1.0)] * 2
+        assert len(stand.started) == (0 if done else 2), "the second start finds it done"
+    assert len(sessions("anew")) == 4
+
+
+async def test_held_back_rollouts_say_what_they_wait_for(stack: Stack, tmp_path: Path) -> None:
+    told: list[str | None] = []
+
+    class Told:
+        def __getattr__(self, name: str) -> Any:
+            return told.append if name == "held_back" else lambda *_: None
+
+    held = True
+
+    async def in_hand() -> int:
+        return 2 if held else 0
+
+    found = prepared(stack, tmp_path, "waiting", groups_per_step=1, max_staleness_steps=1)
+    running = asyncio.create_task(rolled(found, Stand(), in_hand=in_hand, observers=[Told()]))
+    await until(lambda: bool(told))
+    held = False
+    await running
+    assert told[0] is not None and "0 groups are in hand" in told[0] and told[-1] is None
+
+
 async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Steno) -> None:
     class Ends(Stand):
         async def run(self, job: Job) -> Exit:
@@ -246,7 +321,7 @@ async def test_a_task_that_has_changed_is_a_conflict_and_what_ran_is_ended(
     stack: Stack, tmp_path: Path, sessions: Sessions
 ) -> None:
     await rolled(prepared(stack, tmp_path, "changed", group_size=1), Stand())
-    with pytest.raises(Conflict, match=r"on record with other values.*give another --run"):
+    with pytest.raises(Conflict, match=r"registered already, with other values.*give another --run"):
         await rolled(prepared(stack, tmp_path, "changed", group_size=1, max_turns=3), Stand())
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_bridge.rollouts.executor import Exit, Job
-from trainer_bridge.rollouts.local import LocalExecutor
+from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.local import LocalExecutor
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_what_killed_rollouts_left_running_is_ended(folder: Path) -> None:
     """Both while the command itself runs on, and when only a child of it does."""
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from tests.integration.rollouts.test_local import job; from trainer_bridge.rollouts.local import LocalExecutor\n"
+        "from tests.integration.rollouts.test_local import job; from steno_rollouts.trials.local import LocalExecutor\n"
         "asyncio.run(LocalExecutor().run(job(Path(sys.argv[1]), 'sh', '-c', sys.argv[3])))"
     )
     root = Path(__file__).resolve().parents[3]

@@ -10,18 +10,18 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.client import AsyncSteno
-from proxy.contracts.leases import Lease, LeaseRequest
-from proxy.contracts.records import Limits, SamplingPolicy, Turn
-from proxy.contracts.rest import Completion, GroupSpec
+from steno.client.client import AsyncSteno
+from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.records import Limits, SamplingPolicy, Turn
+from steno.contracts.rest import Completion, GroupSpec
+from steno_trainer.data.advantages import Estimator
+from steno_trainer.data.lease_feed import Feed, Leased
+from steno_trainer.data.ledger import Reason
+from steno_trainer.data.overlong import Overlong, OverlongFiltering
+from steno_trainer.data.rows import Terms
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.step.assemble import Assembled, assemble
 from tests.support.stack import running
-from trainer_bridge.advantages import Estimator
-from trainer_bridge.assemble import Assembled, assemble
-from trainer_bridge.batch import Terms
-from trainer_bridge.feed import Feed, Leased
-from trainer_bridge.ledger import Reason
-from trainer_bridge.overlong import Overlong, OverlongFiltering
-from trainer_bridge.staleness import History, Version
 
 ASKED = {"g.0": (300, 300, 300), "g.1": (1, 300), "g.2": (300, 300, 300, 300)}
 """`max_tokens` of each trial's requests: the second trial's first answer is cut, the third trial asks once more than it may."""

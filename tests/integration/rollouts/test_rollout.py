@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.records import Session
-from steno.demo_task import make_world
-from tests.integration.rollouts.conftest import ADMIN, TOY, Rollout
+from steno.client.client import Steno
+from steno.contracts.records import Session
+from steno_cli.demo.task import make_world
+from tests.integration.rollouts.conftest import ADMIN, SCRIPT, TOY, Rollout
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, running
 
 Sessions = Callable[[str], list[Session]]
 REWARD = """
@@ -44,6 +47,8 @@ def test_agents_run_and_a_function_scores_them(rollout: Rollout, sessions: Sessi
     assert [session.reward for session in recorded] == [1.0] * 4
     assert all(session.metrics["turns"] == session.counts.turns >= 4 for session in recorded)
     assert len({session.group_id for session in recorded}) == 2
+    with Steno(rollout.stack.url, ADMIN) as steno:
+        assert steno.run("scored").rollouts_over, "the trainer need not wait for more"
     assert "4/4 trials" in said and "mean reward 1.000" in said and "0 failed" in said
     rows = rollout.rows()
     assert {row["trial_id"] for row in rows} == {session.trial_id for session in recorded}
@@ -111,6 +116,64 @@ def test_a_task_that_lacks_a_field_is_named_before_anything_is_registered(rollou
     said = rollout(tasks, "--run", "lacking", command=["echo", "{repo}", "{commit}"], code=2)
     assert "{commit}: task 'a' has no such field; it has id, repo, task_id" in said
     assert sessions("lacking") == []
+
+
+def test_a_command_that_trials_would_not_find_is_told_before_anything_is_registered(
+    rollout: Rollout, sessions: Sessions
+) -> None:
+    """In the environment and the confinement that trials get: what is hidden from them is not there."""
+    tasks = rollout.tasks({"id": "a"})
+    said = rollout(tasks, "--run", "no-command", command=["no-such-agent", "{id}"], code=2)
+    assert "command: no-such-agent: not found on the PATH of trials, " in said
+    hidden = rollout.folder / "bin" / "agent"
+    hidden.parent.mkdir()
+    hidden.write_text("#!/bin/sh\n")
+    hidden.chmod(0o755)
+    options = ("--run", "no-command", "--private", str(hidden.parent), "--confine", "require")
+    said = rollout(tasks, *options, command=[str(hidden)], code=2)
+    assert f"command: {hidden}: there is no such program, or it may not be run (confined:" in said
+    assert sessions("no-command") == [] and not list((rollout.folder / "work").iterdir())
+
+
+def test_what_failed_before_its_first_turn_stops_the_rollouts_and_is_run_again_by_the_same_run(
+    rollout: Rollout, sessions: Sessions, client: Steno
+) -> None:
+    """The script is there, and what it starts is not. With the run's own key, which is all that is needed."""
+    mini = rollout.folder / "mini"
+    agent = rollout.folder / "agent.sh"
+    agent.write_text(f"#!/bin/sh\nexec {mini}\n")
+    agent.chmod(0o755)
+    tasks = rollout.tasks(*({"id": str(number)} for number in range(3)))
+    key = client.run_key("burned")
+    assert key is not None
+    options = ("--run", "burned", "--group-size", "2", "--in-flight", "6", "--retries", "0", "--key", key)
+    options = (*options, "--stop-after-failures", "3")
+    said = rollout(tasks, *options, command=[str(agent)], code=1)
+    assert "stopped: 3 trials in a row failed before their first turn, " in said
+    assert f"with exit code 127: {agent}: 2: exec: {mini}: not found" in said or "exit code 127" in said
+    assert "start the same --run again" in said and "0/6 trials, 0 running" in said
+    assert "3 failed before their first turn, still open" in said
+    assert {session.status for session in sessions("burned")} == {"open"}, "two groups, the third was not begun"
+    assert len(sessions("burned")) == 4 and rollout.rows() == []
+    mini.write_text(f"#!/bin/sh\n{sys.executable} -m steno_cli.demo.toy_agent --seed 1 && echo 1 > reward.txt\n")
+    mini.chmod(0o755)
+    said = rollout(tasks, *options, command=[str(agent)])
+    assert "6/6 trials, 0 running, 3/3 groups, mean reward 1.000, 0 failed" in said
+    assert "no trainer of run burned has been seen: start it: steno train --run burned" in said
+    assert [session.reward for session in sessions("burned")] == [1.0] * 6
+
+
+def test_a_proxy_that_is_not_there_is_told_of_at_once(rollout: Rollout) -> None:
+    words = rollout.words(rollout.tasks({"id": "a"}), command=["true"])
+    words[words.index("--proxy") + 1] = f"http://127.0.0.1:{free_port()}"
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        try:
+            said = next(line for line in process.stderr if "no answer" in line)
+            assert process.poll() is None, "it goes on asking: a proxy may be about to start"
+        finally:
+            process.kill()
+    assert "no answer from the proxy at http://127.0.0.1:" in said and "(--proxy" in said
 
 
 def test_a_folder_of_tasks_runs_each_in_a_copy_of_its_environment(rollout: Rollout, sessions: Sessions) -> None:
@@ -225,3 +288,26 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_rollouts_wait_for_a_worker_before_their_first_trial(tmp_path: Path) -> None:
+    with running(tmp_path / "stack", None, proxy=["--admin-key", ADMIN, "--worker-key", "worker-key"]) as stack:
+        rollout = Rollout(stack, tmp_path)
+        words = ["--group-size", "1", "--progress-s", "0.2"]
+        with rollout.start(rollout.tasks(*seeds(1)), *words, command=TOY) as process:
+            try:
+                assert process.stderr is not None
+                heard = ""
+                while "no worker serves a model" not in heard:
+                    line = process.stderr.readline()
+                    assert line, heard
+                    heard += line
+                with Steno(stack.url, ADMIN) as steno:
+                    assert not list(steno.sessions()), "a group would grow old meanwhile"
+                stack.start_worker("--engine", "scripted", "--script", f"{SCRIPT}:reply", "--key", "worker-key")
+                _, said = process.communicate(timeout=240)
+            finally:
+                process.kill()
+        assert process.returncode == 1, heard + said  # nothing scores it
+        (row,) = rollout.rows()
+        assert (row["end_reason"], row["attempts"], row["turns"]) == ("no_reward", 1, 5)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import AsyncSteno
-from proxy.contracts.leases import LeaseRequest
-from steno.demo_task import make_world
+from steno.client.client import AsyncSteno
+from steno.contracts.leases import LeaseRequest
+from steno_cli.demo.task import make_world
+from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.harness import epochs
 from tests.integration.rollouts.conftest import TOY
 from tests.support.stack import ROOT, running
-from trainer_bridge.rollouts.build import Prepared
-from trainer_bridge.rollouts.config import RolloutSettings
-from trainer_bridge.rollouts.harness import epochs
 
 REWARD = """
 async def solved(task, transcript):
@@ -63,7 +63,8 @@ def test_the_command_says_how_it_went_on_a_terminal(tmp_path: Path) -> None:
     with running(tmp_path / "stack", None) as stack:
         words = [
             sys.executable, "-m", "steno", "rollout", "--tasks", str(tmp_path / "tasks.jsonl"), "--proxy", stack.url,
-            "--group-size", "2", "--work-dir", str(tmp_path / "work"), "--", "sh", "-c", "sleep 2; echo 1 > reward.txt",
+            "--group-size", "2", "--stop-after-failures", "0", "--work-dir", str(tmp_path / "work"),
+            "--", "sh", "-c", "sleep 2; echo 1 > reward.txt",
         ]  # fmt: skip
         code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
         done = subprocess.run(
@@ -71,5 +72,5 @@ def test_the_command_says_how_it_went_on_a_terminal(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout
     assert (
-        "0/2 trials, 2 running" in done.stdout and "2/2 trials, 0 running, 1 groups, mean reward 1.000" in done.stdout
+        "0/2 trials, 2 running" in done.stdout and "2/2 trials, 0 running, 1/1 groups, mean reward 1.000" in done.stdout
     )

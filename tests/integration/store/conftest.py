@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from proxy.store.redis import RedisStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.redis_server import PATIENT, RedisServer
 
 
@@ -34,7 +35,7 @@ async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
 
 
 @asynccontextmanager
-async def opened(server: RedisServer, **bounds: float) -> AsyncIterator[RedisStore]:
+async def opened(server: RedisServer, **bounds: Any) -> AsyncIterator[RedisStore]:
     store = RedisStore(server.url, **bounds)
     await store.open()
     try:

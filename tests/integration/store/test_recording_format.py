@@ -8,11 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from proxy.contracts.records import IndexRow, bytes_to_ids
-from proxy.store import keys
-from proxy.store.codec import Meta
-from proxy.store.head import Head
-from proxy.store.redis import RedisStore
+from steno.contracts.records import IndexRow, bytes_to_ids
+from steno_proxy.store.codec import Meta
+from steno_proxy.store.head import Head
+from steno_proxy.store.redis import schema
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.groups import finished, lease
 from tests.support.recording_contract import END, record
 from tests.support.redis_server import PATIENT, RedisServer
@@ -37,10 +37,10 @@ async def test_the_program_on_the_page_reads_a_recording(redis_server: RedisServ
 
 def test_the_page_names_every_key_and_field() -> None:
     page = PAGE.read_text()
-    names = [f"`steno:{{T}}:{name}`" for name in keys.TrialKeys._fields]
+    names = [f"`steno:{{T}}:{name}`" for name in schema.TrialKeys._fields]
     for struct in (Head, IndexRow, Meta):
         names += [f"`{name}`" for name in struct.__struct_fields__]
-    names += [f"`steno:{{R}}:{name}`" for name in keys.RunKeys._fields]
+    names += [f"`steno:{{R}}:{name}`" for name in schema.RunKeys._fields]
     assert [name for name in names if name not in page] == []
 
 

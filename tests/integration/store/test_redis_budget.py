@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.store.keys import trial_keys
-from proxy.store.redis import RedisStore
+from steno_proxy.store.redis.schema import trial_keys
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.recordings import conversation, row, session, turn
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until

@@ -7,7 +7,7 @@ import random
 
 import uvloop
 
-from proxy.store.redis import RedisStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.redis_server import RedisServer
 
 

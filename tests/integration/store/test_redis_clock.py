@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from proxy import leasing
-from proxy.contracts.leases import LeaseRequest
-from proxy.store.keys import run_keys
-from proxy.store.redis import RedisStore
+from steno.contracts.leases import LeaseRequest
+from steno_proxy.api import lease_wait
+from steno_proxy.store.redis.schema import run_keys
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
 from tests.support.groups import RUN, finished
 from tests.support.redis_server import RedisServer
@@ -29,11 +29,11 @@ async def test_a_replica_whose_clock_is_wrong_leases_for_as_long_as_others(
         wrong.setattr(time, "time", lambda: right() + ahead_s)
         before = client.time()[0]
         request = LeaseRequest(run_id=RUN, consumer="t", ttl_s=600.0)
-        [one] = await leasing.lease(store.runs, request, stays)
+        [one] = await lease_wait.lease(store.runs, request, stays)
         longer = await store.runs.extend(one.lease_id, 900.0)
     assert before + 600.0 <= one.expires_at <= before + 600.0 + 60
     assert before + 900.0 <= longer <= before + 900.0 + 60
-    assert await leasing.lease(store.runs, request, stays) == [], "it is held, whoever asks"
+    assert await lease_wait.lease(store.runs, request, stays) == [], "it is held, whoever asks"
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.errors import Gone
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import Gone
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.account_contract import AccountContract
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import session

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import NotFound
-from proxy.store.head import head_of
-from proxy.store.keys import PENDING
-from proxy.store.redis import RedisStore
-from proxy.store.redis_index import GRACE_S
+from steno.contracts.errors import NotFound
+from steno_proxy.store.head import head_of
+from steno_proxy.store.redis.index import GRACE_S
+from steno_proxy.store.redis.schema import PENDING
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.recording_contract import END, record
 from tests.support.recordings import session
 from tests.support.redis_server import PATIENT, RedisServer

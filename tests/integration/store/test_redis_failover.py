@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 
-from proxy.contracts.errors import StoreUnavailable
-from proxy.contracts.records import Turn
-from proxy.store.keys import trial_keys
-from proxy.store.redis import RedisStore
-from proxy.store.redis_wait import Wait
+from steno.contracts.errors import StoreUnavailable
+from steno.contracts.records import Turn
+from steno_proxy.store.redis.schema import trial_keys
+from steno_proxy.store.redis.store import RedisStore
+from steno_proxy.store.redis.wait import Wait
 from tests.support.policy_contract import spec
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisSentinel, RedisServer
@@ -142,10 +142,10 @@ async def test_what_no_replica_has_is_an_error_and_may_be_said_again(pair: Pair)
         one, later = turn(0), turn(1)
         pair.between.pause()
         for _ in range(3):  # said again, it changes nothing, and is on no replica yet all the same
-            with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            with pytest.raises(StoreUnavailable, match="0 replicas have the write, 1 are required"):
                 await store.commit("stalled", one, row(one), now=1.0)
         assert await store.turns("stalled") == [one], "who only reads is answered"
-        with pytest.raises(StoreUnavailable, match="durable"):
+        with pytest.raises(StoreUnavailable, match="did not replicate a write"):
             await store.complete("stalled", status="completed", reward=1.0, end_reason="harness", metrics={}, now=2.0)
         pair.between.resume()
         assert await insist(lambda: store.commit("stalled", one, row(one), now=1.0)) == 0
@@ -167,9 +167,9 @@ async def test_a_turn_that_no_replica_has_is_nothing_to_go_on_from(pair: Pair) -
         await insist(lambda: store.commit("begun", first, row(first), now=1.0))
         assert len((await insist(lambda: other.tail("begun", 0))).rows) == 1
         pair.between.pause()
-        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+        with pytest.raises(StoreUnavailable, match="0 replicas have the write, 1 are required"):
             await store.commit("begun", second, row(second), now=1.0)
-        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+        with pytest.raises(StoreUnavailable, match="0 replicas have the write, 1 are required"):
             await other.tail("begun", 1)
         assert (await other.tail("begun", 2)).rows == [], "who has nothing new to learn does not wait"
         pair.between.resume()
@@ -182,11 +182,11 @@ async def test_an_update_that_no_replica_has_is_told_to_nobody(pair: Pair) -> No
         update = spec()
         await insist(lambda: store.register(session("warm")))
         pair.between.pause()
-        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+        with pytest.raises(StoreUnavailable, match="0 replicas have the write, 1 are required"):
             await store.policies.post(update, now=1.0)
         [head] = await other.policies.heads()
         assert head.posted == update.update_id
-        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+        with pytest.raises(StoreUnavailable, match="0 replicas have the write, 1 are required"):
             await other.policies.update(update.update_id)
         pair.between.resume()
         assert (await insist(lambda: other.policies.update(update.update_id))).version == update.version

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.contracts.errors import StoreUnavailable
-from proxy.store.redis import RedisStore
-from proxy.store.redis_greeting import refusal
-from proxy.store.redis_url import read_redis_url
-from steno.doctor.findings import Level
-from steno.doctor.redis_checks import check_redis
+from steno.contracts.errors import StoreUnavailable
+from steno_cli.doctor.findings import Level
+from steno_cli.doctor.redis_checks import check_redis
+from steno_proxy.redis_url import read_redis_url
+from steno_proxy.store.redis.greeting import refusal
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.redis_server import RedisServer
 
 PROTECTED = (

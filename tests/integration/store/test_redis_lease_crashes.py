@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Gone, StoreUnavailable
-from proxy.store.keys import PENDING, run_keys
-from proxy.store.redis import RedisStore
-from proxy.store.redis_index import GRACE_S
+from steno.contracts.errors import Gone, StoreUnavailable
+from steno_proxy.store.redis.index import GRACE_S
+from steno_proxy.store.redis.schema import PENDING, run_keys
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.redis_server import PATIENT, RedisServer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.store.memory import MemoryStore
-from proxy.store.redis import RedisStore
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.lease_history import Play, Step, history
 from tests.support.redis_server import PATIENT, RedisServer
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.store.redis import RedisStore
-from steno.doctor.findings import Level
-from steno.doctor.redis_checks import check_redis
+from steno_cli.doctor.findings import Level
+from steno_cli.doctor.redis_checks import check_redis
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.test_redis_failover import cluster as cluster
 from tests.support.recordings import session
 from tests.support.redis_server import PATIENT, RedisServer

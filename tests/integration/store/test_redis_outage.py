@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.contracts.errors import ConfigError, StoreUnavailable
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import ConfigError, StoreUnavailable
+from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.conftest import opened
 from tests.support.recording_contract import record
 from tests.support.recordings import conversation, row, session, turn

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.store.keys import update_key
-from proxy.store.policies import SUPERSEDED_TTL_S
-from proxy.store.redis import RedisStore
+from steno_proxy.store.policies import SUPERSEDED_TTL_S
+from steno_proxy.store.redis.schema import update_key
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.policy_contract import PolicyContract, spec
 from tests.support.redis_server import PATIENT, RedisServer
 

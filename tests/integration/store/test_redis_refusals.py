@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.errors import StoreUnavailable
-from proxy.store.keys import trial_keys
-from proxy.store.redis import RedisStore
+from steno.contracts.errors import StoreUnavailable
+from steno_proxy.store.redis.schema import trial_keys
+from steno_proxy.store.redis.store import RedisStore
 from tests.support.recording_contract import record
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisServer

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from trainer_bridge.batch import Row
-from trainer_bridge.orders import Batch
+from steno_trainer.data.rows import Row
+from steno_trainer.step.step_plan import Batch
 
 
 class Reference:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.integration.trainer.materials import SLOW_S, end, random_model, run_ranks, start_ranks
-from tests.support.processes import until
-from trainer_bridge.weights.copies import Copy
+from steno_trainer.data.ledger import Ledger
+from steno_trainer.weights.copies import Copy
+from tests.integration.trainer.launching import RANK, end, forked, run_ranks, start_ranks
+from tests.integration.trainer.materials import random_batch, random_model
+from tests.integration.trainer.reference import Reference
+from tests.support.processes import SLOW_S, until
 
 BATCHES = [{"seed": seed} for seed in (1, 2, 3, 4)]
 TIMED = ("time/", "throughput/", "memory/")
@@ -32,12 +39,9 @@ def kill_after_a_checkpoint(folder: Path, job: dict[str, Any]) -> None:
     """Let two ranks take steps until there is a checkpoint, and one step or more after it; then SIGKILL them."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(job | {"forever": True}))
-    process = start_ranks(2, "tests.integration.trainer.rank", str(folder))
-    try:
-        until(lambda: (folder / "saved").exists() or process.poll() is not None)
-        assert process.poll() is None, process.stdout and process.stdout.read()
-    finally:
-        end(process)
+    with forked(2, RANK, folder) as ranks:
+        until(lambda: (folder / "saved").exists() or any(rank.exitcode is not None for rank in ranks))
+        assert [rank.exitcode for rank in ranks] == [None, None], (folder / "said").read_text()
     assert not (folder / "result.pt").exists()
 
 
@@ -66,7 +70,7 @@ def test_killed_and_resumed_is_as_if_never_killed(precision: str, tmp_path: Path
 def test_killed_while_it_writes_a_checkpoint_the_one_before_counts(during: str, tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     dying = job(tmp_path, model, save_after=[1, 2], die=[2, during])
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=f"ranks ended with.*{-signal.SIGKILL}"):
         run_ranks(2, dying, tmp_path / "dying")
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000001"
     resumed = run_ranks(2, job(tmp_path, model, resume=True, save_after=[2, 4]), tmp_path / "resumed")
@@ -91,7 +95,7 @@ def test_the_checkpoint_holds_the_full_model_and_older_ones_go(tmp_path: Path) -
 def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, model, save_after=[1], forever=True)))
-    process = start_ranks(2, "tests.integration.trainer.rank", str(tmp_path))
+    process = start_ranks(2, RANK, str(tmp_path))
     try:
         until(lambda: (tmp_path / "saved").exists() or process.poll() is not None)
         ranks = psutil.Process(process.pid).children()
@@ -103,13 +107,83 @@ def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
         end(process)
 
 
-def test_a_checkpoint_of_another_run_or_shape_is_refused_by_name(tmp_path: Path) -> None:
+def test_any_number_of_ranks_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """The optimizer's state is the same bits on other ranks, and the weights in the end are those of one plain process."""
     model = random_model(tmp_path / "model")
-    run_ranks(2, job(tmp_path, model, save_after=[4]), tmp_path / "job")
-    with pytest.raises(AssertionError, match=r"BadCheckpoint.*ranks 2 in the checkpoint, 1 now"):
-        run_ranks(1, job(tmp_path, model, resume=True), tmp_path / "other")
-    with pytest.raises(AssertionError, match=r"BadCheckpoint.*run r in the checkpoint, another now"):
-        run_ranks(2, job(tmp_path, model, resume=True, run="another"), tmp_path / "another")
+    settings = {
+        "precision": "float32",
+        "warmup_steps": 0,
+        "mini_batches": 1,
+        "adam_epsilon": 1e-3,
+        "max_grad_norm": 0.0,
+        "mismatch": "masked",
+        "entropy_bonus": 0.01,
+    }
+    plain = Reference(model, learning_rate=1e-3, epsilon=1e-3)
+    ended: dict[str, list[torch.Tensor]] = {}
+    ledger = Ledger()
+    for step, ranks in enumerate((2, 1, 2, 4), 1):
+        more: dict[str, Any] = {"settings": settings, "resume": True, "states": True, "save_after": [step]}
+        given = job(tmp_path, model, **more) | {"batches": BATCHES[:step]}
+        found = run_ranks(ranks, given, tmp_path / f"{step}-on-{ranks}")
+        if ended:
+            begun, ended_now = found["states"]
+            assert begun.keys() == ended.keys() and len(begun) > 10
+            for name, tensors in begun.items():
+                assert all(map(torch.equal, tensors, ended[name])), name
+            assert found["resumed"].path == (("a", step - 1),) and found["resumed"].trained_groups == (f"g{step - 1}",)
+        else:
+            [ended_now] = found["states"]
+        ended = ended_now
+        assert [report["step"] for report in found["reports"]] == [step]
+        assert {float(steps) for *_, steps in ended.values()} == {step}
+        batch = random_batch(**BATCHES[step - 1])
+        plain.step(batch, [range(len(batch.rows))])
+        ledger.add(Ledger.from_bytes(found["reports"][0]["ledger"]))
+        assert found["ledger"] == ledger.to_bytes()
+    for name, weight in plain.weights().items():
+        assert torch.allclose(found["weights"][name], weight.float(), atol=1e-5), name
+
+
+def test_what_an_older_release_wrote_is_read_by_as_many_ranks_and_runs_no_code(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    settings = {"precision": "bfloat16"}
+    given = job(tmp_path, model, settings=settings, save_after=[4], by_deepspeed=True, states=True)
+    [ended] = run_ranks(1, given, tmp_path / "old")["states"]
+    whole, ran = tmp_path / "checkpoints", tmp_path / "ran"
+    files = sorted(path.relative_to(whole) for path in whole.glob("step-*/zero/*.pt"))
+    assert len(files) == 2
+    attacked = [tmp_path / f"attacked-{number}" for number, _ in enumerate(files)]
+    for root, file in zip(attacked, files, strict=True):
+        shutil.copytree(whole, root)
+        torch.save({"module": _Program(str(ran))}, root / file)
+        torch.load(root / file, weights_only=False)
+        ran.rmdir()  # or it is no program
+    of_two = tmp_path / "of-two"
+    shutil.copytree(whole, of_two)
+    [state] = of_two.glob("step-*/state.msgpack")
+    state.write_bytes(msgspec.msgpack.encode({**msgspec.msgpack.decode(state.read_bytes()), "ranks": 2}))
+    refused = [[str(whole), "another"], [str(of_two), "r"], *([str(root), "r"] for root in attacked)]
+    again = job(tmp_path, model, settings=settings, resume=True, states=True, refused=refused)
+    found = run_ranks(1, again, tmp_path / "new")
+    another, two, *attacks = found["refusals"]
+    assert "run r in the checkpoint, another now" in another
+    assert "wrote it with 2 ranks, and only as many can read it; there are 1 now" in two
+    assert len(attacks) == 2 and all("other objects than tensors" in attack for attack in attacks)
+    assert not ran.exists()
+    begun, _ = found["states"]
+    for name, tensors in begun.items():
+        assert all(map(torch.equal, tensors, ended[name])), name
+
+
+class _Program:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self._folder,)
 
 
 def untimed(metrics: dict[str, float]) -> dict[str, float]:

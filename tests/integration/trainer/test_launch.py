@@ -1,4 +1,4 @@
-"""The launcher's exit code: torchrun itself makes 1 of whatever its ranks end with."""
+"""How a start of ranks ends: by our launcher with our exit code (torchrun makes 1 of it), in tests with what ranks said."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.trainer.launching import run_ranks
 from tests.support.stack import ROOT
 
 
 @pytest.mark.parametrize(("first", "ends"), [(3, 3), (1, 1)], ids=["another trainer has the run", "it failed"])
 def test_that_another_trainer_has_the_run_gets_out(tmp_path: Path, first: int, ends: int) -> None:
     (tmp_path / "rank.py").write_text(f"import os, sys\nsys.exit({first} if os.environ['RANK'] == '0' else 0)\n")
-    command = ["-m", "steno.launch", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    command = ["-m", "steno_cli.torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
     ended = subprocess.run(
         [sys.executable, *command, str(tmp_path / "rank.py")], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == ends, ended.stderr
+
+
+def test_ranks_that_fail_say_why(tmp_path: Path) -> None:
+    job = {"settings": {"model": str(tmp_path), "sequence_parallel": 3}, "batches": []}
+    with pytest.raises(AssertionError, match=r"(?s)ranks ended with .*1.*2 ranks can't be divided into groups of 3"):
+        run_ranks(2, job, tmp_path)

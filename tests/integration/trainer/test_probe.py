@@ -15,10 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference_worker.weights.prove import Distance, compare
-from proxy.contracts.errors import WeightsRefused
-from proxy.contracts.policy import Probe
-from tests.integration.trainer.materials import random_model, run_ranks
+from steno.contracts.errors import WeightsRefused
+from steno.contracts.policy import Probe
+from steno_worker.weights.prove import Distance, compare
+from tests.integration.trainer.launching import run_ranks
+from tests.integration.trainer.materials import random_model
 from tests.support.trained import logprobs_of
 
 LAYERS, TOKENS = 6, 64
@@ -123,5 +124,5 @@ def test_weights_that_are_no_numbers_are_refused(case: Case) -> None:
     engine = case.engine("sdpa", torch.float32)
     with torch.no_grad():
         engine.model.layers[3].mlp.down_proj.weight[0, 0] = torch.nan
-    with pytest.raises(WeightsRefused, match="no numbers"):
+    with pytest.raises(WeightsRefused, match="log-probabilities are NaN or infinite"):
         case.distance(engine)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from tests.integration.trainer.materials import VOCABULARY, random_batch, run_ranks
+from tests.integration.trainer.launching import run_ranks
+from tests.integration.trainer.materials import VOCABULARY, random_batch
 from tests.integration.trainer.reference import Reference
 from tests.integration.trainer.test_step import EPSILON, RATE, compare, settings
 from tests.unit.trainer.families import TINY_CONFIGS

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.trainer.materials import random_batch, random_model, run_ranks
+from steno_trainer.data.ledger import Ledger
+from steno_trainer.step.step_plan import _mini_batches
+from tests.integration.trainer.launching import run_ranks
+from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference
-from trainer_bridge.ledger import Ledger
-from trainer_bridge.orders import _mini_batches
 
 RATE, EPSILON = 1e-3, 1e-3
 BATCHES: list[dict[str, Any]] = [{"seed": 1}, {"seed": 2, "trials": 1}, {"seed": 3}]
@@ -57,10 +58,26 @@ def test_a_step_is_the_same_number_and_the_same_weights_on_any_ranks(case: str, 
     compare(found["weights"], plain.weights())
 
 
-def test_the_deepspeed_launcher_starts_ranks_as_torchrun_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reduce_precision", ["float32", "bfloat16"])
+def test_bfloat16_ranks_add_up_their_gradients_in_float32_unless_told_otherwise(
+    reduce_precision: str, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model")
+    given = settings(model, precision="bfloat16", micro_batch_tokens=200)
+    if reduce_precision != "float32":
+        given["reduce_precision"] = reduce_precision
+    [pairs] = run_ranks(2, {"settings": given, "batches": BATCHES[:1], "gradients": True}, tmp_path)["gradients"]
+    differs = [name for name, (used, total) in pairs.items() if not torch.equal(used, total)]
+    assert len(pairs) > 10 and all(total.abs().max() > 0 for _, total in pairs.values())
+    # Rounding every sum to 8 bits leaves hardly a parameter as it was, however small.
+    assert len(differs) == 0 if reduce_precision == "float32" else len(differs) > len(pairs) / 2, differs
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_ranks_of_a_launcher_are_as_forked_ones(launcher: str, tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     job = {"settings": settings(model), "batches": BATCHES[:1]}
-    found = run_ranks(2, job, tmp_path / "job", launcher="deepspeed")
+    found = run_ranks(2, job, tmp_path / "job", launcher=launcher)
     plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
     batch = random_batch(**BATCHES[0])
     plain.step(batch, [range(len(batch.rows))])
@@ -114,7 +131,7 @@ def test_a_step_whose_loss_or_gradient_is_no_number_changes_nothing(offload: boo
     """Not the weights, not the optimizer's moments, not the count of steps: those that follow are as if it had not been."""
     model = random_model(tmp_path / "model")
     # The loss overflows; or, where the norm is computed in float32, the gradient does.
-    scale, why = (1e38, "the gradient's norm") if offload else (float("inf"), "the loss is")
+    scale, why = (1e38, "the gradient norm") if offload else (float("inf"), "the loss is")
     poison = {"seed": 8, "scale": scale}
     batches = [BATCHES[0], poison, BATCHES[2]]
     given = settings(model, offload_optimizer=offload)

@@ -24,10 +24,10 @@ def steno(*words: str) -> subprocess.CompletedProcess[str]:
 def test_litellm_is_imported_only_where_text_is_asked_of_it() -> None:
     """Not for the command line, the proxy, the worker, nor for a vLLM server."""
     code = (
-        "import sys, steno.cli, proxy.main, inference_worker.main, steno.commands.upstream\n"
-        "import inference_worker.engines.litellm, inference_worker.engines.litellm_vllm\n"
+        "import sys, steno_cli.main, steno_proxy.server.app, steno_worker.main, steno_cli.commands.upstream\n"
+        "import steno_worker.engines.litellm.engine, steno_worker.engines.vllm_server.engine\n"
         "assert 'litellm' not in sys.modules\n"
-        "import inference_worker.engines.litellm_text\n"
+        "import steno_worker.engines.litellm.text\n"
         "assert 'litellm' in sys.modules"
     )
     done = subprocess.run(
@@ -41,11 +41,14 @@ def test_litellm_is_imported_only_where_text_is_asked_of_it() -> None:
     [
         (["proxy", "--upstream", "nonsense"], "PROVIDER/MODEL"),
         (["proxy", "--api-base", "http://127.0.0.1:1"], "give --upstream as well"),
-        (["proxy", "--upstream", "openai/x", "--upstream-tokens", "require"], "only a vLLM server"),
+        (["proxy", "--upstream", "openai/x", "--upstream-tokens", "require"], "require needs a vLLM server"),
         (["proxy", "--upstream", "hosted_vllm/x"], "api_base"),
         (["proxy", "--upstream", "hosted_vllm/x", "--api-base", "http://127.0.0.1:9/v1"], "can't be reached"),
         (["worker", "--engine", "litellm"], "--model PROVIDER/MODEL"),
-        (["worker", "--engine", "litellm", "--model", "openai/x", "--", "tokens=some"], "none of require, auto, off"),
+        (
+            ["worker", "--engine", "litellm", "--model", "openai/x", "--", "tokens=some"],
+            "got 'some', must be one of require, auto, off",
+        ),
     ],
 )
 def test_what_can_not_work_is_said_in_one_line(words: list[str], said: str) -> None:

@@ -125,5 +125,5 @@ def test_a_model_that_takes_none_refuses_it_by_name_and_nothing_is_recorded(fron
     answer = httpx.post(front.base_url("blind") + "/chat/completions", json=body, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages.0.content.1.image_url")
-    assert "images can't be read by the model that is served" in error["message"]
+    assert "the model takes text only, no images" in error["message"]
     assert httpx.get(f"{front.url}/sessions/blind").status_code == 404

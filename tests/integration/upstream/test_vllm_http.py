@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
-from inference_worker.engines.litellm_vllm_http import MAX_LINE_BYTES, VllmServer
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, TooManyRequests
+from steno.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, TooManyRequests
+from steno_worker.engines.vllm_server.http import MAX_LINE_BYTES, VllmServer
 from tests.support.server import serve
 
 KEY = "sk-of-the-vllm-server"
@@ -72,7 +72,7 @@ async def test_a_prompt_of_a_million_ids_fits_in_an_event() -> None:
     [
         (JSONResponse({"error": {"message": "bad tools"}}, 400), BadRequest, "bad tools"),
         (JSONResponse({"error": {"message": LONG}}, 400), ContextOverflow, "5000"),
-        (JSONResponse({"error": "Unauthorized"}, 401), EngineFailed, "refuses the key"),
+        (JSONResponse({"error": "Unauthorized"}, 401), EngineFailed, "refuses the worker's API key"),
         (JSONResponse({"detail": "Not Found"}, 404), EngineFailed, "no such model or route"),
         (Response("busy", 429, {"retry-after": "3"}), TooManyRequests, "busy"),
         (Response(f"{KEY} is odd", 500), EngineFailed, "is odd"),
@@ -93,7 +93,7 @@ async def test_a_refusal_is_an_error_of_ours(
 @pytest.mark.parametrize(
     ("response", "said"),
     [
-        (events('{"a": 1}'), "ended before it was done"),
+        (events('{"a": 1}'), "ended before the completion did"),
         (events('{"a": 1}', whole=False), "broke off"),
         (events('{"error": {"message": "out of memory", "code": 500}}'), "out of memory"),
         (events("{"), "broke off"),

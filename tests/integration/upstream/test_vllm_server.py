@@ -16,9 +16,9 @@ import httpx
 import openai
 import pytest
 
-from inference_worker.engines.litellm_vllm_format import ServerFormat
-from inference_worker.engines.litellm_vllm_http import VllmServer
 from steno.models import TINY
+from steno_worker.engines.vllm_server.format import ServerFormat
+from steno_worker.engines.vllm_server.http import VllmServer
 from tests.support.ports import free_port
 from tests.support.processes import process, until_it_answers
 from tests.support.stack import ROOT, Stack, running
@@ -78,7 +78,7 @@ def test_the_demos_agent_finishes_and_its_record_is_exact_and_trainable(stack: S
     codes = []
     for seed in range(3):  # every token is drawn at temperature 1: now and then one trial misses its code word
         environment = {**os.environ, "OPENAI_BASE_URL": stack.base_url(f"demo-{seed}"), "OPENAI_API_KEY": "none"}
-        command = [sys.executable, "-m", "steno.toy_agent", "--seed", str(seed)]
+        command = [sys.executable, "-m", "steno_cli.demo.toy_agent", "--seed", str(seed)]
         codes.append(subprocess.run(command, cwd=ROOT, env=environment, timeout=240, check=False).returncode)
     assert 0 in codes and 2 not in codes
     trial_id = f"demo-{codes.index(0)}"
@@ -128,6 +128,27 @@ def test_plain_prompts_in_text_and_in_token_ids_go_on_by_ids(stack: Stack) -> No
     assert third["parent_id"] == second["turn_id"] and third["new_prompt_ids"] == [ids[0]]
     wrong = ask(stack, "prompts", "/completions", prompt=[10**6], max_tokens=4)
     assert wrong.status_code == 400 and "Traceback" not in wrong.text
+
+
+def test_tokens_are_said_as_the_server_itself_says_them(stack: Stack, server: str) -> None:
+    """`/tokenize` and `/detokenize`, byte for byte in vLLM's own shapes: at its root, at the proxy's, and under a trial."""
+    chat = {"messages": [{"role": "user", "content": "héllo <|im_end|>"}], "tools": [TOOL]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", {"prompt": "read_note  nötes"}),
+        ("/tokenize", {"prompt": "read_note", "add_special_tokens": False, "return_token_strs": True}),
+        ("/tokenize", {"prompt": ""}),
+        ("/tokenize", chat),
+        ("/tokenize", chat | {"return_token_strs": True, "chat_template_kwargs": {"enable_thinking": False}}),
+        ("/detokenize", {"tokens": []}),
+    ]
+    headers = {"authorization": f"Bearer {KEY}"}
+    for path, body in bodies:
+        own = httpx.post(server.removesuffix("/v1") + path, json=body, headers=headers, timeout=60).json()
+        for root in ("", "/tokens"):
+            assert httpx.post(stack.url + root + path, json=body, timeout=60).json() == own, (root, path, body)
+        if tokens := own.get("tokens"):
+            bodies.append(("/detokenize", {"tokens": tokens}))
+    assert len(bodies) > 8
 
 
 def test_a_length_cut_reply_is_closed_and_gone_on_from(stack: Stack) -> None:
@@ -218,7 +239,8 @@ def test_what_a_server_does_by_itself_is_found_out_by_asking(server: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "key", "said"), [("other", KEY, "it serves tiny"), ("tiny", "sk-a-wrong-key", "refuses the key")]
+    ("model", "key", "said"),
+    [("other", KEY, "it serves tiny"), ("tiny", "sk-a-wrong-key", "refuses the worker's API key")],
 )
 def test_a_wrong_name_or_key_stops_the_proxy_in_one_line(server: str, model: str, key: str, said: str) -> None:
     command = [sys.executable, "-m", "steno", "proxy", "--port", str(free_port()), "--upstream", f"hosted_vllm/{model}"]

@@ -25,8 +25,8 @@ else:
     import pytest_asyncio
     from transformers import Qwen3ForCausalLM
 
-    from inference_worker.engines.vllm import VllmTokens
-    from inference_worker.engines.vllm_args import EngineArgs, from_fields
+    from steno_worker.engines.vllm.args import EngineArgs, from_fields
+    from steno_worker.engines.vllm.engine import VllmTokens
     from tests.integration.vllm.model import CONTEXT_TOKENS, make
 
     @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from inference_worker.engines.base import TokenStep
-from inference_worker.engines.vllm import VllmTokens
-from proxy.contracts.canonical import Job, Sampling
+from steno.contracts.chat import Job, Sampling
+from steno_worker.engines.vllm.engine import VllmTokens
+from steno_worker.interfaces import TokenStep
 
 _number = itertools.count()
 

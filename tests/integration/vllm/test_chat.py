@@ -10,12 +10,12 @@ import pytest_asyncio
 import torch
 from transformers import Qwen3ForCausalLM
 
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.job import ChatEngine
-from proxy.contracts.canonical import Job, Message, ResponseFormat, Sampling
-from proxy.contracts.errors import BadRequest, ContextOverflow
-from proxy.contracts.frames import Delta, Finish, Generate, Started
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.chat import Job, Message, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest, ContextOverflow
+from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, Generate, Started
+from steno_worker.chat.chat_engine import ChatEngine
+from steno_worker.engines.vllm.engine import VllmTokens
 from tests.integration.vllm.drawing import NOT_THINKING, TOOLS, gathered
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.engines.vllm_args import from_fields
-from proxy.contracts.canonical import Job, ResponseFormat, Sampling
-from proxy.contracts.errors import BadRequest
+from steno.contracts.chat import Job, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest
+from steno_worker.engines.vllm.args import from_fields
+from steno_worker.engines.vllm.engine import VllmTokens
 from tests.integration.vllm.drawing import NOT_THINKING, TOOLS, ask, draw
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from steno.demo_task import SYSTEM, TOOL, make_world
 from steno.models import TINY
+from steno_cli.demo.task import SYSTEM, TOOL, make_world
 from tests.integration.fleet.fleet import Answer, ask, speakers
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import BadRequest
 from tests.integration.vllm.drawing import ask, draw, gathered, logits_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

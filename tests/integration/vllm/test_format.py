@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.chat.base import Parsed, ToolCallPiece
-from inference_worker.chat.vllm import VllmFormat
-from inference_worker.chat.vllm_decode import SlowDecoder
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.engines.vllm_args import from_fields
-from proxy.contracts.canonical import Job, Message
-from proxy.contracts.errors import BadRequest
+from steno.contracts.chat import Job, Message
+from steno.contracts.errors import BadRequest
+from steno_worker.chat.interfaces import Parsed, ToolCallPiece
+from steno_worker.engines.vllm.args import from_fields
+from steno_worker.engines.vllm.chat_decode import SlowDecoder
+from steno_worker.engines.vllm.chat_format import VllmFormat
+from steno_worker.engines.vllm.engine import VllmTokens
 from tests.integration.vllm.drawing import NOT_THINKING, TOOLS
 
 pytestmark = pytest.mark.vllm
@@ -89,6 +89,17 @@ def test_thinking_kept_from_earlier_turns_does_not_end_this_ones(load, name):
     assert (parsed.reasoning, parsed.content) == ("the weather", "nice")
 
 
+def test_ids_strings_and_text_are_those_of_vllms_own_tokenizer(load):
+    format = load()
+    own, text = format._tokenizer, "the weather  <|im_end|> \U0001f98a"
+    for special in (True, False):
+        assert format.encode(text, special=special) == own.encode(text, add_special_tokens=special)
+    ids = [*format.render(TALK, [], {}), *format.encode(text)]
+    assert format.strings(ids) == own.convert_ids_to_tokens(ids)
+    assert format.decode(ids) == own.decode(ids) and "<|im_end|>" in format.decode(ids)
+    assert format.decode([]) == ""
+
+
 def test_the_trap_is_there(load):
     format = load(reasoning_parser="deepseek_r1")
     assert format.reasoning_ended(Job(), format.render(TALK, [], {})) is True
@@ -108,9 +119,7 @@ def test_default_template_options_are_those_of_the_worker_and_an_agents_win(load
     assert format.render(TALK, [], {"enable_thinking": True}) != format.render(TALK, [], {})
 
 
-@pytest.mark.parametrize(
-    "key", ["chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "tools"]
-)
+@pytest.mark.parametrize("key", ["chat_template", "tokenize", "return_dict", "tools"])
 def test_an_agent_can_not_reach_the_renderer_through_template_options(load, key):
     with pytest.raises(BadRequest) as caught:
         load().render(TALK, [], {key: "{{ 1 }}"})

@@ -8,10 +8,10 @@ import time
 import psutil
 import pytest
 
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.engines.vllm_args import from_fields, parse_args
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed
+from steno_worker.engines.vllm.args import from_fields, parse_args
+from steno_worker.engines.vllm.engine import VllmTokens
 from tests.integration.vllm.drawing import TOOLS, ask, draw
 from tests.integration.vllm.model import CONTEXT_TOKENS
 from tests.support.waiting import until

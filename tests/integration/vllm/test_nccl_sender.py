@@ -9,9 +9,9 @@ import torch
 from vllm.distributed.weight_transfer import nccl_engine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-from proxy.contracts.policy import NcclRendezvous
-from trainer_bridge.weights.nccl_vllm import VllmGroup
-from trainer_bridge.weights.source import TensorMeta
+from steno.contracts.policy import NcclRendezvous
+from steno_trainer.weights.nccl_vllm import VllmGroup
+from steno_trainer.weights.source import TensorMeta
 
 pytestmark = pytest.mark.vllm
 

@@ -31,7 +31,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def run_agent(stack: Stack, trial_id: str, seed: int) -> int:
     environment = {**os.environ, "OPENAI_BASE_URL": stack.base_url(trial_id), "OPENAI_API_KEY": "none"}
-    command = [sys.executable, "-m", "steno.toy_agent", "--seed", str(seed)]
+    command = [sys.executable, "-m", "steno_cli.demo.toy_agent", "--seed", str(seed)]
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=120).returncode
 
 

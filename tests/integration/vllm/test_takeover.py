@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from inference_worker.engines.base import Tally, TokenStep
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.job import ChatEngine
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.frames import Generate, ModelCard
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.wire.frames import Generate, ModelCard
+from steno_worker.chat.chat_engine import ChatEngine
+from steno_worker.engines.vllm.engine import VllmTokens
+from steno_worker.interfaces import Tally, TokenStep
 from tests.support.takeover import generate, rest_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

@@ -15,12 +15,12 @@ import pytest_asyncio
 import torch
 from transformers import PreTrainedModel
 
-from inference_worker.engines.base import StagedUpdate
-from inference_worker.engines.vllm import VllmTokens
-from inference_worker.engines.vllm_args import from_fields
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, EngineFailed, WeightsRefused
-from proxy.contracts.policy import UpdateSpec
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import BadRequest, EngineFailed, WeightsRefused
+from steno.contracts.policy import UpdateSpec
+from steno_worker.engines.vllm.args import from_fields
+from steno_worker.engines.vllm.engine import VllmTokens
+from steno_worker.interfaces import StagedUpdate
 from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of
 from tests.integration.vllm.model import CONTEXT_TOKENS, make
 from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of

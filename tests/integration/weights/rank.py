@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from trainer_bridge.ranks import Ranks
-from trainer_bridge.zero import start_deepspeed
+from steno_trainer.distributed.ranks import Ranks
+from steno_trainer.model.deepspeed_config import start_deepspeed
 
 
 def main(folder: Path) -> None:
@@ -61,10 +61,10 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     """Copies before and after two steps: gathering must not disturb training. The oracle gathers parameter by parameter."""
     import deepspeed
 
-    from trainer_bridge.staleness import Version
-    from trainer_bridge.weights import copies as module
-    from trainer_bridge.weights.copies import Copies
-    from trainer_bridge.weights.source import ModelWeights
+    from steno_trainer.data.staleness import Version
+    from steno_trainer.weights import copies as module
+    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.source import ModelWeights
 
     written: list[str] = []
     real = module.write_shard
@@ -99,9 +99,9 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 
 def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """Peak memory of a copy beyond what the rank holds anyway, bytes, and the most that was gathered at one time."""
-    from trainer_bridge.staleness import Version
-    from trainer_bridge.weights.copies import Copies
-    from trainer_bridge.weights.source import ModelWeights
+    from steno_trainer.data.staleness import Version
+    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.source import ModelWeights
 
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
     for bucket in source.buckets():  # whatever is allocated once and kept
@@ -120,11 +120,11 @@ def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 
 def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """The second rank's disk is full: what all ranks are told, and whether the next copy works."""
-    from trainer_bridge.errors import CopyFailed
-    from trainer_bridge.staleness import Version
-    from trainer_bridge.weights import copies as module
-    from trainer_bridge.weights.copies import Copies
-    from trainer_bridge.weights.source import ModelWeights
+    from steno_trainer.data.staleness import Version
+    from steno_trainer.errors import CopyFailed
+    from steno_trainer.weights import copies as module
+    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.source import ModelWeights
 
     real = module.write_shard
 
@@ -147,14 +147,14 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 
 def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """What each rank hears of an update that the first one posts, and the probe that each of them makes."""
+    from steno_trainer.data.staleness import Version
+    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.exchange import beside_first
+    from steno_trainer.weights.probe import make_probe, probe_ids
+    from steno_trainer.weights.publisher import Publisher
+    from steno_trainer.weights.source import ModelWeights
+    from steno_trainer.weights.transports import Stream
     from tests.unit.trainer.weights.fake_proxy import FakeProxy
-    from trainer_bridge.staleness import Version
-    from trainer_bridge.weights.copies import Copies
-    from trainer_bridge.weights.exchange import beside_first
-    from trainer_bridge.weights.probe import make_probe, probe_ids
-    from trainer_bridge.weights.publisher import Publisher
-    from trainer_bridge.weights.source import ModelWeights
-    from trainer_bridge.weights.transports import Stream
 
     probe = make_probe(engine.module, probe_ids(engine.module.config.vocab_size))
     proxy = FakeProxy()
@@ -175,11 +175,11 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 
 def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """An NCCL update whose first group breaks in the middle: what the second one is given, and what the ranks gathered."""
+    from steno_trainer.data.staleness import Version
+    from steno_trainer.weights.nccl import Nccl
+    from steno_trainer.weights.publisher import Publisher
+    from steno_trainer.weights.source import ModelWeights
     from tests.integration.weights.test_nccl import Fleet, Recorded
-    from trainer_bridge.staleness import Version
-    from trainer_bridge.weights.nccl import Nccl
-    from trainer_bridge.weights.publisher import Publisher
-    from trainer_bridge.weights.source import ModelWeights
 
     fleet = Fleet(a=1.0)
 
@@ -203,7 +203,7 @@ def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any
                 passes[-1] += bucket
                 yield bucket
 
-    transport = Nccl(ranks, lambda: fleet.workers, address="127.0.0.1", open_group=open_group)
+    transport = Nccl(ranks, lambda: fleet.workers, address=lambda: "127.0.0.1", open_group=open_group)
     with Publisher(transport, [fleet.proxy] if ranks.first else [], ranks=ranks) as publisher:
         published = publisher.publish(Version("run", 0), Seen(engine.module, bucket_bytes=job["bucket_bytes"]))
         update = publisher.wait(published, 60)

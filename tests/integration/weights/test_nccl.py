@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxy.contracts.errors import Conflict
-from proxy.contracts.policy import NcclRendezvous, Update, UpdateSpec, WorkerUpdate
+from steno.contracts.errors import Conflict
+from steno.contracts.policy import NcclRendezvous, Update, UpdateSpec, WorkerUpdate
+from steno_trainer.data.staleness import Version
+from steno_trainer.errors import PushFailed
+from steno_trainer.weights.nccl import Nccl
+from steno_trainer.weights.publisher import Publisher
+from steno_trainer.weights.source import ModelWeights, TensorMeta
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.errors import PushFailed
-from trainer_bridge.staleness import Version
-from trainer_bridge.weights.nccl import Nccl
-from trainer_bridge.weights.publisher import Publisher
-from trainer_bridge.weights.source import ModelWeights, TensorMeta
 
 PATIENCE_S = 60.0
 
@@ -76,7 +76,7 @@ class Fleet:
 
     def nccl(self, open_group: Callable[[NcclRendezvous], Any] | None = None, **options: Any) -> Nccl:
         return Nccl(
-            None, lambda: dict(self.workers), address="127.0.0.1", open_group=open_group or self.open, **options
+            None, lambda: dict(self.workers), address=lambda: "127.0.0.1", open_group=open_group or self.open, **options
         )
 
     def open(self, meeting: NcclRendezvous) -> Recorded:
@@ -95,6 +95,7 @@ def test_all_tensors_are_sent_as_announced_to_all_processes_of_all_workers() -> 
         assert publisher.wait(publication, PATIENCE_S).state == "done"
     [group] = fleet.groups
     assert (group.meeting.world_size, group.meeting.rank_offsets) == (7, {"a": 1, "b": 3})
+    assert group.meeting.packed_buffer_size_bytes * group.meeting.packed_num_buffers == 256 << 20
     [(metas, pairs)] = group.rounds
     assert [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pairs] == [
         (meta.name, meta.dtype, meta.shape) for meta in metas
@@ -124,7 +125,7 @@ def test_a_worker_that_fails_is_left_out_of_the_next_group() -> None:
     fleet = Fleet(a=1.0, b=1.0)
     fleet.proxy.dead = {"b"}
     offers = [{"a": 1.0, "b": 1.0}, {"a": 1.0}]
-    nccl = Nccl(None, lambda: offers.pop(0), address="127.0.0.1", open_group=fleet.open)
+    nccl = Nccl(None, lambda: offers.pop(0), address=lambda: "127.0.0.1", open_group=fleet.open)
     with Publisher(nccl, [fleet.proxy]) as publisher:
         publication = publisher.publish(at(1), ModelWeights(qwen()))
         assert publisher.wait(publication, PATIENCE_S).state == "done"

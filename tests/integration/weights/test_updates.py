@@ -18,19 +18,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from proxy.client import AsyncSteno
+from steno.client.client import AsyncSteno
 from steno.models import TINY
+from steno_trainer.data.staleness import Version
+from steno_trainer.errors import PushFailed
+from steno_trainer.weights import follow
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.probe import make_probe, probe_ids
+from steno_trainer.weights.publisher import Publisher
+from steno_trainer.weights.source import ModelWeights
+from steno_trainer.weights.transports import Filesystem, Stream, Transport
 from tests.support.processes import until
 from tests.support.stack import Stack, _spawn, running
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.errors import PushFailed
-from trainer_bridge.staleness import Version
-from trainer_bridge.weights import follow
-from trainer_bridge.weights.copies import Copies
-from trainer_bridge.weights.probe import make_probe, probe_ids
-from trainer_bridge.weights.publisher import Publisher
-from trainer_bridge.weights.source import ModelWeights
-from trainer_bridge.weights.transports import Filesystem, Stream, Transport
 
 PATIENCE_S = 180.0
 """The machine may be busy with other tests."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.trainer.materials import SLOW_S, end, start_ranks
+from steno_trainer.weights.copies import Copy
+from steno_trainer.weights.probe import make_probe, probe_ids
+from tests.integration.trainer.launching import fork, launch
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.weights.copies import Copy
-from trainer_bridge.weights.probe import make_probe, probe_ids
+
+RANK = "tests.integration.weights.rank"
 
 
-def run(folder: Path, do: list[str], bucket_bytes: int, **model: Any) -> list[dict[str, Any]]:
+def run(
+    start: Callable[[int, str, Path], None], folder: Path, do: list[str], bucket_bytes: int, **model: Any
+) -> list[dict[str, Any]]:
     """What each rank saw."""
     qwen(**model).save_pretrained(folder / "model")
     job = {"model": str(folder / "model"), "bucket_bytes": bucket_bytes, "do": do}
     (folder / "job.json").write_text(json.dumps(job))
-    process = start_ranks(2, "tests.integration.weights.rank", str(folder))
-    try:
-        output, _ = process.communicate(timeout=SLOW_S)
-    finally:
-        end(process)
-    assert process.returncode == 0, output
+    start(2, RANK, folder)
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(folder: Path) -> list[dict[str, Any]]:
     """Of a tied model of about 130 kB, in buckets of 20 kB."""
-    return run(folder, ["publish", "nccl", "copies", "failure"], 20_000, tied=True)
+    return run(fork, folder, ["publish", "nccl", "copies", "failure"], 20_000, tied=True)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ def test_a_copy_takes_the_memory_of_a_few_buckets_not_of_the_model(
     # What is freed goes back to the system at once, so that its count of pages is what is held.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 18))
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 18))
-    seen = run(tmp_path, ["memory"], bucket, layers=16, hidden=512, vocab=256)
+    seen = run(launch, tmp_path, ["memory"], bucket, layers=16, hidden=512, vocab=256)
     size = Copy.read(tmp_path / "memory" / "weights-run-0").manifest.size
     assert size > 100 << 20
     for rank in seen:

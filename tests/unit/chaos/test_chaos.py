@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.leases import RunGroups, RunView
-from proxy.contracts.records import (
+from steno.contracts.leases import RunGroups, RunView
+from steno.contracts.records import (
+    ForkReason,
     Session,
     Timings,
     TokenSpan,
@@ -26,9 +27,9 @@ from tests.chaos.agents import Seen, Trial
 from tests.chaos.formats import FORMATS, Call, Misspoken
 from tests.chaos.invariants import check_heard, check_ledger, check_received, check_seen, check_session, check_turns
 from tests.chaos.journal import Journal, Sampled, check_sampled, read
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import MUTANTS, WORKER_MUTANTS
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
-from tests.chaos.schedule import FAILOVERS, FAULTS, LATER, PACKETS, REPLICAS, Fault, draw
+from tests.chaos.schedule import FAILOVERS, FAULTS, LATER, LONG, MODELS, OTHER, PACKETS, REPLICAS, Fault, draw
 from tests.chaos.trainer import Taken
 
 VERSIONS = ["base/0", "chaos/1"]
@@ -46,6 +47,7 @@ def test_two_hundred_seeds_have_every_fault_and_every_end() -> None:
         *LATER,
         *PACKETS,
         *FAILOVERS,
+        *OTHER,
     }
     ends = {agent.end for schedule in schedules for agent in schedule.agents}
     assert ends == {"completed", "gone", "cut-short", "deleted", "deleted-early"}
@@ -54,7 +56,17 @@ def test_two_hundred_seeds_have_every_fault_and_every_end() -> None:
     assert {(name, "raw", True) for name in FORMATS} <= spoken and {(name, "sdk", False) for name in FORMATS} <= spoken
     assert {how for one in schedules for how in one.trainer} == {"ack", "release", "lapse", "late", "extend"}
     assert any(any(one.deadlines) for one in schedules)
+    assert {one.second for one in schedules} == {"", "beside", "successor"}
+    asked = [set(agent.models) for one in schedules for agent in one.agents]
+    assert {"any"} in asked and set(MODELS) in asked and all(len(names) <= 2 for names in asked)
     assert all(0 <= replica < REPLICAS for one in schedules for agent in one.agents for replica in agent.replicas)
+
+
+def test_a_longer_run_has_what_others_have_and_one_more_fault() -> None:
+    for seed in range(1, 20):
+        usual, long = draw(seed), draw(seed, long=True)
+        [added] = set(long.faults) - set(usual.faults)
+        assert added.kind in LONG and added.lasts_s >= 20 and long.agents == usual.agents
 
 
 def test_faults_can_be_left_out() -> None:
@@ -76,6 +88,7 @@ def turn(turn_id: str, parent: Turn | None = None, before: bytes = b"", **change
         turn_id=turn_id,
         parent_id=parent.turn_id if parent else None,
         new_prompt_ids=new,
+        served_model="chaos",
         prompt_digest=digest,
         completion_ids=ids_to_bytes([token.id for token in tokens]),
         sampling_logprobs=floats_to_bytes([logprob(digest, at, version) for at, version in enumerate(versions)]),
@@ -113,6 +126,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "a gap between versions": {"versions": SPANS[1:]},
     "a gap between workers": {"workers": [WorkerSpan(worker_id="w", start=3, end=len(IDS) // 4)]},
     "another prompt": {"new_prompt_ids": RIGHT.new_prompt_ids[4:]},
+    "the prompt of another model": {"served_model": "other"},
+    "versions of another policy": {"policy": "other"},
     "another reply": {"reply": {"content": "no"}},
     "a parent that is not there": {"parent_id": "lost"},
 }
@@ -121,6 +136,26 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_turn_is_found(name: str) -> None:
     assert check_turns([turn("a", **WRONG[name])[0]], VERSIONS)
+
+
+def test_a_conversation_that_goes_on_with_another_model_is_found() -> None:
+    first, path = turn("a")
+    second, _ = turn("b", first, path)
+    assert any(
+        "goes on after tokens" in one
+        for one in check_turns([first.model_copy(update={"served_model": "other"}), second], VERSIONS)
+    )
+
+
+def test_a_conversation_that_changes_its_tokenizer_is_rendered_from_the_record() -> None:
+    messages = [{"role": "user", "content": text} for text in ("first", "as the client wrote it", "last")]
+    recorded = [messages[0], {"role": "user", "content": "as it is on record"}, messages[2]]
+    for rendered, reason, wrong in (
+        (recorded, ForkReason.TOKENIZER_CHANGED, False), (recorded, None, True),
+        (recorded[:2], ForkReason.TOKENIZER_CHANGED, True),
+    ):  # fmt: skip
+        changed, _ = turn("a", messages=messages, new_prompt_ids=ids_to_bytes(render(rendered)), fork_reason=reason)
+        assert any("new prompt ids" in one for one in check_turns([changed], VERSIONS)) == wrong
 
 
 def test_a_turn_on_record_twice_is_found() -> None:
@@ -141,6 +176,8 @@ def test_what_an_agent_saw_is_looked_for() -> None:
     assert check_seen(saw(RIGHT), [RIGHT]) == ([], 0)
     assert check_seen(saw(RIGHT), [])[0]
     assert check_seen(saw(RIGHT, content="other"), [RIGHT])[0]
+    assert check_seen(saw(RIGHT, model="any"), [RIGHT]) == check_seen(saw(RIGHT, model="chaos"), [RIGHT]) == ([], 0)
+    assert check_seen(saw(RIGHT, model="other"), [RIGHT])[0]
     assert check_seen(saw(RIGHT), [RIGHT.model_copy(update={"partial": True})])[0]
     assert check_seen(saw(RIGHT), [RIGHT.model_copy(update={"superseded_by": "b"})])[0]
 
@@ -280,7 +317,7 @@ def test_a_stream_out_of_order_is_found(name: str) -> None:
             reader.event(data)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [*MUTANTS, *WORKER_MUTANTS])
 def test_what_is_made_wrong_is_there_to_be_made_wrong(name: str) -> None:
-    code = f"from tests.chaos.mutants import MUTANTS; MUTANTS[{name!r}]()"
+    code = f"from tests.chaos import mutants; (mutants.MUTANTS | mutants.WORKER_MUTANTS)[{name!r}]()"
     subprocess.run([sys.executable, "-c", code], check=True)

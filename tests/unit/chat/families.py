@@ -16,8 +16,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from inference_worker.chat.hf import HfChatFormat
-from proxy.contracts.canonical import Message, Tool
+from steno.contracts.chat import Message, Tool
+from steno_worker.chat.hf import HfChatFormat
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 CORPUS = [

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from inference_worker.chat.decode import ByteDecoder, TokenBytes
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_worker.chat.decode import ByteDecoder, TokenBytes
 from tests.unit.chat.families import TOKENIZERS
 
 BUILT = {kind: make() for kind, make in TOKENIZERS.items()}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from inference_worker.chat.check import check_format
-from inference_worker.chat.extend import Refusal, extend
-from inference_worker.chat.fold import Folding
-from inference_worker.chat.prompt import Prompt, Prompter
-from proxy.contracts.canonical import Job, Message
-from proxy.contracts.errors import BadRequest
-from proxy.contracts.records import ForkReason
+from steno.contracts.chat import Job, Message
+from steno.contracts.errors import BadRequest
+from steno.contracts.records import ForkReason
+from steno_worker.chat.check import check_format
+from steno_worker.chat.extend import Refusal, extend
+from steno_worker.chat.fold import Folding
+from steno_worker.chat.prompt import Prompt, Prompter
 from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format, encoded, one_by_one
 
 EVERY = [(family, kind) for family in FAMILIES for kind in TOKENIZERS]

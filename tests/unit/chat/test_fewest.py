@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from inference_worker.chat.decode import TokenBytes
-from inference_worker.chat.fewest import NFC_SHRINKS, FewestTokens
-from inference_worker.chat.hf import HfChatFormat
-from proxy.contracts.errors import ContextOverflow
+from steno.contracts.errors import ContextOverflow
+from steno_worker.chat.decode import TokenBytes
+from steno_worker.chat.fewest import NFC_SHRINKS, FewestTokens
+from steno_worker.chat.hf import HfChatFormat
 from tests.unit.chat.families import CORPUS, TOKENIZERS, transformers_tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "</tool_response>", "[INST]")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from inference_worker.chat.check import check_format
-from inference_worker.chat.fold import Folding, probe, short_call_id
-from proxy.contracts.canonical import Message
+from steno.contracts.chat import Message
+from steno_worker.chat.check import check_format
+from steno_worker.chat.fold import Folding, probe, short_call_id
 from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format
 
 

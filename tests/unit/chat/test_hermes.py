@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.chat.hermes import HermesParser
+from steno_worker.chat.hermes import HermesParser
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 CALLS = [

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from inference_worker.chat.hf import HfChatFormat
-from proxy.contracts.canonical import Job, Message
-from proxy.contracts.errors import BadRequest, ConfigError
+from steno.contracts.chat import Job, Message
+from steno.contracts.errors import BadRequest, ConfigError
+from steno_worker.chat.hf import HfChatFormat
 from tests.unit.chat.families import (
     FAMILIES,
     TOKENIZERS,
@@ -35,7 +35,25 @@ def test_rendering_is_the_tokenizers_own(family: str, kind: str) -> None:
     assert chat_format(family, kind).render(HELLO, TOOLS, {}) == own
 
 
-@pytest.mark.parametrize("key", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_strings_and_text_are_the_tokenizers_own(family: str, kind: str) -> None:
+    tokenizer, format = transformers_tokenizer(family, kind), chat_format(family, kind)
+    text = "Hello?  Привет, \U0001f98a"
+    for special in (True, False):
+        assert format.encode(text, special=special) == tokenizer.encode(text, add_special_tokens=special)
+    ids = [*format.render(HELLO, [], {}), *format.encode(text), min(format.stop_ids)]
+    assert format.strings(ids) == tokenizer.convert_ids_to_tokens(ids)
+    assert format.decode(ids) == tokenizer.decode(ids)
+    assert tokenizer.decode([min(format.stop_ids)]) in format.decode(ids)  # a stop id has its text here
+    assert (format.decode([]), format.strings([format.vocab_size]), format.decode([format.vocab_size])) == (
+        "",
+        [""],
+        "",
+    )
+
+
+@pytest.mark.parametrize("key", ["chat_template", "tokenize", "messages", "tools", "return_dict"])
 def test_agents_cannot_set_the_renderers_own_words(key: str) -> None:
     with pytest.raises(BadRequest) as refused:
         chat_format("chatml").render(HELLO, [], {key: "{{ 1 }}"})

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.chat.reader import ONE_CALL
-from inference_worker.engines.base import Tally, TokenStep
-from inference_worker.job import ChatEngine
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker, UnsoundOutput
-from proxy.contracts.frames import Delta, Finish, Generate, ModelCard, Started
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import BadRequest, BodyTooLarge, ContextOverflow, EngineFailed, NoWorker, UnsoundOutput
+from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.wire.frames import Count, Counted, Delta, Finish, Generate, ModelCard, Started
+from steno_worker.chat.chat_engine import ChatEngine
+from steno_worker.chat.reader import ONE_CALL
+from steno_worker.interfaces import Tally, TokenStep
 from tests.unit.chat.families import TOOLS, chat_format, encoded, one_by_one
 
 FORMAT = chat_format("qwen3")
@@ -164,7 +164,10 @@ async def test_stop_strings_end_text_and_ids_whatever_the_steps(cuts: list[int],
     assert (out.content, out.finish.reason, out.finish.stop) == (text[: text.index(stop)], "stop", stop)
     sampled = FORMAT.decoder().feed(out.ids, final=True)
     assert stop in sampled and stop not in FORMAT.decoder().feed(out.ids[:-1], final=True)
-    assert told.closed and len(out.logprobs) == len(out.ids)
+    assert told.closed
+    assert out.logprobs == [-0.25 * index for piece in pieces for index in range(len(piece))][: len(out.ids)], (
+        "the first"
+    )
 
 
 async def test_stop_strings_wait_for_min_tokens() -> None:
@@ -172,6 +175,8 @@ async def test_stop_strings_wait_for_min_tokens() -> None:
     law = Sampling(stop=["stop"], min_tokens=len(tokens("stop")) + 1)
     out = await run(Told(step(ids, "length")), chat(sampling=law))
     assert out.content == "stop and " and all(delta.constrained for delta in out.deltas)
+    law = Sampling(stop=["x"], min_tokens=1)
+    assert (await run(Told(step(tokens("x, x"), "length")), chat(sampling=law))).content == "x, ", "not before one more"
 
 
 async def test_stop_token_ids_show_no_text() -> None:
@@ -198,6 +203,7 @@ async def test_one_call_only_where_no_grammar_sees_to_it() -> None:
     out = await run(told, job)
     assert len([piece for piece in out.pieces if piece.name]) == 1 and out.arguments == '{"city": "Oslo"}'
     assert (out.finish.reason, out.finish.stop, out.ids) == ("tool_calls", ONE_CALL, tokens(CALL))
+    assert out.logprobs == [-0.25 * index for index in range(len(out.ids))]
     assert told.closed
     out = await run(Told(step(ids, "stop"), grammar=True), job)
     assert len([piece for piece in out.pieces if piece.name]) == 2
@@ -220,6 +226,11 @@ async def test_marks_of_the_law() -> None:
     assert bent.deltas[0].constrained and not bent.started.resumable and not bent.started.constrained
     grammar = await run(Told(step([STOP], "stop", constrained=True), grammar=True), chat())
     assert grammar.deltas[0].constrained and grammar.started.constrained and not grammar.started.resumable
+
+
+async def test_each_delta_says_whether_older_weights_had_a_part_in_its_cache() -> None:
+    steps = [step(tokens("a"), mixed_kv=False), step(tokens("b"), mixed_kv=True), step([STOP], "stop")]
+    assert [delta.mixed_kv for delta in (await run(Told(*steps), chat())).deltas] == [False, True, False]
 
 
 async def test_log_probabilities_for_the_client_only_on_request() -> None:
@@ -295,11 +306,31 @@ async def test_what_cannot_be_honoured_names_its_field(job: Job, field: str) -> 
     assert refused.value.field == field
 
 
+async def test_the_tokens_of_a_prompt_are_those_that_it_would_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ChatEngine(Told(), FORMAT)
+    await engine.start()
+    whole = await engine.tokenize(Count(7, chat(), "strings"))
+    ids = FORMAT.render(QUESTION, TOOLS, {})
+    assert (whole.stream, whole.prompt_tokens, whole.strings) == (7, len(ids), FORMAT.strings(ids))
+    assert bytes_to_ids(whole.ids).tolist() == ids and await engine.count(chat()) == len(ids)
+    empty = await engine.tokenize(Count(8, Job(prompt_text=""), "ids", bare=True))
+    assert empty == Counted(8, 0)
+    text = await engine.tokenize(Count(9, Job(prompt_ids=whole.ids), "text"))
+    assert (text.prompt_tokens, text.ids, text.text) == (len(ids), b"", FORMAT.decode(ids))
+    with pytest.raises(BadRequest, match="can't say 'more'"):
+        await engine.tokenize(Count(10, chat(), "more"))
+    monkeypatch.setattr("steno_worker.chat.tokens.MAX_ANSWER_BYTES", 100)
+    for wants in ("ids", "strings", "text"):
+        with pytest.raises(BodyTooLarge, match="the answer would have"):
+            await engine.tokenize(Count(11, Job(prompt_ids=whole.ids), wants))
+    await engine.stop()
+
+
 async def test_the_card_says_whether_turns_can_be_continued() -> None:
     engine = ChatEngine(Told(), FORMAT)
-    assert engine.cards()[0].capabilities == ["tools", "takeover"] and engine.load() == (1, 2, 0.5)
+    assert engine.cards()[0].capabilities == ["tools", "takeover", "tokenize"] and engine.load() == (1, 2, 0.5)
     await engine.start()
-    assert engine.cards()[0].capabilities == ["tools", "takeover", "continuation"]
+    assert engine.cards()[0].capabilities == ["tools", "takeover", "tokenize", "continuation"]
     await engine.stop()
 
 
@@ -323,3 +354,57 @@ async def test_ids_after_the_end_of_a_step_are_told_from_those_that_were_sent() 
     with pytest.raises(EngineFailed):
         await run(silent, chat())
     assert silent.tally.unsent == {"failed": len(tokens("x"))}
+
+
+async def test_a_stop_string_is_shown_to_who_asks_and_the_ids_are_the_same() -> None:
+    said = step([*tokens("one two three"), STOP], "stop")
+    hidden, shown = [
+        await run(Told(said), chat(sampling=Sampling(stop=["wo"]), shows_stop=shows)) for shows in (False, True)
+    ]
+    assert (hidden.content, shown.content) == ("one t", "one two")
+    assert hidden.ids == shown.ids and shown.finish.stop == "wo"
+
+
+@pytest.mark.parametrize("begun", ["It is", "<think>\nLet me"])
+async def test_a_final_message_is_continued_after_its_last_character(begun: str) -> None:
+    """`continue_final_message`: no header, nothing that closes the message, and thinking goes on where it was."""
+    messages = [*QUESTION, {"role": "assistant", "content": begun}]
+    told = Told(step([*tokens(" so.</think>cold" if "think" in begun else " cold"), STOP], "stop"))
+    job = Job(messages=messages, template_kwargs={"add_generation_prompt": False, "continue_final_message": True})
+    out = await run(told, job)
+    text = FORMAT._tokenizer.decode(told.prompt)
+    assert text.endswith(begun) and text.count("<|im_start|>assistant") == 1
+    assert (out.content, out.reasoning) == (("cold", " so.") if "think" in begun else (" cold", ""))
+    assert out.started.new_ids == ids_to_bytes(told.prompt) and out.started.resumable
+
+
+async def test_without_a_generation_prompt_the_prompt_ends_with_the_last_message() -> None:
+    told = Told(step([*tokens("x"), STOP], "stop"))
+    await run(told, Job(messages=QUESTION, template_kwargs={"add_generation_prompt": False}))
+    whole = FORMAT.render(QUESTION, [], {})
+    assert told.prompt == whole[: len(told.prompt)] and "assistant" not in FORMAT._tokenizer.decode(told.prompt)
+
+
+async def test_what_ends_elsewhere_than_after_a_header_is_never_extended() -> None:
+    """The stub that new messages are rendered behind ends in a header; so this is rendered whole, and is a branch (I2)."""
+    first = await run(Told(step([*tokens("Hm."), STOP], "stop")), Job(messages=QUESTION))
+    prefix = first.started.new_ids + ids_to_bytes(first.ids)
+    messages = [*QUESTION, {"role": "assistant", "content": "Hm."}, *QUESTION, {"role": "assistant", "content": "So"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    told = Told(step([STOP], "stop"))
+    out = await run(told, Job(messages=messages, template_kwargs=options), prefix_ids=prefix, prefix_messages=2)
+    assert told.prompt == FORMAT.render(messages, [], options)
+    assert out.started.kept_tokens in (0, len(prefix) // 4) and bool(out.started.kept_tokens) is not bool(
+        out.started.refused
+    )
+
+
+async def test_the_card_names_what_every_engine_honours_here() -> None:
+    engine = ChatEngine(Told(), FORMAT)
+    [card] = engine.cards()
+    assert {
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "add_generation_prompt",
+        "continue_final_message",
+    } == set(card.fields)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_worker.chat.replay import law_of_the_rest
-from proxy.contracts.canonical import Job, Sampling, ToolCallPiece
-from proxy.contracts.frames import Shown
-from proxy.contracts.records import ids_to_bytes
+from steno.contracts.chat import Job, Sampling, ToolCallPiece
+from steno.contracts.records import ids_to_bytes
+from steno.contracts.wire.frames import Shown
+from steno_worker.chat.replay import law_of_the_rest
 from tests.unit.chat.test_job import CALL, STOP, Outcome, Told, chat, run, step, tokens
 
 WHOLE = [*tokens(f"<think>\nLet me see.\n</think>\n\nI look, twice.\n{CALL}\n{CALL}"), STOP]
@@ -133,6 +133,19 @@ async def test_limits_go_on_where_they_were() -> None:
     out = await take_over(first, len(ids), told := Told(), job, Shown())
     assert (out.finish.reason, out.finish.completion_tokens, told.prompt) == ("length", 0, [])
     assert out.content == "one, two, three, four"
+
+
+async def test_a_stop_id_before_min_tokens_does_not_end_it() -> None:
+    sampled, rest = [*tokens("ab"), STOP], [*tokens("cdefgh"), STOP]
+    for least, goes_on in ((0, False), (len(sampled), True)):
+        told = Told(step(rest, "stop"))
+        request = {
+            "prefix_ids": ids_to_bytes(tokens("hi")),
+            "sampled_ids": ids_to_bytes(sampled),
+            "shown": Shown(0, 2, []),
+        }
+        out = await run(told, chat(sampling=Sampling(min_tokens=least)), attempt=1, **request)
+        assert out.ids == (rest if goes_on else []) and bool(told.prompt) == goes_on
 
 
 async def test_a_stop_id_that_the_request_named_ends_it() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from inference_worker.chat.schema import MOST_REPEATED, check_schema, check_tools
-from proxy.contracts.errors import BadRequest
+from steno.contracts.errors import BadRequest
+from steno_worker.engines.grammars import MOST_REPEATED, check_schema, check_tools
 
 INTEGER = {"type": "integer"}
 

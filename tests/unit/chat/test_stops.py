@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.chat.stops import StopMatcher
+from steno_worker.chat.stops import StopMatcher
 
 ab = st.text("ab", max_size=24)
 
@@ -45,3 +45,18 @@ def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
 def test_multibyte_and_overlapping_stops() -> None:
     assert run(["天気"], ["東京の天", "気は"]) == ("東京の", "天気")
     assert run(["aab", "ab"], ["a", "a", "b"]) == ("", "aab")
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(ab))
+def test_a_stop_that_is_shown_ends_the_text_after_it(stops: list[str], pieces: list[str]) -> None:
+    """vLLM's `include_stop_str_in_output`."""
+    hidden, stop = run(stops, pieces)
+    matcher = StopMatcher(stops, shown=True)
+    shown = ""
+    for piece in pieces:
+        text, found = matcher.feed(piece)
+        shown += text
+        if found is not None:
+            assert (shown, found) == (hidden + found, stop)
+            return
+    assert stop is None and shown + matcher.flush() == hidden

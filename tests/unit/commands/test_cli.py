@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import ConfigError, Gone, NotFound, Unauthorized
-from steno.cli import main
-from steno.commands.output import one_line_errors
+from steno.contracts.errors import ConfigError, Gone, NotFound, Unauthorized
+from steno_cli.main import main
+from steno_cli.terminal.connection import ClientSettings
+from steno_cli.terminal.flags import sections
+from steno_cli.terminal.output import one_line_errors
+from steno_proxy.config import ProxySettings
+from steno_rollouts.config import RolloutSettings
+from steno_trainer.run_config import RunSettings
+from steno_worker.config import WorkerSettings
 
 
 def steno(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,8 +30,8 @@ def steno(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_needs_no_engine_no_server_and_no_store() -> None:
     code = (
-        "import sys\nsys.argv = ['steno', '--help']\nimport steno.cli\n"
-        "try:\n    steno.cli.main()\nexcept SystemExit:\n    pass\n"
+        "import sys\nsys.argv = ['steno', '--help']\nimport steno_cli.main\n"
+        "try:\n    steno_cli.main.main()\nexcept SystemExit:\n    pass\n"
         "heavy = ['torch', 'transformers', 'vllm', 'fastapi', 'uvicorn', 'redis', 'pyarrow']\n"
         "print('HEAVY', [name for name in heavy if name in sys.modules])"
     )
@@ -46,8 +52,15 @@ def test_version_is_one_line() -> None:
         (["proxy", "--port", "x"], {}, "--port: Input should be a valid integer"),
         (["proxy"], {"STENO_PROT": "1"}, "STENO_PROT: no such setting; did you mean STENO_PORT?"),
         (["proxy", "--host", "0.0.0.0"], {}, "admin_key"),
-        (["worker", "--proxy", "http://x"], {}, "--proxy: 'http://x' is not ws://HOST:PORT"),
-        (["sessions", "list", "--url", "x"], {}, "--url: 'x' is not http(s)://HOST"),
+        (["worker", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST[:PORT][/PREFIX]"),
+        (["runs", "list", "--url", "http://x"], {}, "--url: it is --proxy now"),
+        (
+            ["sessions", "list"],
+            {"STENO_CLIENT_URL": "http://x"},
+            "STENO_CLIENT_URL: this setting was renamed to STENO_PROXY",
+        ),
+        (["sessions", "list"], {"STENO_PROXY": "x"}, "'x' is not http(s)://HOST"),
+        (["sessions", "list", "--proxy", "x"], {}, "--proxy: 'x' is not http(s)://HOST"),
         (["sessions", "export", "--format", "parquet", "t"], {}, "Parquet needs a file"),
     ],
 )
@@ -71,8 +84,30 @@ def test_wrong_configuration_is_one_line_and_exit_code_2(
     assert out == ""
 
 
+def test_one_variable_says_where_the_proxy_is_to_every_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("STENO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("STENO_PROXY", "https://here/steno")
+    tasks = {"tasks": str(tmp_path)}
+    for settings, given in ((RolloutSettings, tasks), (RunSettings, {"model": "m"}), (ClientSettings, {})):
+        assert settings.load(given, None).proxy == "https://here/steno"  # type: ignore[attr-defined]
+        assert settings.load({**given, "proxy": "http://there"}, None).proxy == "http://there"  # type: ignore[attr-defined]
+    assert WorkerSettings.load({}, None).proxy == ["https://here/steno"]
+    ProxySettings.load({}, None)  # on the proxy's own machine it says nothing
+
+
+def test_a_programs_options_are_grouped_as_its_settings_are() -> None:
+    panels = {name: sections(settings) for name, settings in (("train", RunSettings), ("proxy", ProxySettings))}
+    assert panels["train"]["learning_rate"] == "The optimizer" and panels["train"]["proxy"] == "Where groups come from"
+    assert RunSettings.model_fields.keys() == panels["train"].keys()
+    said = steno("train", "--help").stdout
+    assert "─ The optimizer ─" in said and "--trust-remote-code" in said and "false|true" not in said
+    [line] = [line for line in said.splitlines() if "--take-over" in line]
+    assert "<bool>" not in line
+
+
 def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
-    done = steno("sessions", "list", "--url", "http://127.0.0.1:1")
+    done = steno("sessions", "list", "--proxy", "http://127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: no answer from the proxy at http://127.0.0.1:1")
     assert done.stderr.count("\n") == 1
@@ -92,7 +127,7 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
         (
             ModuleNotFoundError("x", name="pyarrow.parquet"),
             2,
-            "this needs pyarrow: pip install '.[export]' in the checkout",
+            "this needs pyarrow: pip install -e ",
         ),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -115,5 +150,5 @@ def test_a_surprise_keeps_its_traceback() -> None:
 
 def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
-    assert steno("sessions", "export", "t", "-o", str(file), "--url", "http://127.0.0.1:1").returncode == 1
+    assert steno("sessions", "export", "t", "-o", str(file), "--proxy", "http://127.0.0.1:1").returncode == 1
     assert list(tmp_path.iterdir()) == []

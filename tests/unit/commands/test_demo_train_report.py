@@ -8,8 +8,8 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from proxy.contracts.leases import RunView
-from steno.demo_train_report import show_ledger, write_plot
+from steno.contracts.leases import RunView
+from steno_cli.demo.train_report import show_ledger, write_plot
 
 STEPS = [
     {"step": 1, "stepped": True, "values": {"reward/mean": 0.25}},

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from proxy.contracts.errors import ConfigError
-from steno.agents import AGENTS, Target
-from steno.cli import app
-from steno.commands.env import shell, urls
+from steno.contracts.errors import ConfigError
+from steno_cli.agents import AGENTS, Target
+from steno_cli.commands.env import shell, urls
+from steno_cli.main import app
 
 runner = CliRunner()
 URL = "https://proxy.example:8443/rl"
@@ -85,13 +85,13 @@ def test_opencode_is_told_the_context_where_it_is_known() -> None:
             "output": 6_000,
         }
     assert "limit" not in AGENTS["opencode"].setup(ODD).variables["OPENCODE_CONFIG_CONTENT"]
-    words = ["env", "opencode", "t.1", "--agent-key", "k", "--url", URL, "--context-tokens", "9000", "--json"]
+    words = ["env", "opencode", "t.1", "--agent-key", "k", "--proxy", URL, "--context-tokens", "9000", "--json"]
     found = json.loads(runner.invoke(app, words).stdout)
     assert '"context": 9000' in found["variables"]["OPENCODE_CONFIG_CONTENT"]
 
 
 def test_json_says_the_same_as_the_shell_lines() -> None:
-    words = ["env", "gemini-cli", "t.1", "--agent-key", "k", "--url", URL, "--model", "m"]
+    words = ["env", "gemini-cli", "t.1", "--agent-key", "k", "--proxy", URL, "--model", "m"]
     plain, machine = runner.invoke(app, words), runner.invoke(app, [*words, "--json"])
     assert (plain.exit_code, machine.exit_code) == (0, 0), plain.output
     setup = AGENTS["gemini-cli"].setup(Target("t.1", urls(URL, "t.1"), "k", "m"))

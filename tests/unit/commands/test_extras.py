@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from steno.commands.output import EXTRAS
+from steno.config.extras import how_to_install
+from steno_cli.terminal.output import EXTRAS, one_line_errors, require_modules
 from tests.support.stack import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -52,7 +54,17 @@ def test_an_extra_brings_the_module_that_was_missing(module: str) -> None:
 
 def test_every_extra_that_is_named_exists() -> None:
     named: dict[str, str] = {}
-    for folder in ("proxy", "inference_worker", "trainer_bridge", "steno", "docs", "deploy", "."):
+    for folder in (
+        "proxy",
+        "inference_worker",
+        "trainer_bridge",
+        "rollouts",
+        "steno",
+        "steno_cli",
+        "docs",
+        "deploy",
+        ".",
+    ):
         for file in (ROOT / folder).glob("*" if folder == "." else "**/*"):
             if file.suffix in (".py", ".md"):
                 for hint in re.findall(r"pip install ['\"]([\w.]+\[[\w,-]+\])", file.read_text()):
@@ -68,3 +80,36 @@ def test_every_extra_that_is_named_exists() -> None:
 def test_a_worker_for_other_upstreams_needs_one_extra_and_no_torch(module: str) -> None:
     brought = brought_by("litellm")
     assert module in brought and not brought & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [
+        ({"url": "file:///src/my%20steno", "dir_info": {"editable": True}}, "pip install -e '/src/my steno[trainer]'"),
+        ({"url": "file:///src/steno", "dir_info": {}}, "pip install '/src/steno[trainer]'"),
+        (
+            {"url": "file:///w/steno-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "pip install 'steno[trainer] @ file:///w/steno-0.1.0-py3-none-any.whl'",
+        ),
+        (None, "install the same wheel or checkout again with its extra: pip install 'PATH[trainer]'"),
+    ],
+)
+def test_a_hint_names_what_was_installed_here(
+    source: dict[str, object] | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return json.dumps(source) if source and name == "direct_url.json" else None
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
+    assert how_to_install("trainer") == command
+
+
+def test_what_other_processes_will_import_is_looked_for_before_they_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXTRAS, "not_there", "trainer")
+    require_modules("json", "openai")
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        require_modules("json", "not_there")
+    assert ended.value.code == 2 and "this needs not_there: pip install" in capsys.readouterr().err

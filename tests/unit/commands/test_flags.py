@@ -11,11 +11,11 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from inference_worker.config import WorkerSettings
-from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError
-from steno.cli import app
-from steno.commands.flags import settings_command
+from steno.contracts.errors import ConfigError
+from steno_cli.main import app
+from steno_cli.terminal.flags import settings_command
+from steno_proxy.config import ProxySettings
+from steno_worker.config import WorkerSettings
 
 runner = CliRunner()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from proxy.contracts.records import Counts, ForkReason, Session, Timings, Turn, floats_to_bytes, ids_to_bytes
-from steno.commands.tree import conversation_tree, headline, turn_line
+from steno.contracts.records import Counts, ForkReason, Session, Timings, Turn, floats_to_bytes, ids_to_bytes
+from steno_cli.terminal.tree import conversation_tree, headline, turn_line
 
 SESSION = Session(trial_id="t", created_at=1.0, updated_at=1.0)
 

@@ -9,13 +9,13 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.contracts import frames
-from proxy.contracts.channel import encode_alone, encode_packet
-from proxy.contracts.ends import ProxyPeer, WorkerPeer
-from proxy.contracts.errors import ProtocolError
-from proxy.contracts.frames import Credit, Delta, Heartbeat, Hello, ModelCard
-from proxy.contracts.packets import read_hello
-from proxy.contracts.peer import State
+from steno.contracts.errors import ProtocolError
+from steno.contracts.wire import frames
+from steno.contracts.wire.channel import encode_alone, encode_packet
+from steno.contracts.wire.frames import Credit, Delta, Heartbeat, Hello, ModelCard
+from steno.contracts.wire.packets import read_hello
+from steno.contracts.wire.peer import State
+from steno.contracts.wire.peer_ends import ProxyPeer, WorkerPeer
 
 
 class Network:

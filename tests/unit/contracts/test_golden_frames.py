@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.contracts.errors import ProtocolError
-from proxy.contracts.frames import PROTOCOL_VERSION
-from proxy.contracts.packets import TO_PROXY, TO_WORKER, decode_packet
+from steno.contracts.errors import ProtocolError
+from steno.contracts.wire.frames import PROTOCOL_VERSION
+from steno.contracts.wire.packets import TO_PROXY, TO_WORKER, decode_packet
 from tests.golden.frames import PATH, WAYS, view
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(PATH.read_text())

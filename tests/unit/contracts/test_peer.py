@@ -5,13 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from proxy.contracts.canonical import Job
-from proxy.contracts.channel import TARGET_PACKET_BYTES, encode_alone, encode_packet
-from proxy.contracts.ends import ProxyPeer, WorkerPeer
-from proxy.contracts.errors import BodyTooLarge, ProtocolError, TooManyRequests
-from proxy.contracts.frames import Cancel, Chunk, Credit, Delta, Generate, Goodbye, Heartbeat, Hello, ModelCard, Welcome
-from proxy.contracts.packets import REFUSALS, PacketToProxy, PacketToWorker, read_hello
-from proxy.contracts.peer import (
+from steno.contracts.chat import Job
+from steno.contracts.errors import BodyTooLarge, ProtocolError, TooManyRequests
+from steno.contracts.wire.channel import TARGET_PACKET_BYTES, encode_alone, encode_packet
+from steno.contracts.wire.frames import (
+    Cancel,
+    Chunk,
+    Credit,
+    Delta,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelCard,
+    Welcome,
+)
+from steno.contracts.wire.packets import REFUSALS, PacketToProxy, PacketToWorker, read_hello
+from steno.contracts.wire.peer import (
     ACK_DELAY_S,
     ACK_EVERY_PACKETS,
     BULK_SHARE,
@@ -22,6 +32,7 @@ from proxy.contracts.peer import (
     State,
     Up,
 )
+from steno.contracts.wire.peer_ends import ProxyPeer, WorkerPeer
 
 MAX_BYTES = 1 << 20
 
@@ -140,19 +151,38 @@ def test_a_restarted_worker_asks_for_a_new_channel() -> None:
     assert proxy.goes_on(hello("worker-1", resume="proxy-1"))
 
 
+def hello_again(worker: WorkerPeer, proxy: ProxyPeer, sent: Cancel, now: float) -> Hello:
+    """After a socket that was lost with the Welcome on it, and with a frame that the proxy had sent."""
+    worker.connected(now)
+    proxy.accept(read_hello(worker.data_to_send()[0]), now)
+    proxy.send(sent, now)
+    proxy.data_to_send()
+    proxy.disconnected(now)
+    worker.disconnected(now)
+    worker.connected(now)
+    return read_hello(worker.data_to_send()[0])
+
+
 def test_a_worker_that_never_saw_the_welcome_takes_up_the_untouched_channel() -> None:
     worker, proxy = worker_end(), proxy_end()
-    worker.connected(0.0)
-    proxy.accept(read_hello(worker.data_to_send()[0]), 0.0)
-    proxy.send(Cancel(1), 0.0)
-    proxy.data_to_send()  # lost with the socket
-    proxy.disconnected(1.0)
-    worker.disconnected(1.0)
-    worker.connected(2.0)
-    greeting = read_hello(worker.data_to_send()[0])
+    greeting = hello_again(worker, proxy, Cancel(1), 1.0)
     assert proxy.goes_on(greeting)
     assert proxy.accept(greeting, 2.0) == Up(resumed=False)
     assert carry(proxy, worker, 2.0) == [Up(resumed=False), Cancel(1)]
+
+
+def test_a_worker_that_never_saw_the_welcome_of_its_second_channel_does_not_go_on_with_the_first() -> None:
+    worker, first, second = worker_end(), proxy_end(), proxy_end("proxy-1, channel 2")
+    connect(worker, first)
+    first.send(Cancel(1), 0.0)
+    assert carry(first, worker, 0.0) == [Cancel(1)]
+    worker.disconnected(1.0)
+    greeting = hello_again(worker, second, Cancel(2), 2.0)
+    assert (greeting.resume, greeting.received) == ("proxy-1", 1)
+    assert second.goes_on(greeting), "nothing has passed on it"
+    assert second.accept(greeting, 4.0) == Up(resumed=False)
+    events = carry(second, worker, 4.0)
+    assert [type(event) for event in events] == [Lost, Up, Cancel] and events[-1] == Cancel(2)
 
 
 def test_heartbeats_carry_load_both_ways_and_keep_the_socket() -> None:
@@ -190,6 +220,20 @@ def test_a_proxy_that_does_not_answer_is_left() -> None:
     assert isinstance(event, Drop)
     assert worker.state is State.DOWN
     assert worker.next_deadline() is None  # no channel yet, so none to lose
+
+
+def test_a_channel_that_is_up_again_outlives_the_grace_that_had_begun() -> None:
+    worker, proxy = worker_end(), proxy_end()
+    connect(worker, proxy)
+    for end in (worker, proxy):
+        end.disconnected(1.0)
+    assert connect(worker, proxy, 2.0) == [Up(resumed=True)]
+    for now in range(5, 90, 5):  # a heartbeat each time; the grace would be over after 31 s
+        for end in (worker, proxy):
+            assert end.handle_timeout(float(now)) == []
+        carry(worker, proxy, float(now))
+        carry(proxy, worker, float(now))
+    assert (worker.state, proxy.state) == (State.OPEN, State.OPEN)
 
 
 def test_grace_counts_from_the_loss_also_while_greeting_again() -> None:
@@ -255,7 +299,7 @@ def test_a_worker_says_how_large_a_packet_may_be_and_an_older_one_does_not() -> 
         if fits:
             proxy.offer(request, REQUESTS_SHARE)
         else:
-            with pytest.raises(BodyTooLarge, match="no packet of 1024 bytes"):
+            with pytest.raises(BodyTooLarge, match="a packet has at most 1024"):
                 proxy.offer(request, REQUESTS_SHARE)
 
 

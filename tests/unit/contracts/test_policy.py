@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.contracts.policy import Probe, UpdateSpec
+from steno.contracts.policy import Probe, UpdateSpec
 from tests.support.shards import manifest_of, spec, two_shards
 
 PROBE = {"token_ids": [1, 2], "logprobs": [-1.0], "tolerance": 0.1}

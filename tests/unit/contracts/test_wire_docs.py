@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.contracts import frames, packets
-from proxy.contracts.peer import State
+from steno.contracts.wire import frames, packets
+from steno.contracts.wire.peer import State
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "wire-protocol.md").read_text()
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from inference_worker.config import WorkerSettings
-from proxy.config import ProxySettings
-from proxy.contracts.settings import Settings
+from steno.config.settings import Settings
+from steno_proxy.config import ProxySettings
+from steno_worker.config import WorkerSettings
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())

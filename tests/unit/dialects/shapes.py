@@ -113,6 +113,9 @@ SHAPES: dict[str, Shape] = {
     "empty messages": lambda size: _talk(*_each(size, 32, lambda i: Said("user", [""]))),
     "a long conversation": lambda size: _talk(*_each(size, 36, lambda i: Said(("user", "assistant")[i % 2], [f"a{i}"]))),
     "replies in a row": lambda size: _talk(*_each(size, 36, lambda i: Said("assistant", [f"a{i}"]))),
+    "replies in two": lambda size: _talk(
+        *_each(size, 40, lambda i: Said(("user", "assistant", "assistant")[i % 3], [f"a{i}"]))
+    ),
     "parts of a user": lambda size: _talk(Said("user", ["a"] * (size // 27))),
     "parts of a reply": lambda size: _talk(Said("assistant", ["a" * 16] * (size // 42))),
     "system messages": lambda size: _talk(*_each(size, 36, lambda i: Said("system", ["a"]))),

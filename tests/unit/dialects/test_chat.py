@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import CanonicalRequest, ResponseFormat, TokenLogprob, ToolCallPiece
-from proxy.contracts.errors import BadRequest, NoWorker
-from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.chat import Chat
+from steno.contracts.chat import CanonicalRequest, ResponseFormat, TokenLogprob, ToolCallPiece
+from steno.contracts.errors import BadRequest, NoWorker
+from steno_proxy.dialects.base import Choice, Header, Piece
+from steno_proxy.dialects.openai.chat import Chat, Reasoning
 
 CHAT = Chat()
 USER = {"role": "user", "content": "hi"}
@@ -143,9 +143,30 @@ def test_unknown_fields_are_ignored_at_every_level() -> None:
     assert request.job.messages == [USER] and request.job.tools == [TOOL]
 
 
-def test_stream_options_without_stream_is_tolerated() -> None:
-    request = parse(stream_options={"include_usage": True})
-    assert not request.stream and request.include_usage
+def test_stream_options_are_of_a_stream() -> None:
+    for stream in ({}, {"stream": False}):
+        error = refused(stream_options={"include_usage": False}, **stream)
+        assert error.field == "stream_options" and "send stream: true" in error.message
+        assert not parse(stream_options=None, **stream).stream
+        assert not parse(stream_options={}, **stream).stream  # it asks for nothing: vLLM takes it too
+    assert parse(stream=True, stream_options={"include_usage": True}).include_usage
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_tokens", 10**20, "got 100000000000000000000, must be at most 9223372036854775808"),
+        ("seed", -(10**25), "got -10000000000000000000000000, must be at least -9223372036854775808"),
+        ("n", 123456789, "got 123456789, must be at most 64"),
+        ("n", 10**400, "got an integer of more than 300 digits, must be at most 64"),
+        ("min_tokens", 2147483648, "got 2147483648, must be at most 2147483647"),
+        ("temperature", 10**20, "got 100000000000000000000, must be at most 100"),
+        ("temperature", -1e-07, "got -1e-07, must be at least 0"),
+        ("stop_token_ids", [1, 123456789012], "got 123456789012, must be a token id, 0 to 2147483647"),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_all_its_digits(field: str, value: Any, said: str) -> None:
+    assert refused(**{field: value}).message == f"{field}{'.1' if field == 'stop_token_ids' else ''}: {said}"
 
 
 def test_sampling_is_taken_whole_and_recorded_as_asked() -> None:
@@ -300,6 +321,31 @@ def test_a_body_has_null_content_beside_tool_calls() -> None:
     assert shown["message"] == {
         "role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "tool_calls": calls,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        ("reasoning_content", ["reasoning_content"]),
+        ("reasoning", ["reasoning"]),
+        ("both", ["reasoning_content", "reasoning"]),
+    ],
+)
+def test_reasoning_is_in_the_fields_that_the_setting_says_and_comes_back_as_one(
+    said: Reasoning, fields: list[str]
+) -> None:
+    chat = Chat(said)
+    expected = dict.fromkeys(fields, "r")
+    [event] = events(chat.writer(parse(stream=True), HEADER).piece(0, Piece(reasoning="r")))
+    assert event["choices"][0]["delta"] == expected
+    message = {"role": "assistant", "content": "c", "reasoning_content": "r"}
+    [shown] = json.loads(chat.answer(parse(), HEADER, [choice(message=message)]))["choices"]
+    assert shown["message"] == {"role": "assistant", "content": "c", "refusal": None, **expected}
+    assert parse(messages=[shown["message"]]).job.messages == [message]
+    hidden = parse(include_reasoning=False)
+    [shown] = json.loads(chat.answer(hidden, HEADER, [choice(message=message)]))["choices"]
+    assert shown["message"].keys().isdisjoint(fields)
+    assert chat.writer(parse(stream=True, include_reasoning=False), HEADER).piece(0, Piece(reasoning="r")) == b""
 
 
 def test_errors_have_openais_shape() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.canonical import CanonicalRequest, TokenLogprob
-from proxy.contracts.errors import BadRequest
-from proxy.contracts.records import ids_to_bytes
-from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.completions import Completions
+from steno.contracts.chat import CanonicalRequest, TokenLogprob
+from steno.contracts.errors import BadRequest
+from steno.contracts.records import ids_to_bytes
+from steno_proxy.dialects.base import Choice, Header, Piece
+from steno_proxy.dialects.openai.completions import Completions
 
 COMPLETIONS = Completions()
 HEADER = Header("0123456789ab", 1700000000, "m")
@@ -60,6 +60,22 @@ def test_openais_default_limit_holds_here() -> None:
     assert parse(prompt="a").job.sampling.max_tokens == 16
 
 
+@pytest.mark.parametrize(
+    ("asked", "top", "shown"),
+    [
+        (0, [], {"c": -2.0}),
+        (1, [("d", b"d", -0.1)], {"c": -2.0, "d": -0.1}),
+        (2, [("d", b"d", -0.1), ("c", b"c", -2.0)], {"c": -2.0, "d": -0.1}),
+        (2, [("c", b"\xff", -0.1), ("e", b"e", float("-inf"))], {"c": -2.0, "e": -9999.0}),
+    ],
+)
+def test_the_sampled_token_is_among_the_likeliest_whatever_its_place(asked: int, top: Any, shown: Any) -> None:
+    request = parse(prompt="a", logprobs=asked)
+    choice = Choice(0, {"role": "assistant", "content": "c"}, "stop", 1, 1, tokens=[TokenLogprob("c", b"c", -2.0, top)])
+    body = json.loads(COMPLETIONS.answer(request, HEADER, [choice]))
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [shown]
+
+
 def test_stream_and_body_carry_text_and_legacy_logprobs() -> None:
     request = parse(prompt="a", logprobs=1, stream=True)
     tokens = [
@@ -79,7 +95,7 @@ def test_stream_and_body_carry_text_and_legacy_logprobs() -> None:
         "logprobs": {
             "tokens": ["ab", "c"],
             "token_logprobs": [-1.0, -2.0],
-            "top_logprobs": [{"ab": -1.0}, {"d": -0.1}],
+            "top_logprobs": [{"ab": -1.0}, {"c": -2.0, "d": -0.1}],
             "text_offset": [0, 2],
         },
     }

@@ -15,10 +15,10 @@ from google.genai import errors, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import CanonicalRequest, Job, TokenLogprob, ToolCallPiece
-from proxy.contracts.errors import BadRequest, BudgetSpent, ContextOverflow, Gone, NoWorker, StenoError
-from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.gemini import Gemini
+from steno.contracts.chat import CanonicalRequest, Job, TokenLogprob, ToolCallPiece
+from steno.contracts.errors import BadRequest, BudgetSpent, ContextOverflow, Gone, NoWorker, StenoError
+from steno_proxy.dialects.base import Choice, Header, Piece
+from steno_proxy.dialects.gemini.dialect import Gemini
 
 HEADER = Header("0123456789ab", 1_700_000_000, "gemini-x")
 EVENTS, ARRAY, WHOLE = Gemini(stream=True, sse=True), Gemini(stream=True), Gemini()

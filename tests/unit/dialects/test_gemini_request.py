@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import CanonicalRequest, Sampling
-from proxy.contracts.errors import BadRequest
-from proxy.dialects.gemini import Gemini, GeminiCount
-from proxy.dialects.gemini_contents import sign, signed
-from proxy.dialects.gemini_schema import json_schema
+from steno.contracts.chat import CanonicalRequest, Sampling
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.gemini.contents import sign, signed
+from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
+from steno_proxy.dialects.gemini.schema import json_schema
 
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]
 TOOLS = [{"functionDeclarations": [{"name": "f"}, {"name": "g"}, {"name": "h"}]}]

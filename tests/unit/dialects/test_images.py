@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.canonical import CanonicalRequest, has_images
-from proxy.contracts.errors import BadRequest
-from proxy.dialects import parts
-from proxy.dialects.base import Dialect
-from proxy.dialects.chat import Chat
-from proxy.dialects.gemini import Gemini, GeminiCount
-from proxy.dialects.messages import Messages, MessagesCount
-from proxy.dialects.responses import Responses
-from proxy.dialects.responses_count import ResponsesCount
-from proxy.sessions.normalise import message_digest
+from steno.contracts.chat import CanonicalRequest, has_images
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects import parts
+from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
+from steno_proxy.dialects.base import Dialect
+from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
+from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.responses.count import ResponsesCount
+from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.sessions.normalise import message_digest
 
 PIXELS = base64.b64encode(b"\x89PNG not really").decode()
 DATA = f"data:image/png;base64,{PIXELS}"

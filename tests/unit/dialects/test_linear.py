@@ -1,10 +1,10 @@
 """A request costs time in proportion to its size, whatever is in it (I5): no clever body holds the event loop for long.
 
-Each body is read, digested, recognised, put on record and recognised again with its history rewritten, as `proxy/turn.py` does
-it; one that is refused is told so. The only test that looks at a clock: CPU time, in one process, from a size to eight times that
-size. Linear work grows 8 times, and 16 are allowed for what caches and the allocator do to a large body; quadratic work grows 64
-times. Sizes are far below what a body may have, since a square shows at any size that is well above the clock's grain: a test of
-the same at 1 and 8 MB would take ten minutes.
+Each body is read, digested, recognised, put on record and recognised again with its history rewritten, as
+`steno_proxy/turns/service.py` does it; one that is refused is told so. The only test that looks at a clock: CPU time, in one
+process, from a size to eight times that size. Linear work grows 8 times, and 16 are allowed for what caches and the allocator do
+to a large body; quadratic work grows 64 times. Sizes are far below what a body may have, since a square shows at any size that is
+well above the clock's grain: a test of the same at 1 and 8 MB would take ten minutes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.contracts.canonical import CanonicalRequest, Job
-from proxy.contracts.errors import BadRequest, StenoError
-from proxy.contracts.frames import Generate
-from proxy.contracts.records import IndexRow, SamplingPolicy, Timings, Turn
-from proxy.dialects.chat import Chat
-from proxy.dialects.completions import Completions
-from proxy.dialects.gemini import Gemini, GeminiCount
-from proxy.dialects.messages import Messages, MessagesCount
-from proxy.dialects.responses import Responses
-from proxy.dialects.responses_count import ResponsesCount
-from proxy.pace import Pace
-from proxy.plan import Plan, fork_reason_now, plan
-from proxy.prompts import digests
-from proxy.recorder import Recorder
-from proxy.recording import Recording
-from proxy.retries import Sought
-from proxy.sessions import law
-from proxy.sessions.normalise import message_digest
-from proxy.store.memory import MemoryStore
+from steno.contracts.chat import CanonicalRequest, Job
+from steno.contracts.errors import BadRequest, StenoError
+from steno.contracts.records import IndexRow, SamplingPolicy, Timings, Turn
+from steno.contracts.wire.frames import Generate
+from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
+from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
+from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.openai.completions import Completions
+from steno_proxy.dialects.responses.count import ResponsesCount
+from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.pace import Pace
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.session_state import Recording
+from steno_proxy.sessions import law
+from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.prompt_index import digests
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.continuation import Plan, fork_reason_now, plan
+from steno_proxy.turns.retry_matching import Sought
 from tests.unit.dialects import shapes
 
 SMALL, TIMES, MOST = 32 * 1024, 8, 16.0
@@ -90,13 +90,15 @@ async def served(dialect: Any, body: bytes) -> None:
         await _planned(recorder, recording, dialect, asked, job)
         return
     rewritten = [*job.messages[:-1], {"role": "assistant", "content": "I said something else"}, REPLY]
-    found = await plan(recorder, recording, msgspec.structs.replace(job, messages=rewritten), Pace())
+    found = await plan(
+        recorder, recording, msgspec.structs.replace(job, messages=rewritten), Pace(), merges=asked.merges
+    )
     fork_reason_now(recording, found)
 
 
 async def _planned(recorder: Recorder, recording: Recording, dialect: Any, asked: CanonicalRequest, job: Job) -> Plan:
     """Recognised, compared with what runs, on its way to a worker."""
-    found = await plan(recorder, recording, job, Pace())
+    found = await plan(recorder, recording, job, Pace(), merges=asked.merges)
     sought = Sought(dialect.name, asked, found)
     sought.key("t")
     assert sought.same(sought)

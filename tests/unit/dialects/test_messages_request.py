@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import CanonicalRequest, Job
-from proxy.contracts.errors import BadRequest
-from proxy.dialects.messages import Messages, MessagesCount, blocks
-from proxy.sessions.call_ids import echoed_ids
-from proxy.sessions.normalise import message_digest
+from steno.contracts.chat import CanonicalRequest, Job
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount, blocks
+from steno_proxy.sessions.call_ids import echoed_ids
+from steno_proxy.sessions.normalise import message_digest
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}

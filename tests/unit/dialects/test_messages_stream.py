@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import CanonicalRequest, Job, Sampling, ToolCallPiece
-from proxy.contracts.errors import (
+from steno.contracts.chat import CanonicalRequest, Job, Sampling, ToolCallPiece
+from steno.contracts.errors import (
     BadRequest,
     BodyTooLarge,
     BudgetSpent,
@@ -24,8 +24,8 @@ from proxy.contracts.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.messages import Messages, blocks, signature
+from steno_proxy.dialects.anthropic.dialect import Messages, blocks, signature
+from steno_proxy.dialects.base import Choice, Header, Piece
 
 TURN = "0123456789ab"
 HEADER = Header(TURN, 1700000000, "policy")

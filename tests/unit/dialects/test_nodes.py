@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import Message
-from proxy.contracts.errors import BodyTooLarge
-from proxy.dialects.nodes import MOST_ESCAPES, SLICE_BYTES, Nodes, check_arguments, check_nodes, unbounded
+from steno.contracts.chat import Message
+from steno.contracts.errors import BodyTooLarge
+from steno_proxy.dialects.nodes import MOST_ESCAPES, SLICE_BYTES, Nodes, check_arguments, check_nodes, unbounded
 
 TEXTS = st.text(alphabet=st.sampled_from('ab"\\{}[],:\n\u00e9'), max_size=12)
 VALUES = st.recursive(

@@ -14,10 +14,10 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from proxy.contracts.canonical import ToolCallPiece
-from proxy.dialects.base import Choice, Dialect, Header, Piece
-from proxy.dialects.chat import Chat
-from proxy.dialects.completions import Completions
+from steno.contracts.chat import ToolCallPiece
+from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
+from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.openai.completions import Completions
 
 TURN = "0123456789ab"
 HEADER = Header(TURN, 1700000000, "m")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from proxy.config import ProxySettings
-from proxy.main import create_app
+from steno_proxy.config import ProxySettings
+from steno_proxy.server.app import create_app
 
 PATHS = create_app(ProxySettings()).openapi()["paths"]
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.canonical import RECORDED, ResponseFormat
-from proxy.contracts.errors import BadRequest, NotFound, NoWorker
-from proxy.dialects.responses import Responses, turn_of_response
-from proxy.dialects.responses_items import seal
-from proxy.dialects.responses_output import ResponsesRequest
-from proxy.sessions.normalise import message_digest
+from steno.contracts.chat import RECORDED, ResponseFormat
+from steno.contracts.errors import BadRequest, NotFound, NoWorker
+from steno_proxy.dialects.responses.dialect import Responses, turn_of_response
+from steno_proxy.dialects.responses.items import seal
+from steno_proxy.dialects.responses.output import ResponsesRequest
+from steno_proxy.sessions.normalise import message_digest
 
 RESPONSES = Responses()
 USER = {"role": "user", "content": "hi"}

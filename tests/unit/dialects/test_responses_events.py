@@ -13,13 +13,13 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from proxy.contracts.canonical import TokenLogprob, ToolCallPiece
-from proxy.contracts.errors import ContextOverflow, EngineFailed, WorkerLost
-from proxy.dialects.base import Choice, Header, Piece
-from proxy.dialects.responses import Responses
-from proxy.dialects.responses_output import ResponsesRequest
-from proxy.dialects.responses_text import FreeText, free_text
-from proxy.sessions.normalise import message_digest
+from steno.contracts.chat import TokenLogprob, ToolCallPiece
+from steno.contracts.errors import ContextOverflow, EngineFailed, WorkerLost
+from steno_proxy.dialects.base import Choice, Header, Piece
+from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.output import ResponsesRequest
+from steno_proxy.dialects.responses.text import FreeText, free_text
+from steno_proxy.sessions.normalise import message_digest
 
 RESPONSES = Responses()
 TURN = "0123456789ab"

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.doctor.disk_checks import check_folder
-from steno.doctor.findings import Level, clock
-from steno.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers
-from steno.doctor.redis_checks import judge
-from steno.doctor.redis_promises import failover, restart
+from steno_cli.doctor.disk_checks import check_folder
+from steno_cli.doctor.findings import Level, clock
+from steno_cli.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers
+from steno_cli.doctor.redis_checks import judge
+from steno_cli.doctor.redis_promises import failover, restart
 
 SOUND = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "maxmemory": "0"}
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference_worker.engines.base import TokenStep
-from inference_worker.engines.batch import Batch, Sequence
-from inference_worker.engines.sampler import Row
-from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import BadRequest, UnsoundOutput
+from steno.contracts.chat import Sampling
+from steno.contracts.errors import BadRequest, UnsoundOutput
 from steno.models import TINY
+from steno_worker.engines.transformers.batch import Batch, Sequence
+from steno_worker.engines.transformers.sampler import Row
+from steno_worker.interfaces import TokenStep
 
 
 def load() -> torch.nn.Module:

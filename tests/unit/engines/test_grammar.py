@@ -2,15 +2,16 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from inference_worker.engines.grammar import Grammars, constrains
-from proxy.contracts.canonical import Job, ResponseFormat
-from proxy.contracts.errors import BadRequest
+from steno.contracts.chat import Job, ResponseFormat
+from steno.contracts.errors import BadRequest
 from steno.models import TINY
+from steno_worker.engines.transformers.grammar import Grammars, constrains
 
 TOOLS = [
     {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {"deep": {"type": "boolean"}},
@@ -106,3 +107,40 @@ def test_what_cannot_be_enforced_is_refused_by_field(grammars: Grammars, job: Jo
     with pytest.raises(BadRequest) as refused:
         grammars.matcher(job)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("asked", "whole"),
+    [
+        (ResponseFormat("regex", regex=r"[a-c]{3}-\d+(x|yz)"), r"[a-c]{3}-\d+(x|yz)"),
+        (ResponseFormat("choice", choice=['say "no"', "yes\n", "\u00fc\U0001f600"]), 'say "no"|yes\n|\u00fc\U0001f600'),
+        (ResponseFormat("grammar", grammar='root ::= "<" [ab]+ ">" | "-"'), "<[ab]+>|-"),
+        (ResponseFormat("grammar", grammar="start: /[0-9]+/ WORD\nWORD: /[a-z]+/"), "[0-9]+[a-z]+"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_patterns_choices_and_grammars_are_followed(
+    grammars: Grammars, tokenizer: Any, asked: ResponseFormat, whole: str, seed: int
+) -> None:
+    job = Job(response_format=asked)
+    assert constrains(job) and re.fullmatch(whole, follow(grammars, tokenizer, job, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (ResponseFormat("regex", regex="["), "can't be enforced"),
+        (ResponseFormat("regex", regex="a{99999}"), "the sum of its repetitions is above"),
+        (ResponseFormat("regex", regex="a" * 70_000), "characters"),
+        (ResponseFormat("choice", choice=["a" * 40_000, "b" * 40_000]), "characters"),
+        (ResponseFormat("grammar", grammar="no grammar"), "structured_outputs.grammar"),
+        (ResponseFormat("grammar", grammar="root ::= " + "(" * 20_000), "structured_outputs.grammar"),
+        (ResponseFormat("grammar", grammar="start: nothing"), "can't be enforced"),
+        (ResponseFormat("grammar", grammar='start: "a"~1..99999'), "the sum of its repetitions is above"),
+        (ResponseFormat("grammar", grammar='start: %json {"maxItems": 100000000}'), "%json"),
+    ],
+)
+def test_what_no_text_can_be_held_to_is_refused_by_field(grammars: Grammars, asked: ResponseFormat, words: str) -> None:
+    with pytest.raises(BadRequest, match=words) as refused:
+        grammars.matcher(Job(response_format=asked))
+    assert refused.value.field == f"structured_outputs.{asked.type}"

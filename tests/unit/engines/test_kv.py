@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.engines.kv import SlotCache
+from steno_worker.engines.transformers.kv import SlotCache
 
 
 def put(cache: SlotCache, *rows: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,8 +11,8 @@ import httpx
 import litellm.exceptions as upstream
 import pytest
 
-from inference_worker.engines.litellm_errors import MAX_CHARS, retry_after_s, translate
-from proxy.contracts.errors import BadRequest, ContextOverflow, EngineFailed, StenoError, TooManyRequests
+from steno.contracts.errors import BadRequest, ContextOverflow, EngineFailed, StenoError, TooManyRequests
+from steno_worker.engines.litellm.errors import MAX_CHARS, retry_after_s, translate
 
 WHO = {"llm_provider": "openai", "model": "m"}
 KEY = "sk-very-secret"

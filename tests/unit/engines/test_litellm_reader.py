@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engines.litellm_reader import ChunkReader
-from proxy.contracts.canonical import TokenLogprob, ToolCallPiece
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish
+from steno.contracts.chat import TokenLogprob, ToolCallPiece
+from steno.contracts.errors import EngineFailed
+from steno.contracts.wire.frames import Delta, Finish
+from steno_worker.engines.litellm.reader import ChunkReader
 
 
 def chunk(finish: str | None = None, usage: Any = None, logprobs: Any = None, **delta: Any) -> Any:
@@ -67,7 +67,7 @@ def test_a_providers_own_words_for_the_end_become_ours(said: str, reason: str) -
 
 
 def test_a_stream_that_ends_without_saying_how_is_an_error() -> None:
-    with pytest.raises(EngineFailed, match="without saying how"):
+    with pytest.raises(EngineFailed, match="without a finish reason"):
         read(chunk(content="half"))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engines.litellm_request import MOVED, asked_of
-from proxy.contracts.canonical import Job, ResponseFormat, Sampling
-from proxy.contracts.errors import BadRequest
-from proxy.contracts.records import ids_to_bytes
+from steno.contracts.chat import Job, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest
+from steno.contracts.records import ids_to_bytes
+from steno_worker.engines.litellm.request import MOVED, asked_of
 
 ALL = frozenset(
     "temperature top_p presence_penalty frequency_penalty seed stop max_tokens logit_bias logprobs top_logprobs tools "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from inference_worker.engines.litellm_vllm_wire import MISSING, AnswerReader, body_of, constrains
-from proxy.contracts.canonical import Job, ResponseFormat, Sampling, ToolCallPiece
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish
-from proxy.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.chat import Job, ResponseFormat, Sampling, ToolCallPiece
+from steno.contracts.errors import BadRequest, EngineFailed
+from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish
+from steno_worker.engines.vllm_server.wire import FIELDS, MISSING, AnswerReader, body_of, constrains
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -85,19 +86,19 @@ def test_text_that_is_held_back_comes_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ([first([1, 2])], "used another"),
-        ([first(None)], "does not say which prompt"),
-        ([first(), event([7], logprob=None)], "no log-probability"),
-        ([first(), event([7], logprob=MISSING)], "no log-probability"),
-        ([first(), {"choices": [{"delta": {}, "token_ids": [7], "logprobs": None}]}], "no log-probability"),
-        ([first(), event([7], "abort")], "gave up"),
-        ([first(), event([7])], "without saying how"),
-        ([first(), event([7], tool_calls=[{"index": "0", "function": {"name": "look"}}])], "of another form"),
+        ([first([1, 2])], "used a different prompt"),
+        ([first(None)], "gave no prompt ids"),
+        ([first(), event([7], logprob=None)], "without log-probabilities"),
+        ([first(), event([7], logprob=MISSING)], "without log-probabilities"),
+        ([first(), {"choices": [{"delta": {}, "token_ids": [7], "logprobs": None}]}], "without log-probabilities"),
+        ([first(), event([7], "abort")], "ended this request with 'abort'"),
+        ([first(), event([7])], "without a finish reason"),
+        ([first(), event([7], tool_calls=[{"index": "0", "function": {"name": "look"}}])], "unexpected tool call"),
         (
             [first(), event([7], tool_calls=[{"index": 0, "function": {"name": "look", "arguments": {}}, "id": 5}])],
-            "form",
+            "unexpected tool call",
         ),
-        ([first(), event([7], content=["so"])], "list where text belongs"),
+        ([first(), event([7], content=["so"])], "gave list, expected text"),
     ],
 )
 def test_what_does_not_add_up_is_an_error_and_nothing_is_padded(events: list[dict], words: str) -> None:
@@ -166,3 +167,24 @@ def test_a_conversation_with_calls_is_sent_whole_since_parsers_number_calls_thro
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "tool"]
     assert body["messages"][1]["reasoning"] == "hm" and "reasoning_content" not in body["messages"][1]
     assert body["tool_choice"] == {"type": "function", "function": {"name": "look"}} and body["stop_token_ids"] == []
+
+
+def test_what_ends_under_a_grammar_is_the_requests_own_and_not_sent_again() -> None:
+    """vLLM ends a request whose tokens its grammar refuses with "error". As a 503 its agent would ask again, for nothing."""
+    for grammar, kind in ((True, BadRequest), (False, EngineFailed)):
+        reader = AnswerReader(5, PROMPT, "base/0", is_chat=True, constrained=True, job=CHAT, grammar=grammar)
+        with pytest.raises(kind) as ended:
+            for one in (first(), event([7], "error")):
+                reader.read(one)
+        assert ended.value.retryable is not grammar and "error" in ended.value.message
+
+
+def test_fields_that_not_every_server_needs_are_sent_only_where_they_are_asked_for() -> None:
+    plain = body_of(CHAT, "m", PROMPT, Sampling(max_tokens=5), [])
+    assert not {*FIELDS} & plain.keys()
+    law = Sampling(max_tokens=5, allowed_token_ids=[7], bad_words=["no"])
+    asked = msgspec.structs.replace(CHAT, shows_stop=True, shows_special=True)
+    said = {name: body_of(asked, "m", PROMPT, law, [])[name] for name in FIELDS}
+    assert said == {
+        "allowed_token_ids": [7], "bad_words": ["no"], "include_stop_str_in_output": True, "skip_special_tokens": False,
+    }  # fmt: skip

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.engines.options import engine_options, model_directory
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
 from steno.models import TINY
+from steno_worker.engines.options import engine_options, model_directory
 
 DEFAULTS = {"threads": 1, "pace_s": 0.5}
 

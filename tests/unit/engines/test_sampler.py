@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from inference_worker.engines.sampler import Row, draw
-from proxy.contracts.canonical import Sampling
+from steno.contracts.chat import Sampling
+from steno_worker.engines.transformers.sampler import Row, draw
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 NO_STOPS: frozenset[int] = frozenset()
@@ -129,3 +129,11 @@ def test_a_row_that_nothing_can_be_drawn_from_fails_alone() -> None:
     alone = draw(LOGITS[None], [row(seed=4)])[0]
     fine, failed = draw(LOGITS.expand(2, -1), [row(seed=4), impossible])
     assert failed.fault and fine == alone and not fine.fault
+
+
+def test_only_allowed_ids_can_be_drawn_and_their_logprob_says_so() -> None:
+    assert support(allowed_token_ids=[4, 1]) == {1, 4}
+    drawn = draw(LOGITS[None], [row(allowed_token_ids=[4, 1], temperature=0.0)])[0]
+    assert (drawn.id, drawn.logprob) == (1, pytest.approx(LOGITS[[1, 4]].log_softmax(-1)[0].item(), abs=1e-6))
+    beside = draw(LOGITS.expand(2, -1), [row(allowed_token_ids=[5]), row(temperature=0.0)])
+    assert [one.id for one in beside] == [5, 0]  # other rows draw from all

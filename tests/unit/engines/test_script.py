@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engines.script import Reply, Script, read_reply, request_of
-from proxy.contracts.canonical import Job, ResponseFormat
-from proxy.contracts.errors import ConfigError, EngineFailed, TooManyRequests
+from steno.contracts.chat import Job, ResponseFormat
+from steno.contracts.errors import ConfigError, EngineFailed, TooManyRequests
+from steno_worker.engines.scripted.script import Reply, Script, read_reply, request_of
 
 
 def script(tmp_path: Path, source: str, name: str = "say") -> Script:

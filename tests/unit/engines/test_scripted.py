@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from inference_worker.chat.hf import HfChatFormat
-from inference_worker.engines.base import TokenStep
-from inference_worker.engines.script import Script
-from inference_worker.engines.scripted import ReplyRenderer, ScriptedTokens, Ticker
-from proxy.contracts.canonical import Job, Sampling
-from proxy.contracts.errors import EngineFailed
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import EngineFailed
 from steno.models import TINY
+from steno_worker.chat.hf import HfChatFormat
+from steno_worker.engines.scripted.engine import ReplyRenderer, ScriptedTokens, Ticker
+from steno_worker.engines.scripted.script import Script
+from steno_worker.interfaces import TokenStep
 
 ASK = Job(messages=[{"role": "user", "content": "hello"}])
 LONG = Sampling(max_tokens=1000)

@@ -8,9 +8,9 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.contracts.frames import Progress
-from proxy.policies.book import KEPT_RUNS, Book, Order
-from proxy.policies.update import Do, UpdateRun
+from steno.contracts.wire.frames import Progress
+from steno_proxy.policies.book import KEPT_RUNS, Book, Order
+from steno_proxy.policies.update import Do, UpdateRun
 from tests.support.policy_contract import spec
 
 

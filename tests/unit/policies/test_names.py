@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from proxy.policies.names import ModelNames
-from proxy.store.policies import MemoryPolicies
+from steno_proxy.policies.model_names import ModelNames
+from steno_proxy.store.policies import MemoryPolicies
 
 
 async def test_workers_may_come_and_go_while_the_store_is_asked() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import ProtocolError
-from proxy.contracts.frames import Progress
-from proxy.contracts.policy import Want
-from proxy.policies.member import FIRST_RETRY_S, RESEND_S, Cursor
-from proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, Do, Step, UpdateRun
+from steno.contracts.errors import ProtocolError
+from steno.contracts.policy import Want
+from steno.contracts.wire.frames import Progress
+from steno_proxy.policies.member import FIRST_RETRY_S, RESEND_S, Cursor
+from steno_proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, Do, Step, UpdateRun
 from tests.support.policy_contract import SHARD_BYTES, spec
 
 DEADLINE_S = 100.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from proxy.contracts.frames import Chunk, Progress
-from proxy.policies.update import UpdateRun
-from proxy.policies.upload import CHUNK_BYTES, PATIENCE_S, STALL_S, Upload
+from steno.contracts.wire.frames import Chunk, Progress
+from steno_proxy.policies.update import UpdateRun
+from steno_proxy.policies.upload import CHUNK_BYTES, PATIENCE_S, STALL_S, Upload
 from tests.support.policy_contract import spec
 
 KIB = 1024

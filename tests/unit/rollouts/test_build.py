@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.rollouts.admission import Admission
-from trainer_bridge.rollouts.build import Prepared, located
-from trainer_bridge.rollouts.config import RolloutSettings
-from trainer_bridge.rollouts.harness import epochs
-from trainer_bridge.rollouts.tasks import Task
+from steno.contracts.errors import ConfigError
+from steno.contracts.leases import RunGroups, RunTrainer, RunView
+from steno_rollouts.admission import Admission
+from steno_rollouts.build import Prepared, located
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.harness import epochs
+from steno_rollouts.tasks import Task
 
 
 @given(st.integers(1, 8), st.integers(0, 4), st.integers(0, 100))
@@ -22,6 +24,23 @@ async def test_a_group_is_admitted_while_the_trainer_can_use_it_in_time(step: in
         return held
 
     assert await Admission(step, bound).admits(in_hand) == (held < step * (bound + 1))
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        ({"groups": RunGroups(running=2, ready=6)}, "no trainer of run r has been seen: start it: steno train --run r"),
+        ({"groups": RunGroups(ready=2, used=6)}, "a trainer that does not register has taken 6 groups of run r"),
+        ({"trainer": RunTrainer(name="n", epoch=1)}, "the trainer n has ended: start it: steno train --run r"),
+        ({"trainer": RunTrainer(name="n", epoch=1, heard_s=90.0)}, "the trainer n was last heard of 90 s ago: look at"),
+        ({"trainer": RunTrainer(name="n", epoch=1, heard_s=2.0)}, "the trainer n was heard of 2 s ago"),
+        ({"groups": RunGroups(running=8)}, "(8 running, 0 ready, 0 leased)"),
+    ],
+)
+def test_who_is_held_back_is_told_by_whom(view: dict[str, Any], said: str) -> None:
+    why = Admission(4, 1).waits_for(RunView(run_id="r", **({"groups": RunGroups(ready=8)} | view)))
+    assert said in why and "--groups-per-step 4 --max-staleness-steps 1 admit no more" in why
+    assert ("running trials must end first" in why) == ("(8 running" in said)
 
 
 async def test_without_a_bound_nobody_is_asked() -> None:
@@ -61,6 +80,8 @@ def test_settings_that_can_not_be_are_named(tmp_path: Path) -> None:
         RolloutSettings.load({"tasks": str(tmp_path), "purpose": "eval", "groups_per_step": "2"}, None)
     with pytest.raises(ConfigError, match="tasks: Field required"):
         RolloutSettings.load({}, None)
+    with pytest.raises(ConfigError, match="opens that run only: name it"):
+        RolloutSettings.load({"tasks": str(tmp_path), "key": "rk-steno-x"}, None)
     (tmp_path / "t.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match="nothing to run"):
         Prepared.of(RolloutSettings(tasks=tmp_path / "t.jsonl"), "run")

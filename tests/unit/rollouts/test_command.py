@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from proxy.contracts.records import Session
-from proxy.contracts.rest import Trial
-from trainer_bridge.rollouts.command import MAX_VARIABLE_BYTES, check_command, environment, fill
-from trainer_bridge.rollouts.tasks import Task
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import Session
+from steno.contracts.rest import Trial
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.command import MAX_VARIABLE_BYTES, check_command, environment, fill
 
 URLS = {"openai": "http://p/t/v1", "anthropic": "http://p/t", "gemini": "http://p/t"}
 

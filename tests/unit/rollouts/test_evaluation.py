@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_bridge.rollouts.evaluation import Evaluation
-from trainer_bridge.rollouts.outcome import TrialResult
-from trainer_bridge.rollouts.tasks import Task
+from steno_rollouts.evaluation import Evaluation
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.tasks import Task
 
 TASKS = [Task("a", {}), Task("b", {})]
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import typer
 
-from steno.cli import app
-from trainer_bridge.rollouts import workdir
-from trainer_bridge.rollouts.build import Prepared
-from trainer_bridge.rollouts.config import RolloutSettings
-from trainer_bridge.rollouts.tasks import Task, load_tasks
-from trainer_bridge.run_config import RunSettings
+from steno_cli.main import app
+from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.tasks import Task, load_tasks
+from steno_rollouts.trials import workdir
+from steno_trainer.run_config import RunSettings
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "deploy/examples/qwen2.5-3b-mini-swe-agent"
 SOLUTIONS = {
@@ -31,6 +31,14 @@ SOLUTIONS = {
     "word-count": {
         "count.py": "import sys\nif len(sys.argv) < 2:\n    sys.exit(print('usage: count.py FILE') or 2)\n"
         "print(len(open(sys.argv[1]).read().split()))\n"
+    },
+}
+HELD_OUT = {
+    "leap-year": {
+        "calendar_rules.py": "def is_leap(year):\n    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)\n"
+    },
+    "initials": {
+        "initials.py": "def initials(name):\n    return ''.join(word[0].upper() + '.' for word in name.split())\n"
     },
 }
 
@@ -56,18 +64,25 @@ def test_its_settings_belong_together() -> None:
     train.check()
     assert (rollout.run, rollout.groups_per_step) == (train.run, train.groups_per_step)
     assert rollout.max_staleness_steps == train.max_staleness_steps
+    assert rollout.in_flight >= rollout.group_size * train.groups_per_step, "or GPUs idle"
+    node = (EXAMPLE / "inference-node.sh").read_text()
+    context = re.search(r"--context-tokens (\d+)", node)
+    assert context is not None and int(context[1]) <= train.micro_batch_tokens, "or long failures are not trained"
     prepared = Prepared.of(rollout, "run")
     assert {task.task_id for task in prepared.tasks} == set(SOLUTIONS) and prepared.reward is not None
     evaluation = RolloutSettings.load({}, train.eval_config)
-    assert evaluation.purpose == "eval" and Prepared.of(evaluation, "run").tasks
+    held_out = {task.task_id for task in Prepared.of(evaluation, "run").tasks}
+    assert evaluation.purpose == "eval" and held_out == set(HELD_OUT)
 
 
-@pytest.mark.parametrize("task", load_tasks(EXAMPLE / "tasks"), ids=lambda task: task.task_id)
+@pytest.mark.parametrize(
+    "task", [*load_tasks(EXAMPLE / "tasks"), *load_tasks(EXAMPLE / "eval-tasks")], ids=lambda task: task.task_id
+)
 def test_a_task_is_unsolved_as_it_comes_and_solved_by_its_solution(task: Task, tmp_path: Path) -> None:
     work, _ = workdir.prepare(tmp_path / "trial", task)
     assert not (work / "tests").exists() and not (work / "checks.py").exists()
     assert score(task, work)["reward"] < 1.0
-    for name, text in SOLUTIONS[task.task_id].items():
+    for name, text in (SOLUTIONS | HELD_OUT)[task.task_id].items():
         (work / name).write_text(text)
     assert score(task, work) == {"reward": 1.0, "solved": 1.0}
 
@@ -102,3 +117,41 @@ def test_the_agents_line_points_at_the_trial(tmp_path: Path) -> None:
     words = done.stdout.splitlines()
     assert "model.model_kwargs.api_base=http://p/t/v1" in words and "Do 'it' now." in words
     assert words[-1] == f"home {tmp_path / 't/home'}"
+
+
+STUB = """#!/bin/sh
+say() { echo "$1" >>"$LOG"; }
+up() { echo up >>"$LOG.up"; }
+case "$(basename "$0") $*" in
+  curl*) exit 0 ;;
+  redis-server*|*proxy*) trap 'say "${0##*/} $1 ends"; exit 0' TERM; up; while :; do sleep 0.05; done ;;
+  *rollout*) until [ "$(wc -l <"$LOG.up")" = 3 ]; do sleep 0.05; done; say "rollouts end"; exit "$ROLLOUTS" ;;
+  *train*)
+    trap 'say "trainer is told to end"; exit 0' TERM; up
+    until grep -q "rollouts end" "$LOG" 2>/dev/null; do sleep 0.05; done
+    [ "$ROLLOUTS" = 0 ] || while :; do sleep 0.05; done
+    for _ in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done
+    say "last step"; exit "$TRAINER" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("rollouts", "trainer"), [(0, 0), (0, 3), (1, 0)])
+def test_the_trainers_last_step_is_waited_for_and_all_end_in_order(rollouts: int, trainer: int, tmp_path: Path) -> None:
+    """The script itself; what it starts only says what becomes of it."""
+    for name in ("redis-server", "steno", "curl", "python"):
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    done = subprocess.run(
+        [EXAMPLE / "trainer-node.sh"], timeout=120, check=False,
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin", "STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "LOG": str(log),
+            "DATA": str(tmp_path / "data"), "ROLLOUTS": str(rollouts), "TRAINER": str(trainer),
+        },
+    )  # fmt: skip
+    said = log.read_text().splitlines()
+    middle = "last step" if rollouts == 0 else "trainer is told to end"
+    assert said[:2] == ["rollouts end", middle]
+    assert sorted(said[2:]) == ["redis-server --port ends", "steno proxy ends"]
+    assert done.returncode == (rollouts or trainer)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.rollouts.outcome import TrialResult
-from trainer_bridge.rollouts.progress import MAX_SHOWN_FAILURES, Progress
-from trainer_bridge.rollouts.results import ResultsFile, ended_trials
+from steno.contracts.errors import ConfigError
+from steno_rollouts.outcome import EndReason, TrialResult, Verdict
+from steno_rollouts.progress import MAX_SHOWN_FAILURES, Progress
+from steno_rollouts.results import ResultsFile, ended_trials
+from steno_rollouts.trials.executor import Exit
+from steno_rollouts.trials.runner import Failed
 
 
 def result(trial: int, reward: float | None = None, reason: str = "timeout", **more: object) -> TrialResult:
@@ -22,19 +25,33 @@ def result(trial: int, reward: float | None = None, reason: str = "timeout", **m
 
 def test_a_line_says_how_far_how_well_and_what_failed() -> None:
     out = io.StringIO()
-    progress = Progress(Console(file=out), trials=6, clock=lambda: 0.0)
+    now = 0.0
+    progress = Progress(Console(file=out), trials=6, groups=2, clock=lambda: now)
     for trial in range(4):
         progress.trial_started(f"g.{trial}")
     progress.trial_ended(result(0, 1.0, "completed"))
     progress.trial_ended(result(1, 0.5, "completed"))
     progress.trial_ended(result(2, detail="ended after 3 s", folder="/kept"))
     progress.trial_ended(result(5, 0.0, "completed", earlier=True, attempts=0, completion_tokens=999))
-    progress.held_back(True)
-    assert progress.stats.line(75.0) == (
-        "4/6 trials, 1 of them earlier, 1 running, 0 groups, mean reward 0.500, 1 failed (timeout 1), 2 tokens/s, 1:15, "
-        "held back: the trainer has all it can use in time"
+    progress.held_back("no trainer has been seen")
+    now = 75.0
+    progress.held_back("its trainer was heard of")
+    assert progress.line() == (
+        "4/6 trials, 1 of them earlier, 1 running, 1/2 groups, mean reward 0.500, 1 failed (timeout 1), 2 tokens/s, 1:15, "
+        "held back for 75 s: its trainer was heard of"
     )
-    assert out.getvalue() == "g.2: timeout ended after 3 s (see /kept)\n"
+    assert out.getvalue() == "g.2: timeout ended after 3 s (see /kept)\nheld back: no trainer has been seen\n"
+    progress.held_back(None)
+    assert "held back" not in progress.line()
+    failed = Failed(
+        SimpleNamespace(trial=SimpleNamespace(session=SimpleNamespace(trial_id="g.3"))),  # type: ignore[arg-type]
+        Verdict(EndReason.EXIT_CODE, detail="exit code 127"), 0.0, 1, Exit(127), Path("/kept"),
+    )  # fmt: skip
+    progress.trial_failed(failed)
+    assert "0 running" in progress.line() and "1 failed before their first turn, still open" in progress.line()
+    progress.trial_ended(result(3, reason="exit_code"))
+    assert "5/6 trials" in progress.line() and "0 running" in progress.line() and "still open" not in progress.line()
+    assert out.getvalue().splitlines()[2:] == ["g.3: failed before its first turn: exit code 127 (see /kept)"]
 
 
 def test_failures_are_shown_up_to_a_bound_and_cancelled_trials_not() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.rollouts.outcome import EndReason, Verdict
-from trainer_bridge.rollouts.reward import RewardError, RewardFunction, Scored, Transcript, read_reward
-from trainer_bridge.rollouts.tasks import Task
+from steno.contracts.errors import ConfigError
+from steno_rollouts.outcome import EndReason, Verdict
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.reward import RewardError, RewardFunction, Scored, Transcript, read_reward
 
 
 def scored(folder: Path, exit_code: int | None = 0) -> Scored:
@@ -130,7 +130,7 @@ async def test_a_function_that_blocks_holds_up_nobody_and_is_given_up(tmp_path: 
 @pytest.mark.parametrize(
     ("where", "code", "said"),
     [
-        ("score", "", "is not FILE.py:function"),
+        ("score", "", "must be FILE.py:function"),
         ("{}/none.py:score", "", "is not a file"),
         ("{}/score.py:other", "def score(): ...", "has no function 'other'; it has score"),
         ("{}/score.py:score", "import nothing_like_this", "can't be imported: ModuleNotFoundError"),

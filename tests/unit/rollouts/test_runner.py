@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.client import AsyncSteno
-from proxy.contracts.records import Counts, Session
-from proxy.contracts.rest import Completion, Trial
-from trainer_bridge.rollouts.executor import Exit, Job
-from trainer_bridge.rollouts.outcome import TrialResult
-from trainer_bridge.rollouts.reward import RewardFunction
-from trainer_bridge.rollouts.runner import Assignment, RunnerOptions, TrialRunner
-from trainer_bridge.rollouts.tasks import Task
+from steno.client.client import AsyncSteno
+from steno.contracts.records import Counts, Session
+from steno.contracts.rest import Completion, Trial
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.reward import RewardFunction
+from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
 
 REWARDS = """
 def stalled(exit_code):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import ConfigError
-from proxy.contracts.records import TRIAL_ID
-from trainer_bridge.rollouts import workdir
-from trainer_bridge.rollouts.tasks import Task, group_id, load_tasks
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import TRIAL_ID
+from steno_rollouts.tasks import Task, group_id, load_tasks
+from steno_rollouts.trials import workdir
 
 TOML = """
 schema_version = "1.3"

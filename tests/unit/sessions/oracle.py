@@ -1,14 +1,14 @@
 """Recognition by exhaustive search over whole conversations: slow, short, and written without a trie.
 
-It follows the table in `proxy/sessions/fork.py` row by row. Used to check `Tree`; nothing of `Tree` is used here.
+It follows the table in `steno_proxy/sessions/fork.py` row by row. Used to check `Tree`; nothing of `Tree` is used here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.contracts.records import ForkReason, IndexRow
-from proxy.sessions.call_ids import parse_call_id
+from steno.contracts.records import ForkReason, IndexRow
+from steno_proxy.sessions.call_ids import parse_call_id
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Oracle:
         )
 
     def recognise(self, digests, tools, options, call_ids):
-        """(parent, prefix_messages, path, fork_reason, same_as)."""
+        """(parent, prefix_messages, fork_reason)."""
         if not self.turns:
-            return -1, 0, [], None, -1
+            return -1, 0, None
         covering = [t for t in self.turns if not t.barren and t.conversation == digests[: len(t.conversation)]]
         longest = max((len(t.conversation) for t in covering), default=0)
         usable = [t for t in covering if t.under(tools, options)]
@@ -70,15 +70,11 @@ class Oracle:
         if usable:
             among = [t for t in usable if len(t.conversation) == covered]
             parent = self._named(among, digests, covered, call_ids)
-        path, at = [], parent
-        while at >= 0:
-            path.insert(0, at)
-            at = self.turns[at].parent
         asked = [t for t in self.turns if t.asked == digests]
         twins = [t for t in asked if t.under(tools, options)]
         twins = [t for t in twins if t.parent == parent] or [t for t in twins if t.parent == -1]
         reason = self._reason(digests, tools, options, parent, covered, longest, covering, asked, twins)
-        return parent, covered, path, reason, preferred(twins)
+        return parent, covered, reason
 
     def _named(self, among, digests, covered, call_ids):
         for ids in reversed(call_ids[:covered]):

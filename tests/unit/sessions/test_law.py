@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.canonical import Job, ResponseFormat, Sampling
-from proxy.contracts.errors import BadRequest
-from proxy.contracts.records import SamplingPolicy
-from proxy.sessions.law import apply, check
+from steno.contracts.chat import Job, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest
+from steno.contracts.records import SamplingPolicy
+from steno_proxy.sessions.law import apply, check
 from tests.unit.sessions.agent import TOOLS
 
 STRICT = {"type": "function", "function": {"name": "edit", "strict": True}}

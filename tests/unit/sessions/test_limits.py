@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.records import Counts, Limits
-from proxy.sessions.limits import spent, timed_out, tokens_left, wall_left_s, without_room
+from steno.contracts.records import Counts, Limits
+from steno_proxy.sessions.limits import spent, timed_out, tokens_left, wall_left_s, without_room
 from tests.unit.sessions.agent import session
 
 SPENDING = session().model_copy(

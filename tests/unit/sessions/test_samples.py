@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import pytest
 
-from proxy.contracts.records import (
+from steno.contracts.records import (  # fmt: skip
     Timings,
     TokenSpan,
     Turn,
@@ -15,8 +15,8 @@ from proxy.contracts.records import (
     bytes_to_ids,
     floats_to_bytes,
     ids_to_bytes,
-)  # fmt: skip
-from proxy.sessions.samples import samples as sample_list
+)
+from steno_proxy.sessions.samples import samples as sample_list
 from tests.unit.sessions.agent import session
 
 
@@ -57,6 +57,7 @@ def test_one_path_is_one_sample_of_exact_concatenations():
     logprobs = bytes_to_floats(sample.sampling_logprobs).tolist()
     assert [None if math.isnan(x) else x for x in logprobs] == [None] * 3 + [-0.5, -1.5, None, -0.5, -1.5, -2.5]
     assert (sample.leaf_id, sample.turn_ids, sample.reward, sample.group_id) == ("t1", ["t0", "t1"], 0.0, "g")
+    assert [(span.version, span.start, span.end) for span in sample.spans] == [("run/1", 3, 5), ("run/1", 6, 9)]
 
 
 def test_a_token_on_two_paths_is_trained_in_the_first():
@@ -139,8 +140,8 @@ def test_synthetic_sessions_have_samples_and_nothing_to_train():
         ({"sampling_logprobs": floats_to_bytes([math.inf, -math.inf])}, "not a finite number"),
         ({"sampling_logprobs": floats_to_bytes([-1.0, 0.5])}, "a log-probability of 0.5"),
         ({"prompt_tokens": 4}, "4 prompt tokens, but 3"),
-        ({"prompt_digest": bytes(16)}, "not what is recorded"),
-        ({"completion_ids": b"12345"}, "whole int32s"),
+        ({"prompt_digest": bytes(16)}, "its prompt differs from the ids recorded"),
+        ({"completion_ids": b"12345"}, "whole number of int32"),
         ({"versions": []}, "versions are known for 0 of 2"),
         ({"versions": [TokenSpan(version="a", start=1, end=2)]}, "gap or overlap at token 0"),
         ({"constrained": [(1, 3)]}, "constrained range 1..3"),

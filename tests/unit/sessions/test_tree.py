@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from proxy.contracts.errors import StenoError
-from proxy.contracts.records import ForkReason, IndexRow
-from proxy.sessions.normalise import message_digest, options_digest, tools_digest
-from proxy.sessions.tree import Recognition, Tree
+from steno.contracts.errors import StenoError
+from steno.contracts.records import ForkReason, IndexRow
+from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.tree import Recognition, Tree
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, system, tool, user
 
 START = [system("You fix bugs."), user("Fix it.")]
@@ -24,41 +24,34 @@ def talked(turns: int = 3) -> tuple[Recorded, list]:
 
 
 def test_the_first_turn_is_a_root_without_a_reason():
-    assert Recorded().look(START) == Recognition(-1, 0, [], None, -1)
+    assert Recorded().look(START) == Recognition(-1, 0, None)
 
 
 def test_a_continuation_covers_all_but_the_new_messages():
     recorded, messages = talked()
-    assert recorded.look(messages) == Recognition(2, len(messages) - 1, [0, 1, 2], None, -1)
+    assert recorded.look(messages) == Recognition(2, len(messages) - 1, None)
 
 
 def test_a_request_that_ends_with_the_reply_itself_continues_it_with_nothing_new():
     recorded, messages = talked()
-    assert recorded.look(messages[:-1]) == Recognition(2, len(messages) - 1, [0, 1, 2], None, -1)
+    assert recorded.look(messages[:-1]) == Recognition(2, len(messages) - 1, None)
 
 
-def test_the_same_request_again_is_a_sibling_and_names_its_twin():
+def test_the_same_request_again_is_a_sibling():
     recorded, messages = talked()
     recorded.say(messages, "done")
     found = recorded.look(messages)
-    assert (found.parent, found.fork_reason, found.same_as) == (2, ForkReason.SIBLING, 3)
-    assert recorded.look(START)[3:] == (ForkReason.SIBLING, 0)
-
-
-def test_a_twin_is_the_newest_that_is_not_partial():
-    recorded, messages = talked()
-    recorded.say(messages, "done")
+    assert (found.parent, found.fork_reason) == (2, ForkReason.SIBLING)
+    assert recorded.look(START).fork_reason == ForkReason.SIBLING
     recorded.say(messages, "do", partial=True)
-    assert recorded.look(messages).same_as == 3
-    recorded.say(messages, "done, again")
-    assert recorded.look(messages).same_as == 5
+    assert recorded.look(messages) == found
 
 
 def test_another_message_to_the_same_parent_diverges():
     recorded, messages = talked()
     recorded.say(messages, "done")
     found = recorded.look([*messages[:-1], {**messages[-1], "content": "other output"}])
-    assert (found.parent, found.fork_reason, found.same_as) == (2, ForkReason.DIVERGED, -1)
+    assert (found.parent, found.fork_reason) == (2, ForkReason.DIVERGED)
 
 
 def test_a_reply_dropped_with_nothing_after_it_diverges():
@@ -68,7 +61,7 @@ def test_a_reply_dropped_with_nothing_after_it_diverges():
     assert (found.parent, found.fork_reason) == (2, ForkReason.DIVERGED)
     alone = Recorded()
     alone.say(START, "unusable")
-    assert alone.look([*START, user("Again.")])[:4] == (-1, 0, [], ForkReason.DIVERGED)
+    assert alone.look([*START, user("Again.")]) == (-1, 0, ForkReason.DIVERGED)
 
 
 def test_a_sub_agent_or_compaction_under_the_same_system_prompt_is_a_new_conversation():
@@ -197,12 +190,12 @@ def test_a_partial_turn_can_be_gone_on_from_but_not_without_a_token():
 
 def test_a_root_made_because_it_could_not_be_rendered_is_found_again():
     recorded, messages = talked()
-    for number in (3, 4):
+    for _ in range(2):
         asked = recorded.ask(messages)
         reason = ForkReason.RENDER_REFUSED
-        asked.found = asked.found._replace(parent=-1, prefix_messages=0, path=[], fork_reason=reason)
+        asked.found = asked.found._replace(parent=-1, prefix_messages=0, fork_reason=reason)
         recorded.commit(asked, "done")
-        assert recorded.look(messages) == Recognition(2, len(messages) - 1, [0, 1, 2], None, number)
+        assert recorded.look(messages) == Recognition(2, len(messages) - 1, None)
 
 
 def test_the_tree_knows_its_turns():
@@ -243,7 +236,6 @@ def test_work_does_not_grow_with_the_session():
         (recorded.tree._trie, "_edges"),
         (recorded.tree._history, "_replies"),
         (recorded.tree, "_best"),
-        (recorded.tree, "_twins"),
     ):
         setattr(owner, name, Counting(getattr(owner, name)))
     recorded.look(request)
@@ -266,4 +258,4 @@ def test_all_turns_that_were_asked_exactly_this_are_found_newest_first():
     assert tree.asked([*digests, digests[0]], tools, options) == []
     assert tree.asked(digests, tools_digest([TOOLS[0]] * 3), options) == []
     assert (tree.gone_on(2), tree.gone_on(3)) == (True, False)
-    assert tree.shared([*digests, digests[0]])[0] == len(digests)
+    assert tree.along([*digests, digests[0]], 0, len(digests) + 1, 0, b"", b"")[0] == len(digests)

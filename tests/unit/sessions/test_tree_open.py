@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.records import OPEN, ForkReason, IndexRow
-from proxy.sessions.normalise import message_digest, options_digest, tools_digest
-from proxy.sessions.tree import Recognition, Tree
+from steno.contracts.records import OPEN, ForkReason, IndexRow
+from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.tree import Recognition, Tree
 
 USER = {"role": "user", "content": "hi"}
 TEXT = {"role": "assistant", "content": "so far"}
@@ -35,9 +35,11 @@ def test_a_turn_that_runs_has_a_place_and_no_end() -> None:
     assert tree.add(row(0, [USER], TEXT, finish=OPEN), running=True) == 0
     assert look(tree, USER, TEXT, USER).parent == -1
     assert look(tree, USER).fork_reason == ForkReason.SIBLING, "it was asked"
-    tree.settle(0, row(0, [USER], WHOLE, finish="tool_calls"))
+    longer = msgspec.structs.replace(row(0, [USER], WHOLE, finish="tool_calls"), path_tokens=11)
+    tree.settle(0, longer)
+    assert tree.tokens[0] == 11, "and not the 9 that it was saved with"
     assert look(tree, USER, TEXT, USER).parent == -1, "what it said on the way was never its end"
-    assert look(tree, USER, WHOLE, USER)[:4] == (0, 2, [0], None)
+    assert look(tree, USER, WHOLE, USER) == (0, 2, None)
     assert (tree.finishes[0], tree.partial(0), tree.own_call_ids(0)) == ("tool_calls", False, ("",))
 
 
@@ -45,7 +47,7 @@ def test_one_that_stays_open_can_be_gone_on_from_by_who_reads_it() -> None:
     """Its proxy is dead: for everybody else it is a partial turn."""
     tree = Tree()
     tree.add(row(0, [USER], TEXT, finish=OPEN))
-    assert look(tree, USER, TEXT, USER)[:4] == (0, 2, [0], None)
+    assert look(tree, USER, TEXT, USER) == (0, 2, None)
     assert tree.partial(0)
 
 

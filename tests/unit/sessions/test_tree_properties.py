@@ -12,10 +12,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.sessions.call_ids import echoed_ids
-from proxy.sessions.normalise import message_digest, options_digest, tools_digest
-from proxy.sessions.samples import samples
-from proxy.sessions.tree import Tree
+from steno_proxy.sessions.call_ids import echoed_ids
+from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.samples import samples
+from steno_proxy.sessions.tree import Tree
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, session, system, tool, user
 from tests.unit.sessions.oracle import Oracle
 
@@ -113,7 +113,7 @@ def test_the_tree_finds_what_an_exhaustive_search_finds(seed):
         asked = recorded.ask(messages, *context)
         assert tuple(asked.found) == oracle.recognise(*asked_as(messages, *context))
         if rng.random() < unrest / 4:
-            asked.found = asked.found._replace(parent=-1, prefix_messages=0, path=[])  # the worker could not render it
+            asked.found = asked.found._replace(parent=-1, prefix_messages=0)  # the worker could not render it
         calls = [("bash", rng.choice(ARGUMENTS)) for _ in range(rng.choice([0, 1, 1, 2]))]
         # siblings that run at the same time often say the same
         flying += [(asked, rng.choice(WORDS), calls)] * rng.choice([1, 1, 1, 2, 3])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.contracts.records import IndexRow, Timings, TokenSpan, Turn
-from proxy.store.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
-from proxy.store.head import Head, head_from_hash, head_to_hash, session_of
-from proxy.store.text import pack, text, to_json, unpack
+from steno.contracts.records import IndexRow, Timings, TokenSpan, Turn
+from steno_proxy.store.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
+from steno_proxy.store.head import Head, head_from_hash, head_to_hash, session_of
+from steno_proxy.store.texts import pack, text, to_json, unpack
 from tests.support.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
@@ -158,7 +158,7 @@ def test_format_1_is_read_as_it_was_written() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert read_back(golden["stored"]) == (
         [LATER | turn for turn in golden["turns"]],
-        {"key_generation": 1} | golden["session"],
+        {"key_generation": 1, "notes": None} | golden["session"],
     )
     assert path_ids([bytes.fromhex(raw) for raw in golden["stored"]["ids"]]).hex() == golden["path_ids"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from proxy.store.memory import MemoryStore
+from steno_proxy.store.memory.store import MemoryStore
 from tests.support.lease_history import STEPS, Play, Step, history
 
 

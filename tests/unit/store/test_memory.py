@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from proxy.contracts.errors import NotFound
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import NotFound
+from steno_proxy.store.memory.store import MemoryStore
 from tests.support.account_contract import AccountContract
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import conversation, session

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.errors import NotFound
-from proxy.store.memory import MemoryStore
-from proxy.store.policies import SUPERSEDED_TTL_S
+from steno.contracts.errors import NotFound
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.store.policies import SUPERSEDED_TTL_S
 from tests.support.policy_contract import PolicyContract, spec
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, ResponseError
 
-from proxy.contracts.errors import StoreUnavailable
-from proxy.store.redis_batch import BATCH_BYTES, BATCH_COMMANDS, LANES, Batches
+from steno.contracts.errors import StoreUnavailable
+from steno_proxy.store.redis.batch import BATCH_BYTES, BATCH_COMMANDS, LANES, Batches
 
 Reply = Any
 
@@ -78,6 +78,24 @@ async def test_what_is_asked_while_the_lanes_are_busy_leaves_together() -> None:
     assert await asyncio.gather(*early) == [[("E", n)] for n in range(LANES)]
     assert await asyncio.gather(*late) == [[("L", n), ("M", n)] for n in range(20)]
     assert len(server.trips) == LANES + 1
+
+
+async def test_who_asks_again_when_all_lanes_end_at_once_is_sent() -> None:
+    server = Server()
+    server.gate.clear()
+    batches = Batches(server, 1.0)
+
+    async def twice() -> list[Reply]:
+        await batches.submit([("A",)])
+        return await batches.submit([("B",)])
+
+    first = asyncio.create_task(twice())
+    await settle()
+    others = await occupy(batches)
+    server.gate.set()  # all lanes are answered in one round of the loop, and the first caller goes on before a callback of theirs
+    async with asyncio.timeout(30):
+        assert await first == [("B",)]
+    await asyncio.gather(*others)
 
 
 async def test_a_batch_is_bounded_in_commands_and_in_bytes() -> None:

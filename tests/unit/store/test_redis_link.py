@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.errors import StoreUnavailable
-from proxy.store.redis_link import RedisLink
+from steno.contracts.errors import StoreUnavailable
+from steno_proxy.store.redis.link import RedisLink
 
 
 def link() -> RedisLink:

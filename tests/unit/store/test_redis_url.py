@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from proxy.store.redis_url import RedisUrl, read_redis_url
+from steno.contracts.errors import ConfigError
+from steno_proxy.config import ProxySettings
+from steno_proxy.redis_url import RedisUrl, address_of, home_of, read_redis_url
 
 
 @pytest.mark.parametrize(
@@ -74,3 +78,54 @@ def test_what_is_refused_names_the_setting(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         read_redis_url(url)
     assert refused.value.field == "redis_url"
+
+
+@pytest.mark.parametrize(
+    ("address", "urls"),
+    [
+        ("h:6379/0", ["redis://h", "redis://u:pw@H:6379/0", "rediss://:other@h?ssl_cert_reqs=none", "redis://h?db=0"]),
+        ("h:1/2", ["redis://h:1/2", "redis://h:1?db=2"]),
+        ("localhost:6379/0", ["redis://localhost", "redis://127.0.0.1:6379", "redis://[::1]/0"]),
+        ("/run/redis.sock/1", ["unix:///run/redis.sock?db=1", "unix://u:pw@/run/redis.sock?db=1"]),
+        ("a:1,b:6379/0", ["redis+cluster://a:1,b", "redis+cluster://u:pw@b:6379,a:1/0"]),
+        (
+            "a:26379,b:26379/main/3",
+            ["redis+sentinel://b,a/main/3", "redis+sentinel://:pw@a,b/main/3?sentinel_password=s"],
+        ),
+    ],
+)
+def test_urls_of_one_redis_have_one_address_and_one_archive(address: str, urls: list[str], tmp_path: Path) -> None:
+    assert {address_of(url) for url in urls} == {address}
+    folders = {ProxySettings(redis_url=url, keys_dir=tmp_path).archive_url for url in urls}
+    assert len(folders) == 1 and Path(str(folders.pop())).parent == tmp_path / "archive"
+
+
+def test_each_redis_has_an_archive_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    urls = [
+        "redis://h",
+        "redis://h/1",
+        "redis://h:1",
+        "redis://i",
+        "redis+sentinel://h/a",
+        "redis+sentinel://h/b",
+        "unix:///h",
+    ]
+    urls += [f"redis+cluster://{'h' * 300}{number}" for number in range(2)]
+    folders = [Path(str(ProxySettings(redis_url=url).archive_url)) for url in urls]
+    assert len(set(folders)) == len(urls)
+    assert {folder.parent for folder in folders} == {tmp_path / "steno" / "archive"}
+    assert all(len(folder.name) < 100 for folder in folders)
+    assert ProxySettings(redis_url="redis://h", archive="s3://b").archive_url == "s3://b"
+
+
+def test_localhost_is_another_redis_on_another_machine() -> None:
+    assert home_of("redis://h") == "h:6379/0"
+    assert home_of("redis://127.0.0.1") == f"localhost:6379/0 on {socket.gethostname()}"
+    assert home_of("unix:///run/redis.sock") == f"/run/redis.sock/0 on {socket.gethostname()}"
+
+
+def test_no_test_has_its_archive_in_the_users_home() -> None:
+    """`data_home` of tests/conftest.py."""
+    folder = Path(str(ProxySettings(redis_url="redis://h").archive_url))
+    assert not folder.is_relative_to(Path.home() / ".local")

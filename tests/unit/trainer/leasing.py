@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from proxy.contracts.errors import StenoError
-from proxy.contracts.leases import Lease, LeaseRequest
-from proxy.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, Turn
-from proxy.contracts.rest import SampleList, UnreadableTurn
+from steno.contracts.errors import StenoError
+from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, Turn
+from steno.contracts.rest import SampleList, UnreadableTurn
 
 
 @dataclass

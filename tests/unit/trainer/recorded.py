@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from proxy.contracts.records import Sample, Session, Timings, TokenSpan, Turn, floats_to_bytes, ids_to_bytes
-from proxy.sessions.samples import samples
+from steno.contracts.records import Sample, Session, Timings, TokenSpan, Turn, floats_to_bytes, ids_to_bytes
+from steno_proxy.sessions.samples import samples
 
 VOCABULARY = 50
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from trainer_bridge.batch import Row
-from trainer_bridge.staleness import Verdict
+from steno_trainer.data.rows import Row
+from steno_trainer.data.staleness import Verdict
 
 
-def row(
-    trial_id: str, tokens: int, trained: list[int], *, group_id: str = "g", leaf_id: str = "l", seed: int = 0
-) -> Row:
+def row(trial_id: str, tokens: int, trained: list[int], *, group_id: str = "g", seed: int = 0) -> Row:
     """trained: positions."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.zeros(tokens, dtype=torch.bool)
     mask[trained] = True
     return Row(
-        trial_id=trial_id, group_id=group_id, leaf_id=leaf_id, reward=1.0,
+        trial_id=trial_id, group_id=group_id,
         token_ids_T=torch.randint(0, 50, (tokens,), generator=generator), loss_mask_T=mask,
         sampling_logprobs_T=torch.where(mask, -torch.rand(tokens, generator=generator), torch.nan),
         temperatures_T=torch.ones(tokens), version_T=torch.where(mask, 0, -1), versions=("a/0",), verdict=Verdict(None),

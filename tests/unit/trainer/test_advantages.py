@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_bridge.advantages import Estimator, Scored, group_advantages
-from trainer_bridge.errors import BadBatch
-from trainer_bridge.ledger import Reason
+from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.ledger import Reason
+from steno_trainer.errors import BadBatch
 
 
 def scored(group: str, *rewards: float) -> list[Scored]:
@@ -88,6 +88,24 @@ def test_a_reward_that_can_not_be_computed_with_drops_its_group_alone(reward, es
 def test_a_trial_has_one_reward_however_many_samples_it_forked_into():
     with pytest.raises(BadBatch, match="more than one reward"):
         group_advantages([*scored("g", 0.0, 1.0), Scored("g.0", "g", 0.0)], Estimator.GRPO)
+
+
+def test_a_batchs_std_is_that_of_rewards_with_their_shaping():
+    trials = [
+        Scored("a.0", "a", 0.0),
+        Scored("a.1", "a", 1.0, -0.5),
+        Scored("b.0", "b", 3.0, -1.0),
+        Scored("b.1", "b", 5.0),
+    ]
+    found = group_advantages(trials, Estimator.GRPO_BATCH_STD)
+    batch = [0.0, 0.5, 2.0, 5.0]
+    assert [found.by_trial[trial.trial_id] for trial in trials] == pytest.approx(
+        [
+            *reference(batch[:2], Estimator.GRPO_BATCH_STD, batch),
+            *reference(batch[2:], Estimator.GRPO_BATCH_STD, batch),
+        ],
+        rel=1e-12,
+    )
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=20), st.sampled_from(Estimator), st.randoms())

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.aggregation import Aggregation, Part, Silent, token_weights
-from trainer_bridge.errors import BadBatch
+from steno.contracts.errors import ConfigError
+from steno_trainer.errors import BadBatch
+from steno_trainer.objective.aggregation import Aggregation, Part, Silent, token_weights
 
 FORKED = [Part("a", 3), Part("b", 4), Part("a", 5), Part("c", 0), Part("a", 0)]
 

@@ -9,12 +9,12 @@ import struct
 import pytest
 import torch
 
-from proxy.contracts.records import SampledRange, TokenSpan, bytes_to_ids
+from steno.contracts.records import SampledRange, TokenSpan, bytes_to_ids
+from steno_trainer.data.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_missing, received
+from steno_trainer.data.rows import Terms, drop_groups, read_samples
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.errors import LedgerImbalance
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
-from trainer_bridge.batch import Terms, drop_groups, read_samples
-from trainer_bridge.errors import LedgerImbalance
-from trainer_bridge.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_missing, received
-from trainer_bridge.staleness import History, Version
 
 HISTORY = History((Version("base", 0), Version("a", 5)))
 TERMS = Terms(HISTORY, max_staleness_steps=4, max_tokens=1000, vocabulary=VOCABULARY)
@@ -37,14 +37,14 @@ def test_a_row_is_the_sample_as_tensors():
     recording = Recording()
     first = recording.turn(None, 3, 2, version="a/4")
     recording.turn(first, 1, 3, version="a/5", law={"temperature": 0.5})
-    [row], ledger = read(recording, reward=0.25)
+    [row], ledger = read(recording)
     [sample] = recording.samples()
     assert row.token_ids_T.tolist() == bytes_to_ids(sample.token_ids).tolist()
     assert row.loss_mask_T.tolist() == [False] * 3 + [True] * 2 + [False] + [True] * 3
     assert row.sampling_logprobs_T[row.loss_mask_T].isfinite().all()
     assert row.sampling_logprobs_T[~row.loss_mask_T].isnan().all()
     assert row.temperatures_T.tolist() == [1.0] * 6 + [0.5] * 3
-    assert (row.reward, row.trial_id, row.group_id, row.tokens, row.trained_tokens) == (0.25, "g.0", "g", 9, 5)
+    assert (row.trial_id, row.group_id, row.tokens, row.trained_tokens) == ("g.0", "g", 9, 5)
     assert row.trained_by_version() == {"a/4": 2, "a/5": 3}
     assert (row.verdict.staleness_steps, row.verdict.in_flight_steps, row.verdict.queue_steps) == (1, 1, 0)
     assert ledger.total().untrained == {}

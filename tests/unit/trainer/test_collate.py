@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from steno_trainer.data.ledger import Account, Ledger, Reason
+from steno_trainer.data.rows import Terms, read_samples
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.errors import BadBatch
+from steno_trainer.objective.aggregation import Aggregation
+from steno_trainer.objective.ratios import Level
+from steno_trainer.packing.collate import DUMMY_TOKENS, book, collate
+from steno_trainer.packing.plan import CostModel
+from steno_trainer.step.step_plan import Batch, Layout, Orders, draw_up
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
-from trainer_bridge.aggregation import Aggregation
-from trainer_bridge.batch import Terms, read_samples
-from trainer_bridge.collate import DUMMY_TOKENS, book, collate
-from trainer_bridge.errors import BadBatch
-from trainer_bridge.ledger import Account, Ledger, Reason
-from trainer_bridge.orders import Batch, Layout, Orders, draw_up
-from trainer_bridge.packing import CostModel
-from trainer_bridge.ratios import Level
-from trainer_bridge.staleness import History, Version
 
 TERMS = Terms(History((Version("a", 5),)), max_staleness_steps=9, max_tokens=1000, vocabulary=VOCABULARY)
 

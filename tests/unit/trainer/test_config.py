@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.config import TrainerSettings
-from trainer_bridge.engine import learning_rate
-from trainer_bridge.loss import Objective
-from trainer_bridge.mismatch import Correction
-from trainer_bridge.overlong import Overlong
-from trainer_bridge.ratios import Level
-from trainer_bridge.step import objective_of
-from trainer_bridge.zero import OWNED, deepspeed_config, reference_config
+from steno.contracts.errors import ConfigError
+from steno_trainer.config import TrainerSettings
+from steno_trainer.data.overlong import Overlong
+from steno_trainer.model.deepspeed_config import OWNED, deepspeed_config, reference_config
+from steno_trainer.model.zero_engine import learning_rate
+from steno_trainer.objective.loss import Objective
+from steno_trainer.objective.mismatch import Correction
+from steno_trainer.objective.ratios import Level
+from steno_trainer.step.step import objective_of
 
 
 def settings(**fields: Any) -> TrainerSettings:
@@ -37,6 +37,7 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"warmup_steps": 5, "total_steps": 4}, "warmup_steps"),
         ({"offload_parameters": True}, "offload_parameters"),
         ({"reference": "r"}, "reference"),
+        ({"precision": "float32", "reduce_precision": "bfloat16"}, "reduce_precision"),
     ],
 )
 def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -77,6 +78,9 @@ def test_the_made_configuration_says_what_deepspeed_would_guess() -> None:
     assert made["gradient_clipping"] == 0.0
     assert made["zero_optimization"]["stage"] == 3
     assert made["bf16"]["enabled"] and made["data_types"]["grad_accum_dtype"] == "fp32"
+    assert made["communication_data_type"] == "fp32"
+    halved = deepspeed_config(settings(reduce_precision="bfloat16"), cuda=False)
+    assert halved["communication_data_type"] == "bf16"
     assert made["managed_gradient_accumulation"] is False
     assert made["optimizer"]["params"]["torch_adam"]
     assert "optimizer" not in reference_config(made)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_trainer.model.coverage import examine
+from steno_trainer.model.model import PolicyModel, load_model
+from steno_trainer.model.sequence_parallel import take_share
+from steno_trainer.packing.collate import collate
 from tests.unit.trainer.families import ALONE, TINY_CONFIGS, Engine, build
 from tests.unit.trainer.rows import row
-from trainer_bridge.collate import collate
-from trainer_bridge.coverage import examine
-from trainer_bridge.model import PolicyModel, load_model
-from trainer_bridge.sequence import take_share
 
 PACKED = (
     "llama", "qwen2", "qwen3", "phi3", "granite", "cohere", "mistral", "olmo3", "cohere2", "gemma3_text", "mixtral",
@@ -28,7 +28,7 @@ ONE_A_CALL = (
 REFUSED = {
     "gpt_oss": "sinks", "gemma2": "final_logit_softcapping is 30.0", "recurrent_gemma": "logits_soft_cap is 30.0",
     "llama4_text": "attention_chunk_size is 16", "deepseek_v32": "kind indexed_attention", "gpt2": "attn_pdrop is 0.1",
-    "phi": "its head is no plain matrix", "gptj": "not covered",
+    "phi": "its output head is not a plain matrix", "gptj": "not supported",
 }  # fmt: skip
 LONGEST = 256
 PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
@@ -98,7 +98,7 @@ def test_spoiled_weights_are_left_to_the_steps_own_check(tmp_path: Path) -> None
     model = load("qwen3", tmp_path)
     with torch.no_grad():
         model.lm.model.layers[0].mlp.up_proj.weight.fill_(torch.inf)
-    assert ask(model) == "its log-probabilities are no numbers"
+    assert ask(model) == "its log-probabilities are NaN or infinite"
 
 
 def test_logits_that_are_bent_in_a_way_that_nobody_named_are_refused(tmp_path: Path) -> None:

@@ -20,24 +20,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy import leasing
-from proxy.contracts.errors import Superseded, Unreachable
-from proxy.contracts.leases import Lease, LeaseRequest, RunView
-from proxy.contracts.records import Turn, ids_to_bytes
-from proxy.contracts.rest import SampleList
-from proxy.sessions.samples import samples
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import Superseded, Unreachable
+from steno.contracts.leases import Lease, LeaseRequest, RunView
+from steno.contracts.records import Turn, ids_to_bytes
+from steno.contracts.rest import SampleList
+from steno_proxy.api import lease_wait
+from steno_proxy.sessions.samples import samples
+from steno_proxy.store.memory.store import MemoryStore
+from steno_rollouts.admission import admissible_groups
+from steno_trainer.checkpoints.checkpoint import RunState
+from steno_trainer.checkpoints.lineages import Lineages
+from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.ledger import Ledger
+from steno_trainer.data.staleness import FIRST, History, Version
+from steno_trainer.run import loop as loop_module
+from steno_trainer.run.loop import Limits, Loop, State
+from steno_trainer.run_config import RunSettings
+from steno_trainer.step.step import StepReport
+from steno_trainer.step.step_plan import Batch
 from tests.support.groups import end, group, speak
-from trainer_bridge import loop as loop_module
-from trainer_bridge.checkpoint import RunState
-from trainer_bridge.feed import Feed
-from trainer_bridge.ledger import Ledger
-from trainer_bridge.lineages import Lineages
-from trainer_bridge.loop import Limits, Loop, State
-from trainer_bridge.orders import Batch
-from trainer_bridge.run_config import RunSettings
-from trainer_bridge.staleness import FIRST, History, Version, admissible_groups
-from trainer_bridge.step import StepReport
 
 RUN, PER_STEP, BOUND, STEPS, ALL_S = "r", 2, 1, 8, 30.0
 POINTS = (
@@ -116,7 +117,7 @@ class Life:
         while not found:
             await self.point("asking")
             await self.world.agents()
-            found = await leasing.lease(
+            found = await lease_wait.lease(
                 self.world.store.runs, request.model_copy(update={"wait_s": 0.0}), _stays, lambda: self.world.now,
                 epoch=self.epoch,
             )  # fmt: skip

@@ -7,14 +7,14 @@ import asyncio
 
 import pytest
 
-from proxy.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreachable
-from proxy.contracts.records import Timings, TokenSpan, Turn
-from proxy.contracts.rest import UnreadableTurn
+from steno.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreachable
+from steno.contracts.records import Timings, TokenSpan, Turn
+from steno.contracts.rest import UnreadableTurn
+from steno_trainer.data import lease_feed as feed_module
+from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.ledger import Reason
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy, lease
-from trainer_bridge import feed as feed_module
-from trainer_bridge.feed import Feed
-from trainer_bridge.ledger import Reason
 
 
 def feed_of(proxy: FakeProxy, **options: object) -> Feed:

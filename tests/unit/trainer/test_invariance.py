@@ -18,18 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.ledger import Ledger, received
+from steno_trainer.data.rows import Terms, drop_groups, read_samples
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.model.logprobs import LogprobHead
+from steno_trainer.objective.aggregation import Aggregation, Part, token_weights
+from steno_trainer.objective.loss import Objective, Tokens, means, policy_loss
+from steno_trainer.objective.mismatch import Correction, Mismatch
+from steno_trainer.objective.ratios import Level, Sequences
+from steno_trainer.packing.collate import book, collate
+from steno_trainer.packing.plan import CostModel, Item, plan_step
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
-from trainer_bridge.advantages import Estimator, Scored, group_advantages
-from trainer_bridge.aggregation import Aggregation, Part, token_weights
-from trainer_bridge.batch import Terms, drop_groups, read_samples
-from trainer_bridge.collate import book, collate
-from trainer_bridge.ledger import Ledger, received
-from trainer_bridge.logprobs import LogprobHead
-from trainer_bridge.loss import Objective, Tokens, means, policy_loss
-from trainer_bridge.mismatch import Correction, Mismatch
-from trainer_bridge.packing import CostModel, Item, plan_step
-from trainer_bridge.ratios import Level, Sequences
-from trainer_bridge.staleness import History, Version
 
 D = 5
 TERMS = Terms(History((Version("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
@@ -80,7 +80,8 @@ def prepared(seed, mode):
     for version, tokens in received(turns).items():
         ledger.sampled(version, tokens)
     rows = read_samples(samples, TERMS, ledger)
-    rewards = {row.trial_id: Scored(row.trial_id, row.group_id, row.reward) for row in rows}
+    reward_of = {sample.trial_id: sample.reward for sample in samples}
+    rewards = {row.trial_id: Scored(row.trial_id, row.group_id, reward_of[row.trial_id]) for row in rows}
     advantages = group_advantages(rewards.values(), Estimator.GRPO)
     rows = drop_groups(rows, advantages.dropped, ledger)
     parts = [Part(row.trial_id, row.trained_tokens) for row in rows]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from proxy.contracts.records import Timings, TokenSpan, Turn, ids_to_bytes
-from trainer_bridge.errors import LedgerImbalance, TrainerError
-from trainer_bridge.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, received
+from steno.contracts.records import Timings, TokenSpan, Turn, ids_to_bytes
+from steno_trainer.data.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_missing, received
+from steno_trainer.errors import LedgerImbalance, TrainerError
+
+
+def turn(tokens: int, *spans: tuple[str, int, int], **fields: Any) -> Turn:
+    """Args: spans: (version, start, end) in sampled tokens."""
+    return Turn(
+        completion_ids=ids_to_bytes(list(range(tokens))), timings=Timings(queued=0.0),
+        versions=[TokenSpan(version=v, start=a, end=b) for v, a, b in spans], **{"turn_id": "t", **fields},
+    )  # fmt: skip
 
 
 def balanced() -> Ledger:
@@ -107,11 +117,23 @@ def test_what_is_no_ledger_is_refused(raw):
 
 
 def test_received_counts_the_record_by_version():
-    def turn(tokens, *spans):
-        return Turn(
-            turn_id="t", completion_ids=ids_to_bytes(list(range(tokens))), timings=Timings(queued=0.0),
-            versions=[TokenSpan(version=v, start=a, end=b) for v, a, b in spans],
-        )  # fmt: skip
-
     turns = [turn(5, ("a/1", 0, 2), ("a/2", 2, 5)), turn(3, ("a/2", 0, 3)), turn(2), turn(0)]
     assert received(turns) == {"a/1": 2, "a/2": 6, UNKNOWN_VERSION: 2}
+
+
+def test_what_no_sample_holds_is_booked_only_where_the_record_says_why():
+    turns = [
+        turn(2, ("a/1", 0, 2), turn_id="replaced", superseded_by="other"),
+        turn(3, ("a/1", 0, 3), turn_id="broken"),
+        turn(4, ("a/2", 0, 4), turn_id="lost"),
+    ]
+    ledger = Ledger()
+    for version, tokens in received(turns).items():
+        ledger.sampled(version, tokens)
+    book_missing(turns, [], {"broken"}, ledger)
+    assert ledger.accounts() == {
+        "a/1": Account(5, 0, {Reason.SUPERSEDED: 2, Reason.UNREADABLE: 3}),
+        "a/2": Account(4, 0, {}),
+    }
+    with pytest.raises(LedgerImbalance, match=r"a/2: 4 sampled, 0 trained, 0 not trained, 0 in hand \(\+4\)$"):
+        ledger.check()

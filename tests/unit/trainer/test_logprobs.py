@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer_bridge.errors import BadBatch
-from trainer_bridge.logprobs import LogprobHead, token_logprobs
+from steno_trainer.errors import BadBatch
+from steno_trainer.model.logprobs import LogprobHead, token_logprobs
 
 N, D, V = 23, 6, 37
 

@@ -15,23 +15,24 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import Forbidden, Superseded
-from proxy.contracts.leases import Lease, LeaseRequest
-from proxy.contracts.records import Group
+from steno.contracts.errors import Forbidden, Superseded
+from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.records import Group
+from steno_rollouts.admission import admissible_groups
+from steno_trainer.data import lease_feed as feed_module
+from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.ledger import Ledger, Reason
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.errors import NotFinite, PushFailed
+from steno_trainer.run import loop as loop_module
+from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Limits, Loop, State
+from steno_trainer.run_config import RunSettings
+from steno_trainer.step.assemble import says_something
+from steno_trainer.step.step import StepReport
+from steno_trainer.step.step_plan import Batch
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
-from trainer_bridge import feed as feed_module
-from trainer_bridge import loop as loop_module
-from trainer_bridge.assemble import says_something
-from trainer_bridge.errors import NotFinite, PushFailed
-from trainer_bridge.feed import Feed
-from trainer_bridge.ledger import Ledger, Reason
-from trainer_bridge.loop import LEFT_OUT, MOST_SKIPPED, Limits, Loop, State
-from trainer_bridge.orders import Batch
-from trainer_bridge.run_config import RunSettings
-from trainer_bridge.staleness import History, Version, admissible_groups
-from trainer_bridge.step import StepReport
 
 GROUPS_PER_STEP = 2
 ALL_S = 60.0
@@ -47,6 +48,7 @@ class World(FakeProxy):
     served: str = "base/0"
     started: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    last: int | None = None  # groups that there are in all
     numbers: Any = field(default_factory=itertools.count)
     rewards: dict[str, float] = field(default_factory=dict)  # of a group's second trial, where it is not 1
 
@@ -54,9 +56,15 @@ class World(FakeProxy):
     def in_hand(self) -> int:
         return len(self.started) - len(self.used)
 
+    @property
+    def over(self) -> bool:
+        return self.last is not None and len(self.started) >= self.last
+
     def admit(self) -> None:
         room = admissible_groups(in_hand=self.in_hand, groups_per_step=GROUPS_PER_STEP, max_staleness_steps=self.bound)
         for _ in range(room):
+            if self.over:
+                return
             self.serve(self._rolled_out(f"g{next(self.numbers)}"))
 
     def _rolled_out(self, group_id: str) -> Lease:
@@ -78,7 +86,7 @@ class World(FakeProxy):
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         while not self.ready:
             self.admit()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01 if self.over else 0)
         return await super().lease(request)
 
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False) -> None:
@@ -173,8 +181,9 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
     state = State("r", History((Version("base", 0), Version("a", 0))))
 
     async def run(run_id: str) -> Any:
-        groups = SimpleNamespace(in_hand=world.in_hand, running=0, ready=0, leased=0, used=len(world.used))
-        return SimpleNamespace(groups=groups)
+        waiting = len(world.ready)
+        groups = SimpleNamespace(in_hand=world.in_hand, running=0, ready=waiting, leased=0, used=0)
+        return SimpleNamespace(groups=groups, rollouts_over=world.over)
 
     counts = says_something if settings.dynamic_sampling else lambda lease: True
     feed = Feed(
@@ -351,3 +360,19 @@ async def test_it_ends_whatever_it_waits_for(state: str) -> None:
         loop.stop()
         await asyncio.wait_for(running, ALL_S)
     assert set(crew.trained) <= crew.durable, "all of it is saved"
+
+
+@pytest.mark.parametrize("last", [0, 3, 4])
+@pytest.mark.parametrize("alike", [0, 3], ids=["all differ", "one of three differs"])
+async def test_rollouts_that_are_over_end_the_run_with_all_that_there_is(
+    last: int, alike: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "OVER_S", 0.01)
+    world = World(last=last, alike=alike)
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, total_steps=50, checkpoint_every=50, dynamic_sampling=bool(alike)) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    silent = [name for name in world.started if alike and int(name[1:]) % alike]
+    assert len(world.started) == last
+    assert sorted(crew.trained) == sorted(set(world.started) - set(silent)), "an incomplete step is one"
+    assert sorted(world.acknowledged) == sorted(world.started) == sorted(crew.durable)

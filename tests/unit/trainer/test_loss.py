@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.errors import BadBatch
-from trainer_bridge.loss import MAXIMA, MEANS, Objective, Tokens, means, policy_loss
-from trainer_bridge.mismatch import Correction, Mismatch, correct
+from steno.contracts.errors import ConfigError
+from steno_trainer.errors import BadBatch
+from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, means, policy_loss
+from steno_trainer.objective.mismatch import Correction, Mismatch, correct
 
 N = 64
 
@@ -254,7 +254,7 @@ def test_shapes_and_settings_that_do_not_fit_are_refused():
         policy_loss(Objective(), tokens, logprobs[:-1], entropies)
     with pytest.raises(BadBatch, match=r"float64 mask"):
         policy_loss(Objective(), replace(tokens, loss_mask_N=tokens.weights_N), logprobs, entropies)
-    with pytest.raises(BadBatch, match="no log-probabilities of the reference"):
+    with pytest.raises(BadBatch, match="no reference log-probabilities"):
         policy_loss(Objective(reference_kl=0.1), tokens, logprobs, entropies)
     for wrong in ({"clip_low": -0.1}, {"reference_kl": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -24,13 +24,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_trainer.config import TrainerSettings
+from steno_trainer.model import attention
+from steno_trainer.model.attention import Segments
+from steno_trainer.model.deepspeed_config import deepspeed_config
+from steno_trainer.model.memory_estimate import GIB, SAMPLES, Choice, Machine, Shape, estimate, longest_sample, table
 from tests.unit.trainer.families import TINY_CONFIGS
-from trainer_bridge import attention
-from trainer_bridge.attention import Segments
-from trainer_bridge.config import TrainerSettings
-from trainer_bridge.memory import GIB, SAMPLES, Choice, Machine, Shape, estimate, longest_sample, table
-from trainer_bridge.zero import deepspeed_config
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = {
@@ -114,6 +114,15 @@ def test_every_choice_takes_what_it_should_off_the_gpu() -> None:
     assert fits <= 80 * GIB < fits + 20 * GIB
 
 
+def test_what_nccl_holds_is_counted_and_a_head_is_larger_than_a_buffer() -> None:
+    shape = SAMPLES["7b"][1]
+    with_it, without = (estimate(shape, Machine(), Choice(nccl=nccl), 1024).gpu["nccl"] for nccl in (True, False))
+    head = 2.0 * shape.head_parameters
+    assert without == 0 and with_it == 256 * 2**20 + 6 * head > 2 * GIB
+    small = estimate(replace(shape, vocabulary=1000), Machine(), Choice(nccl=True), 1024).gpu["nccl"]
+    assert small == pytest.approx(256 * 2**20 + 4 * 256 * 2**20, rel=0.02)
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_configuration_is_one_that_its_estimate_carries(name: str) -> None:
     settings = TrainerSettings.load({}, ROOT / f"deploy/deepspeed/{name}.yaml")
@@ -134,7 +143,9 @@ def test_a_sample_configuration_is_one_that_its_estimate_carries(name: str) -> N
 
 
 def test_the_table_in_the_docs_is_the_one_that_is_computed() -> None:
-    assert table() in (ROOT / "docs/training.md").read_text(), "run python -m trainer_bridge.memory"
+    assert table() in (ROOT / "docs/trainer-operations.md").read_text(), (
+        "run python -m steno_trainer.model.memory_estimate"
+    )
 
 
 def test_a_models_own_configuration_is_read() -> None:

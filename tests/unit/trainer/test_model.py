@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_trainer.errors import BadBatch
+from steno_trainer.model.attention import Segments, packed_attention
+from steno_trainer.model.model import cost_model, load_model
+from steno_trainer.model.sequence_parallel import take_share
+from steno_trainer.packing.collate import collate
 from tests.unit.trainer.rows import row
-from trainer_bridge.attention import Segments, packed_attention
-from trainer_bridge.collate import collate
-from trainer_bridge.errors import BadBatch
-from trainer_bridge.model import cost_model, load_model
-from trainer_bridge.sequence import take_share
 
 TINY = str(Path(__file__).resolve().parents[3] / "steno/models/tiny")
 ROWS = [row("a", 9, [3, 8]), row("b", 5, [1, 2, 4], seed=1), row("c", 2, [1], seed=2)]
@@ -99,9 +99,9 @@ def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
 def test_attention_that_is_not_covered_is_an_error(asked) -> None:
     segments = Segments((0, 4), torch.tensor([0, 4], dtype=torch.int32))
     x = torch.zeros(1, 2, 4, 8)
-    with pytest.raises(BadBatch, match="not covered"):
+    with pytest.raises(BadBatch, match="not supported"):
         packed_attention(nn.Module(), x, x, x, None, segments=segments, **asked)
-    with pytest.raises(BadBatch, match="does not hand"):
+    with pytest.raises(BadBatch, match="does not pass"):
         packed_attention(nn.Module(), x, x, x, None)
 
 

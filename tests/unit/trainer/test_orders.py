@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from steno_trainer.data.advantages import Estimator, Scored
+from steno_trainer.data.ledger import Ledger, Reason
+from steno_trainer.errors import BadBatch, BadPlan
+from steno_trainer.objective.aggregation import Aggregation
+from steno_trainer.packing.plan import CostModel
+from steno_trainer.step.step_plan import Batch, Layout, Orders, draw_up, make_batch
 from tests.unit.trainer.rows import row
-from trainer_bridge.advantages import Estimator, Scored
-from trainer_bridge.aggregation import Aggregation
-from trainer_bridge.errors import BadBatch, BadPlan
-from trainer_bridge.ledger import Ledger, Reason
-from trainer_bridge.orders import Batch, Layout, Orders, draw_up, make_batch
-from trainer_bridge.packing import CostModel
 
 LAYOUT = Layout(
     packs=2, budget_tokens=30, chunk_tokens=4, aggregation=Aggregation.ROLLOUT_MEAN, constant_tokens=None,
     cost=CostModel(10.0, 1.0, 5.0),
 )  # fmt: skip
-ROWS = [row(f"t{i // 2}", 8 + i, [3, 4, 5 + i], leaf_id=str(i), seed=i) for i in range(8)]
+ROWS = [row(f"t{i // 2}", 8 + i, [3, 4, 5 + i], seed=i) for i in range(8)]
 BATCH = Batch(ROWS, {f"t{i}": float(i) - 1.5 for i in range(4)})
 
 
@@ -30,7 +30,7 @@ def test_every_rank_reads_what_the_first_one_drew_up() -> None:
     rows = read.rows()
     read.check(rows)
     for ours, theirs in zip(rows, ROWS, strict=True):
-        assert (ours.trial_id, ours.leaf_id, ours.versions) == (theirs.trial_id, theirs.leaf_id, theirs.versions)
+        assert (ours.trial_id, ours.versions) == (theirs.trial_id, theirs.versions)
         for name in ("token_ids_T", "loss_mask_T", "sampling_logprobs_T", "temperatures_T", "version_T"):
             mine, sent = getattr(ours, name), getattr(theirs, name)
             assert mine.dtype == sent.dtype

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.leases import Lease
-from proxy.contracts.records import Group, Sample, SampledRange, Session
+from steno.contracts.leases import Lease
+from steno.contracts.records import Group, Sample, SampledRange, Session
+from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.lease_feed import Leased
+from steno_trainer.data.ledger import Ledger, Reason
+from steno_trainer.data.overlong import Overlong, OverlongFiltering
+from steno_trainer.data.rows import Terms
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.step.assemble import Assembled, assemble
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
-from trainer_bridge.advantages import Estimator, Scored, group_advantages
-from trainer_bridge.assemble import Assembled, assemble
-from trainer_bridge.batch import Terms
-from trainer_bridge.feed import Leased
-from trainer_bridge.ledger import Ledger, Reason
-from trainer_bridge.overlong import Overlong, OverlongFiltering
-from trainer_bridge.staleness import History, Version
 
 TERMS = Terms(History((Version("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
 OFF, COMPLETION, TRIAL = OverlongFiltering

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.errors import BadPlan
-from trainer_bridge.packing import CostModel, Item, MicroBatch, Plan, plan_step
+from steno.contracts.errors import ConfigError
+from steno_trainer.errors import BadPlan
+from steno_trainer.packing.plan import CostModel, Item, MicroBatch, Plan, plan_step
 
 COST = CostModel.of(parameters=7_000_000_000, layers=28, attention_width=3584, hidden=3584, vocabulary=152_064)
 BUDGET = 4096
@@ -52,6 +52,15 @@ def test_samples_that_share_no_call_are_as_many_calls(items, ranks):
     made.check(items)
     assert all(len(batch.items) <= 1 for batches in made.ranks for batch in batches)
     assert len(made.chunks) == max(1, -(-len(items) // ranks))
+
+
+def test_samples_that_share_no_call_are_as_many_calls_also_where_they_cost_nothing():
+    """A micro-batch that costs nothing is as cheap as an empty one."""
+    head_only = CostModel(per_token=0.0, per_pair=0.0, per_trained=1.0)
+    items = [Item(10, trained) for trained in (0, 3, 0, 0, 1)]
+    made = plan_step(items, ranks=2, budget_tokens=BUDGET, chunk_tokens=64, cost=head_only, alone=True)
+    assert [len(batches) for batches in made.ranks] == [3, 3]
+    assert sorted(batch.items for batches in made.ranks for batch in batches) == [(), (0,), (1,), (2,), (3,), (4,)]
 
 
 def test_the_same_samples_give_the_same_plan():
@@ -100,6 +109,22 @@ def test_balance_is_of_flops_not_of_tokens():
     assert with_long.items == (0,)
 
 
+def test_a_micro_batch_without_room_for_one_sample_gets_a_smaller_one():
+    """By cost, the square of the tokens: 7 goes alone, 3 + 3 + 3 together, where 2 has no room, but 1 has. Nothing beats 53: at
+    least two tokens of the others' twelve must go with the 7."""
+    squares = CostModel(per_token=0.0, per_pair=1.0, per_trained=0.0)
+    items = [Item(tokens, 0) for tokens in (7, 3, 3, 3, 2, 1)]
+    made = plan_step(items, ranks=2, budget_tokens=10, chunk_tokens=1, cost=squares)
+    assert len(made.chunks) == 1
+    assert sorted(sum(squares.flops(items[i]) for i in batches[0].items) for batches in made.ranks) == [28, 53]
+
+
+def test_the_rank_with_the_least_work_so_far_gets_the_most_expensive_of_the_next_round():
+    linear = CostModel(per_token=1.0, per_pair=0.0, per_trained=0.0)
+    made = plan_step([Item(n, 0) for n in (10, 8, 7, 6)], ranks=2, budget_tokens=10, chunk_tokens=1, cost=linear)
+    assert [[batch.tokens for batch in batches] for batches in made.ranks] == [[10, 6], [8, 7]]
+
+
 def test_few_rounds_as_the_budget_allows():
     assert len(plan([Item(1000, 1)] * 8, ranks=2, budget=4096).chunks) == 1
     assert len(plan([Item(1000, 1)] * 9, ranks=2, budget=4096).chunks) == 2
@@ -121,7 +146,7 @@ def test_a_sample_that_can_not_be_is_refused(item):
 
 @pytest.mark.parametrize("name", ["ranks", "budget", "chunk"])
 def test_numbers_are_positive(name):
-    with pytest.raises(ConfigError, match="must be positive"):
+    with pytest.raises(ConfigError, match="got 0, must be above 0"):
         plan([], **{name: 0})
 
 

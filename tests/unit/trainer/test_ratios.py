@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steno_trainer.model.sequence_parallel import take_share
+from steno_trainer.objective.loss import MEANS, Objective, Tokens, means, policy_loss
+from steno_trainer.objective.mismatch import Correction, Mismatch
+from steno_trainer.objective.ratios import Level, Sequences, importance_ratios
+from steno_trainer.packing.collate import collate
 from tests.unit.trainer.rows import row
-from trainer_bridge.collate import collate
-from trainer_bridge.loss import MEANS, Objective, Tokens, means, policy_loss
-from trainer_bridge.mismatch import Correction, Mismatch
-from trainer_bridge.ratios import Level, Sequences, importance_ratios
-from trainer_bridge.sequence import take_share
 
 GSPO = Objective(clip_low=0.03, clip_high=0.04, mismatch=Mismatch(Correction.OFF))
 

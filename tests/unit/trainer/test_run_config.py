@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.main import Duties
-from trainer_bridge.run_config import RunSettings
-from trainer_bridge.weights.nccl import Nccl
+from steno.contracts.errors import ConfigError
+from steno_trainer.run import main
+from steno_trainer.run.main import Duties
+from steno_trainer.run_config import RunSettings
+from steno_trainer.weights.nccl import Nccl
 
 
 def settings(**fields: Any) -> RunSettings:
@@ -25,6 +27,7 @@ def settings(**fields: Any) -> RunSettings:
         ({"push_every": 3, "max_staleness_steps": 1}, "push_every"),
         ({"transport": "stream", "weights_dir_at_workers": "/w"}, "weights_dir_at_workers"),
         ({"transport": "stream", "nccl_processes": 2}, "nccl_processes"),
+        ({"transport": "stream", "nccl_address": "10.0.0.1"}, "nccl_address"),
     ],
 )
 def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -38,5 +41,33 @@ def test_a_group_over_nccl_has_room_for_every_process_of_an_engine() -> None:
     given.check()
     nccl = Duties._transport(SimpleNamespace(_settings=given, _ranks=None))  # type: ignore[arg-type]
     assert isinstance(nccl, Nccl)
-    nccl._workers, nccl._address = (lambda: {"a": 1.0, "b": 1.0}), "127.0.0.1"
+    nccl._workers, nccl._address = (lambda: {"a": 1.0, "b": 1.0}), lambda: "127.0.0.1"
     assert '"world_size":9' in nccl._meet() and '"rank_offsets":{"a":1,"b":5}' in nccl._meet()
+
+
+def test_workers_that_can_not_meet_over_nccl_end_the_start_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Proxy:
+        """Its one worker dialled from another network."""
+
+        def __init__(self, *args: Any, **options: Any) -> None: ...
+        def __enter__(self) -> Proxy:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def workers(self) -> list[dict[str, Any]]:
+            return [{"id": "far", "address": "198.51.100.7"}]
+
+    told: list[bytes] = []
+    monkeypatch.setattr(main, "Steno", Proxy)
+    monkeypatch.setattr(main.Hold, "take", lambda *args, **options: main.Hold(Proxy(), "r", "t", None))  # type: ignore[arg-type]
+    monkeypatch.setattr(main, "meeting_address", partial(main.meeting_address, route=lambda peer: "192.0.2.1"))
+    given = settings(transport="nccl", nccl_address="127.0.0.1")
+    ranks: Any = SimpleNamespace(share=told.append)
+    refused = pytest.raises(
+        ConfigError, match=r"127\.0\.0\.1 is a loopback address, but worker far is on another machine"
+    )
+    with refused, main._hold(given, ranks, "lineage"):
+        raise AssertionError("it went on to load the model")
+    assert told == [b""], "the other ranks end too"

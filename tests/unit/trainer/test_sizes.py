@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import ConfigError
-from trainer_bridge.memory import Shape
-from trainer_bridge.model import cost_model
-from trainer_bridge.sizes import sizes_of, skeleton
+from steno.contracts.errors import ConfigError
+from steno_trainer.model.memory_estimate import Shape
+from steno_trainer.model.model import cost_model
+from steno_trainer.model.sizes import sizes_of, skeleton
 
 _QWEN3 = {"vocab_size": 151936, "tie_word_embeddings": False, "head_dim": 128, "num_attention_heads": 32}
 PUBLIC: dict[str, tuple[float, float, dict[str, Any]]] = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.errors import BadRequest, Forbidden, StenoError, Superseded, TrainerAlive, Unreachable
-from proxy.contracts.leases import Tenure
-from trainer_bridge import tenure as tenure_module
-from trainer_bridge.tenure import Hold
+from steno.contracts.errors import BadRequest, Forbidden, StenoError, Superseded, TrainerAlive, Unreachable
+from steno.contracts.leases import Tenure
+from steno_trainer.run import tenure as tenure_module
+from steno_trainer.run.tenure import Hold
 
 WAIT_S = 30.0
 
@@ -94,7 +94,7 @@ def test_a_proxy_that_is_away_is_waited_for_and_one_that_refuses_is_not() -> Non
 
 
 def test_a_proxy_of_an_older_release_has_no_trainers() -> None:
-    proxy = Proxy(BadRequest("POST /runs/r/trainer is not served here: it takes GET (request 1)"))
+    proxy = Proxy(BadRequest("POST /runs/r/trainer is not served here: use GET (request 1)"))
     with take(proxy, []) as hold:
         assert hold.epoch is None
     assert proxy.beats == []

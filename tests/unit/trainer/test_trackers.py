@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from proxy.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError
+from steno_rollouts.evaluation import Evaluation
+from steno_trainer.data.ledger import Account, Ledger, Reason
+from steno_trainer.objective.loss import MAXIMA, MEANS
+from steno_trainer.reporting.metrics import BY_NAME, MEASURES
+from steno_trainer.reporting.trackers import Prometheus, TensorBoard, Trackers, WeightsAndBiases
+from steno_trainer.run.main import train
+from steno_trainer.run_config import RunSettings
+from steno_trainer.step.step import SCALARS
 from tests.support.waiting import until
-from trainer_bridge.ledger import Account, Ledger, Reason
-from trainer_bridge.loss import MAXIMA, MEANS
-from trainer_bridge.measures import BY_NAME, MEASURES
-from trainer_bridge.rollouts.evaluation import Evaluation
-from trainer_bridge.step import SCALARS
-from trainer_bridge.trackers import Prometheus, TensorBoard, Trackers, WeightsAndBiases
 
 VALUES = {"reward/mean": 0.25, "loss": -0.5}
 LEDGER = Account(5, 3, {Reason.STALE: 2})
@@ -108,10 +112,26 @@ def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_what_is_not_installed_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match=r"tensorboardX is not installed") as refused:
         TensorBoard(tmp_path)
     assert refused.value.field == "tensorboard_dir"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"tensorboard_dir": "logs"}, "tensorboard_dir"), ({"eval_every": 1, "eval_config": "eval.yaml"}, "tasks")],
+)
+def test_what_is_missing_is_told_before_the_model_is_looked_for(
+    given: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    (tmp_path / "eval.yaml").write_text("tasks: no-such-folder\ncommand: [agent]\n")
+    settings = RunSettings.load({"model": "no-such-model", "device": "cpu", **given}, None)
+    with pytest.raises(ConfigError) as refused:
+        train(settings)
+    assert refused.value.field == field
 
 
 def _records(data: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""docs/training.md names every reason, metric and mode there is."""
+"""The training pages name every reason, metric and mode there is."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer_bridge.advantages import Estimator
-from trainer_bridge.aggregation import Aggregation
-from trainer_bridge.ledger import UNKNOWN_VERSION, Reason
-from trainer_bridge.loss import MAXIMA, MEANS
-from trainer_bridge.mismatch import Correction
-from trainer_bridge.overlong import OverlongFiltering
-from trainer_bridge.ratios import Level
-from trainer_bridge.step import SCALARS
+from steno_trainer.data.advantages import Estimator
+from steno_trainer.data.ledger import UNKNOWN_VERSION, Reason
+from steno_trainer.data.overlong import OverlongFiltering
+from steno_trainer.objective.aggregation import Aggregation
+from steno_trainer.objective.loss import MAXIMA, MEANS
+from steno_trainer.objective.mismatch import Correction
+from steno_trainer.objective.ratios import Level
+from steno_trainer.step.step import SCALARS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+TRAINING = (DOCS / "training.md").read_text()
+PAGES = TRAINING + (DOCS / "objective.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -23,9 +25,9 @@ PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
     [Reason, MEANS + MAXIMA, SCALARS, Estimator, Aggregation, Correction, Level, OverlongFiltering, [UNKNOWN_VERSION]],
 )
 def test_every_name_that_a_user_meets_is_explained(names):
-    assert [name for name in names if f"`{name}`" not in PAGE] == []
+    assert [name for name in names if f"`{name}`" not in PAGES] == []
 
 
 def test_every_reason_has_its_row():
-    rows = {line.split("`")[1] for line in PAGE.split("## The ledger")[1].splitlines() if line.startswith("| `")}
+    rows = {line.split("`")[1] for line in TRAINING.split("## The ledger")[1].splitlines() if line.startswith("| `")}
     assert rows == set(Reason)

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from trainer_bridge.ledger import Account, Reason
-from trainer_bridge.view import View, curve, ledger_line, step_line
+from steno_trainer.data.ledger import Account, Reason
+from steno_trainer.reporting.console import View, curve, ledger_line, step_line
 
 LEDGER = Account(1200, 800, {Reason.CONSTRAINED: 100, Reason.ZERO_VARIANCE: 300})
 VALUES = {"reward/mean": 0.5, "batch/trained_tokens": 800.0, "loss": 0.25}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy import metrics
-from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import EngineFailed, Gone
-from proxy.contracts.frames import Delta, Finish, Started
-from proxy.contracts.records import floats_to_bytes, ids_to_bytes
-from proxy.store.memory import MemoryStore
-from tests.support.choices import Said
+from steno.contracts.chat import Sampling, ToolCallPiece
+from steno.contracts.errors import EngineFailed, Gone, StoreUnavailable
+from steno.contracts.records import floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, Started
+from steno_proxy import metrics
+from steno_proxy.store.memory.store import MemoryStore
+from tests.support.choices import TURN, Said
 
 
 class Slow(MemoryStore):
@@ -84,6 +84,64 @@ async def test_what_arrived_and_nobody_looked_at_is_of_a_turn_that_has_begun_els
         turns = await said.turns(EngineFailed("gone"))
         assert [(turn.partial, turn.completion_tokens) for turn in turns] == ([(True, 2)] if begun else [])
     assert metrics.LATE_TOKENS._value.get() - before == 4
+
+
+async def test_a_break_keeps_the_blocks_that_were_closed_and_all_that_was_sampled() -> None:
+    """I3, I4: the reply on record is what the client has, and the path is as long as its tokens."""
+    said = await Said.begin()
+    said.hear(delta(7, content="a"), delta(8, tool_calls=[ToolCallPiece(0, "{", "", "look")]))
+    await said.choice.saved()
+    [turn] = await said.turns(EngineFailed("gone"))
+    assert turn.reply == {"role": "assistant", "content": "a"}
+    assert turn.completion_tokens == 2
+    [row] = (await said.store.tail("trial", 0)).rows
+    assert (row.path_tokens, row.completion_tokens) == (3, 2)
+
+
+async def test_a_retry_that_begins_again_still_repeats_what_it_repeated() -> None:
+    for repeats in (None, "aaaaaaaaaaaa"):
+        said = await Said.begin()
+        said.choice.facts.retry_of = repeats
+        said.hear(delta(7, content="a"))
+        await said.choice.restart(EngineFailed("gone"), said.choice.plan)
+        [lost] = await said.store.turns("trial")
+        assert lost.partial and lost.retry_of is None and lost.turn_id != TURN
+        assert said.choice.facts.retry_of == (repeats or lost.turn_id)
+
+
+async def test_all_tokens_of_a_turn_that_could_not_be_recorded_are_counted() -> None:
+    """I4. However many of them its client had."""
+    counter = metrics.UNRECORDED_TOKENS.labels(StoreUnavailable.code)
+    before, store = counter._value.get(), Slow(StoreUnavailable("gone"))
+    said = await Said.begin(store)
+    said.hear(delta(7, content="a"), delta(8, content="b"), Finish(1, "stop", 2))
+    said.choice.transcript.delivered = 1
+    store.go.set()
+    with pytest.raises(StoreUnavailable):
+        await said.choice.committed(None)
+    assert counter._value.get() - before == 2
+
+
+async def test_a_turn_is_committed_after_the_write_of_its_open_state() -> None:
+    """The other way round, the store would have the open state last."""
+    store = Slow(None)
+    said = await Said.begin(store)
+    said.hear(delta(7, content="a"), Finish(1, "stop", 1))
+    saving = asyncio.create_task(said.choice.saved())
+    await store.entered.wait()
+    store.entered.clear()
+    committing = asyncio.create_task(said.choice.committed(None))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not store.entered.is_set(), "the commit has overtaken the save"
+    store.go.set()
+    await asyncio.gather(saving, committing)
+    [turn] = await store.turns("trial")
+    assert (turn.finish_reason, turn.partial) == ("stop", False)
+
+
+def delta(token: int, **fields: Any) -> Delta:
+    return Delta(1, ids_to_bytes([token]), floats_to_bytes([-0.5]), "run/1", **fields)
 
 
 async def spoken(store: Slow) -> Said:

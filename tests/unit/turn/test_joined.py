@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy import joined as module
-from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Started
-from proxy.dialects.base import Choice, Dialect, Header, Piece
-from proxy.dialects.chat import Chat
-from proxy.dialects.responses import Responses
-from proxy.joined import Joined, TooSlow
+from steno.contracts.chat import Sampling
+from steno.contracts.errors import EngineFailed
+from steno.contracts.wire.frames import Started
+from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
+from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.turns import joined as module
+from steno_proxy.turns.joined import Joined, TooSlow
 
 STARTED = Started(1, 0, b"", 3, b"", Sampling())
 CHOICE = Choice(0, {"role": "assistant", "content": "abc"}, "stop", 3, 4)

@@ -9,24 +9,28 @@ import pytest
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-import proxy.keys
-from proxy.config import ProxySettings
-from proxy.contracts.errors import ConfigError, Forbidden, Unauthorized
-from proxy.keys import Keyring, check_generation, key_of
+from steno.contracts.errors import ConfigError, Forbidden, Unauthorized
+from steno_proxy.auth import keys as keys_module
+from steno_proxy.auth.keys import Keyring, check_generation, key_of
+from steno_proxy.config import ProxySettings
 
 
 def test_each_key_opens_its_own_thing_only() -> None:
     keys = Keyring("admin")
-    agent, harness = keys.agent_key("a"), keys.harness_key("a")
-    assert agent and harness
+    agent, harness, run = keys.agent_key("a"), keys.harness_key("a"), keys.run_key("a")
+    assert agent and harness and run
     keys.check_agent(agent.encode(), "a")
     keys.check_harness(harness.encode(), "a")
     keys.check_harness(b"admin", "a")
     keys.check_admin(b"admin")
-    for wrong in (agent, harness, "", "x", "é"):
+    keys.check_harness(run.encode(), None, "a")
+    for wrong in (agent, harness, run, "", "x", "é"):
         with pytest.raises((Forbidden, Unauthorized)):
             keys.check_admin(wrong.encode())
-    for key in (harness, "admin"):
+    for key, group_id, run_id in ((run, "a", None), (run, "a", "b"), (harness, None, "a"), (agent, "a", "a")):
+        with pytest.raises(Forbidden):
+            keys.check_harness(key.encode(), group_id, run_id)
+    for key in (harness, run, "admin"):
         with pytest.raises(Forbidden):
             keys.check_agent(key.encode(), "a")
     with pytest.raises(Forbidden):
@@ -37,6 +41,28 @@ def test_each_key_opens_its_own_thing_only() -> None:
         keys.check_harness(harness.encode(), None)
     with pytest.raises(Unauthorized):
         keys.check_agent(None, "a")
+
+
+def test_a_metrics_key_opens_the_metrics_alone() -> None:
+    keys = Keyring("admin", None, None, "m1\nm2")
+    for good in (b"m1", b"m2", b"admin"):
+        keys.check_metrics(good)
+    for key in ("m1", "m2"):
+        with pytest.raises(Forbidden):
+            keys.check_admin(key.encode())
+        with pytest.raises(Forbidden):
+            keys.check_harness(key.encode(), "g")
+        with pytest.raises(Forbidden):
+            keys.check_agent(key.encode(), "a")
+        assert not keys.is_worker(key)
+    for wrong in (None, b"m3", (keys.agent_key("a") or "").encode(), (keys.harness_key("g") or "").encode()):
+        with pytest.raises((Forbidden, Unauthorized)):
+            keys.check_metrics(wrong)
+    keys.replace("admin", None, None, "m2")
+    with pytest.raises(Forbidden):
+        keys.check_metrics(b"m1")
+    with pytest.raises(Forbidden):
+        Keyring("admin").check_metrics(b"m1")
 
 
 def test_what_a_key_did_not_open_is_counted_by_plane() -> None:
@@ -135,8 +161,8 @@ def test_a_later_generation_is_another_key_and_says_which_it_is() -> None:
 
 def test_every_comparison_of_a_key_is_of_constant_time() -> None:
     """By construction: `hmac.compare_digest`, over all candidates, and no other comparison."""
-    source = inspect.getsource(proxy.keys)
-    assert "hmac.compare_digest(key, candidate)" in inspect.getsource(proxy.keys._is_one_of)
+    source = inspect.getsource(keys_module)
+    assert "hmac.compare_digest(key, candidate)" in inspect.getsource(keys_module._is_one_of)
     for line in source.splitlines():
         assert not re.search(r"\bkey\b\s*(==|!=|in)\s", line) or "for key in" in line or "(key in" in line, line
     for method in (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy import leasing
-from proxy.contracts.leases import LeaseRequest
-from proxy.store.memory import MemoryStore
+from steno.contracts.leases import LeaseRequest
+from steno_proxy.api import lease_wait
+from steno_proxy.store.memory.store import MemoryStore
 from tests.support.groups import RUN, end, finished, group, speak
 
 
@@ -47,7 +47,7 @@ async def lease(
     **fields: Any,
 ) -> list[str]:
     request = LeaseRequest(run_id=RUN, consumer="t", **fields)
-    return [one.group.group_id for one in await leasing.lease(store.runs, request, gone, clock, stopping)]
+    return [one.group.group_id for one in await lease_wait.lease(store.runs, request, gone, clock, stopping)]
 
 
 async def test_enough_are_answered_at_once(store: Counting) -> None:

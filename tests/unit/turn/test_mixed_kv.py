@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish
-from proxy.contracts.records import floats_to_bytes, ids_to_bytes
-from proxy.sessions.samples import samples
+from steno.contracts.errors import EngineFailed
+from steno.contracts.records import floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish
+from steno_proxy.sessions.samples import samples
 from tests.support.choices import Said, stream
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
-from proxy.paths import Paths
-from proxy.store.base import Path
+from steno_proxy.session_cache.path_cache import Paths
+from steno_proxy.store.interface import Path
 
 REPLY = {"role": "assistant", "content": "x"}
 

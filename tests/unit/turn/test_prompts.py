@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contracts.records import IndexRow, ids_to_bytes
-from proxy.prompts import IDS, TEXT, PromptIndex, digests
+from steno.contracts.records import IndexRow, ids_to_bytes
+from steno_proxy.sessions.prompt_index import IDS, TEXT, PromptIndex, digests
 
 
 def row(number: int, prompt: bytes, path: bytes, parent: int = -1, kind: bytes = IDS) -> IndexRow:

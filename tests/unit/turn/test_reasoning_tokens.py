@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.canonical import Sampling, ToolCallPiece
-from proxy.contracts.frames import Delta, Finish, ModelCard, Started
-from proxy.contracts.records import floats_to_bytes, ids_to_bytes
-from proxy.transcript import Transcript
+from steno.contracts.chat import Sampling, ToolCallPiece
+from steno.contracts.records import floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, ModelCard, Started
+from steno_proxy.turns.transcript import Transcript
 
 Said = tuple[int, str, str, bool]  # tokens, reasoning, content, a tool call
 

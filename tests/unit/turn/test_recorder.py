@@ -7,12 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
-from proxy.contracts.errors import Gone, NotFound
-from proxy.contracts.records import OPEN, IndexRow, Session, Timings, Turn
-from proxy.recorder import Recorder
-from proxy.recording import OPEN_WAIT_S
-from proxy.sessions.normalise import message_digest
-from proxy.store.memory import MemoryStore
+from steno.contracts.errors import Gone, NotFound
+from steno.contracts.records import OPEN, IndexRow, Session, Timings, Turn
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.session_state import OPEN_WAIT_S
+from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.store.memory.store import MemoryStore
 
 USER = {"role": "user", "content": "hi"}
 
@@ -107,6 +107,53 @@ async def test_an_open_turn_that_runs_here_is_in_the_tree_once_it_has_ended() ->
     await here.enter("t")
     assert await here.commit(recording, *turn_and_row(0)) == 0
     assert (recording.tree.finishes, recording.running, recording.elsewhere) == (["stop", "stop"], {}, {})
+
+
+async def test_tokens_that_were_saved_while_a_turn_was_open_count_once() -> None:
+    """A trial's limit on tokens is held against them (I8)."""
+    here = recorder(MemoryStore())
+    recording = await here.enter("t")
+    for (turn, row), tokens in ((open_turn(0), 3), (open_turn(0), 3), (turn_and_row(0), 5)):
+        await here.commit(recording, turn, msgspec.structs.replace(row, completion_tokens=tokens))
+        assert recording.tokens == tokens
+
+
+async def test_an_open_turn_after_rows_that_are_not_read_yet_waits_for_them() -> None:
+    store = MemoryStore()
+    one, two = recorder(store), recorder(store)
+    here, there = await one.enter("t"), await two.enter("t")
+    await one.commit(here, *turn_and_row(0))
+    assert await two.commit(there, *open_turn(1)) == 1
+    assert there.turns == 0
+    await two.enter("t")
+    assert (there.tree.ids, there.running) == (["000000000000", "000000000001"], {"000000000001": 1})
+
+
+class GrowsMeanwhile(MemoryStore):
+    """A turn that grows after its row was read, once `rival` says how."""
+
+    rival: tuple[Turn, IndexRow] | None = None
+
+    async def turns(self, trial_id: str, **options):  # type: ignore[no-untyped-def]
+        if self.rival is not None:
+            (turn, row), self.rival = self.rival, None
+            await self.commit(trial_id, turn, row, now=1.0)
+        return await super().turns(trial_id, **options)
+
+
+async def test_a_turn_that_grows_while_it_is_sealed_is_left_as_it_is() -> None:
+    """What its proxy has recorded since must not be undone (I4)."""
+    store = GrowsMeanwhile()
+    one, two = recorder(store), recorder(store)
+    turn, row = open_turn(0)
+    await one.commit(await one.enter("t"), turn, row)
+    there = await two.enter("t")
+    longer = turn.model_copy(update={"completion_ids": bytes(8), "sampling_logprobs": bytes(8)})
+    store.rival = longer, msgspec.structs.replace(row, completion_tokens=2, path_tokens=2)
+    await two.seal(there, 0)
+    assert (there.tree.finishes, there.tree.tokens[0]) == ([OPEN], 2)
+    [on_record] = await store.turns("t")
+    assert (on_record.finish_reason, on_record.completion_tokens) == (OPEN, 2)
 
 
 async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole() -> None:

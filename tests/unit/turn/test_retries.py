@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.contracts.canonical import CanonicalRequest, Job, ResponseFormat
-from proxy.plan import Plan
-from proxy.retries import Sought, retries_so_far
+from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat
+from steno_proxy.turns.continuation import Plan
+from steno_proxy.turns.retry_matching import Sought, retries_so_far
 
 
 @pytest.mark.parametrize(

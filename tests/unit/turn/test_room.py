@@ -9,16 +9,16 @@ import time
 
 import pytest
 
-from proxy.contracts.errors import BudgetSpent
-from proxy.contracts.frames import ModelCard
-from proxy.contracts.records import Limits, Session
-from proxy.dialects.chat import Chat
-from proxy.hub import Hub, RelaySettings
-from proxy.pace import LARGE_BYTES
-from proxy.recorder import Recorder
-from proxy.store.memory import MemoryStore
-from proxy.streams import Stream
-from proxy.turn import Turns
+from steno.contracts.errors import BudgetSpent
+from steno.contracts.records import Limits, Session
+from steno.contracts.wire.frames import ModelCard
+from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.pace import LARGE_BYTES
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.service import Turns
+from steno_proxy.workers.hub import Hub, RelaySettings
+from steno_proxy.workers.stream import Stream
 
 
 class Client:

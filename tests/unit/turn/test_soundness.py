@@ -7,11 +7,11 @@ from hashlib import blake2b
 
 import pytest
 
-from proxy.contracts.canonical import Job, Sampling, TokenLogprob
-from proxy.contracts.errors import UnsoundOutput
-from proxy.contracts.frames import Delta, Generate, ModelCard, Started
-from proxy.contracts.records import MOST_LOGPROB, floats_to_bytes, ids_to_bytes
-from proxy.soundness import Asked, check_delta, check_started
+from steno.contracts.chat import Job, Sampling, TokenLogprob
+from steno.contracts.errors import UnsoundOutput
+from steno.contracts.records import MOST_LOGPROB, floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Generate, ModelCard, Started
+from steno_proxy.workers.soundness import Asked, check_delta, check_started
 
 CARD = ModelCard("m", 100, vocabulary_size=10)
 PREFIX, NEW = ids_to_bytes([1, 2]), ids_to_bytes([3])
@@ -30,7 +30,7 @@ def delta(ids: list[int], logprobs: list[float] | None = None) -> Delta:
 def test_an_attempt_that_goes_on_may_sample_the_rest() -> None:
     assert [Asked.of(generate(*given)).most_tokens for given in ((None, 3), (5, 0), (5, 3), (5, 7))] == [None, 5, 2, 0]
     check_delta(delta([1, 2]), 0, Asked.of(generate(5, 3)), CARD)
-    with pytest.raises(UnsoundOutput, match="more than the 2 tokens"):
+    with pytest.raises(UnsoundOutput, match=r"more tokens than max_tokens \(2\)"):
         check_delta(delta([1, 2]), 1, Asked.of(generate(5, 3)), CARD)
 
 
@@ -40,7 +40,7 @@ def test_one_number_that_can_not_be_is_found_wherever_it_stands(place: int, valu
     values = [-0.5, 0.0, -3e38]
     check_delta(delta([1, 2, 9], values), 0, Asked(), CARD)
     values[place] = value
-    with pytest.raises(UnsoundOutput, match="no log-probability"):
+    with pytest.raises(UnsoundOutput, match="must be finite and at most"):
         check_delta(delta([1, 2, 9], values), 0, Asked(), CARD)
 
 
@@ -54,6 +54,13 @@ def test_ids_are_held_against_a_vocabulary_that_is_known() -> None:
     for wrong in ([10], [0, -1]):
         with pytest.raises(UnsoundOutput, match="a token id of"):
             check_delta(delta(wrong), 0, Asked(), CARD)
+
+
+def test_a_prompt_is_no_longer_than_the_models_context() -> None:
+    kept, most = ids_to_bytes([1] * 60), ids_to_bytes([2] * 40)
+    check_started(Started(1, 60, most, 100, b"", Sampling()), Asked(kept), CARD)
+    with pytest.raises(UnsoundOutput, match="a prompt of 101 tokens, the model's context is 100"):
+        check_started(Started(1, 60, most + NEW, 101, b"", Sampling()), Asked(kept), CARD)
 
 
 def test_a_prompts_digest_is_of_the_prefix_that_it_keeps_and_what_is_new() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.canonical import RECORDED, CanonicalRequest, Job, Message
-from proxy.contracts.errors import BadRequest
-from proxy.contracts.records import IndexRow, Timings, Turn
-from proxy.recorder import Recorder
-from proxy.sessions.normalise import message_digest
-from proxy.store.memory import MemoryStore
-from proxy.stored import whole
+from steno.contracts.chat import RECORDED, CanonicalRequest, Job, Message
+from steno.contracts.errors import BadRequest
+from steno.contracts.records import IndexRow, Timings, Turn
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.stored_responses import whole
 
 USER: Message = {"role": "user", "content": "hi"}
 

@@ -6,18 +6,18 @@ import time
 
 import pytest
 
-from proxy.contracts.canonical import CanonicalRequest, Job, Sampling, ToolCallPiece
-from proxy.contracts.errors import Conflict, EngineFailed, ProtocolError, TooManyRequests
-from proxy.contracts.frames import Delta, Failed, Finish, ModelCard, Started
-from proxy.contracts.records import Session, Turn, ids_to_bytes
-from proxy.pace import Pace
-from proxy.plan import plan
-from proxy.record import Facts, turn_of
-from proxy.recorder import Recorder
-from proxy.sessions.samples import samples
-from proxy.store.memory import MemoryStore
-from proxy.streams import MAX_RETRY_AFTER_S, Stream, rebuild
-from proxy.transcript import Transcript
+from steno.contracts.chat import CanonicalRequest, Job, Sampling, ToolCallPiece
+from steno.contracts.errors import Conflict, EngineFailed, ProtocolError, TooManyRequests
+from steno.contracts.records import Session, Turn, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Failed, Finish, ModelCard, Started
+from steno_proxy.pace import Pace
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.sessions.samples import samples
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.continuation import plan
+from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.turn_record import Facts, turn_of
+from steno_proxy.workers.stream import MAX_RETRY_AFTER_S, Stream, rebuild
 
 CARD = ModelCard("upstream", 1000, text_only=True)
 FINISH = Finish(1, "stop", 7, prompt_tokens=30, reasoning_tokens=2, cached_tokens=12)

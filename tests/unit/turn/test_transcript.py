@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contracts.canonical import Sampling, ToolCallPiece
-from proxy.contracts.errors import EngineFailed
-from proxy.contracts.frames import Delta, Finish, ModelCard, Shown, Started
-from proxy.contracts.records import TokenSpan, bytes_to_ids, floats_to_bytes, ids_to_bytes
-from proxy.transcript import Transcript
+from steno.contracts.chat import Sampling, ToolCallPiece
+from steno.contracts.errors import EngineFailed
+from steno.contracts.records import TokenSpan, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes
+from steno.contracts.wire.frames import Delta, Finish, ModelCard, Shown, Started
+from steno_proxy.turns.transcript import Transcript
 
 TURN = "0123456789ab"
 
@@ -20,7 +20,12 @@ def pad(law: Sampling | None = None, *, constrained: bool = False, **card: bool)
 
 
 def delta(ids: list[int], version: str = "base/0", **fields: object) -> Delta:
-    return Delta(0, ids_to_bytes(ids), floats_to_bytes([-0.5] * len(ids)), version, **fields)  # type: ignore[arg-type]
+    """Each id is drawn at a log-probability of its own."""
+    return Delta(0, ids_to_bytes(ids), floats_to_bytes(drawn(ids)), version, **fields)  # type: ignore[arg-type]
+
+
+def drawn(ids: list[int]) -> list[float]:
+    return [-0.5 * id_ for id_ in ids]
 
 
 def test_ids_versions_and_text_accumulate() -> None:
@@ -29,6 +34,7 @@ def test_ids_versions_and_text_accumulate() -> None:
         transcript.take(event)
     transcript.take(Finish(0, "stop", 4))
     assert bytes_to_ids(bytes(transcript.ids)).tolist() == [1, 2, 3, 4]
+    assert bytes_to_floats(bytes(transcript.logprobs)).tolist() == drawn([1, 2, 3, 4])
     spans = [TokenSpan(version="base/0", start=0, end=3), TokenSpan(version="base/1", start=3, end=4)]
     assert transcript.versions() == spans
     assert transcript.message() == {"role": "assistant", "content": "ab", "reasoning_content": "r"}
@@ -112,6 +118,7 @@ def test_another_worker_goes_on_after_the_same_prompt_and_nothing_of_the_first_i
     transcript.take(delta([4, 5], "base/1", tool_calls=[ToolCallPiece(0, '": 1}')]))
     transcript.take(Finish(0, "tool_calls", 2))
     assert bytes_to_ids(bytes(transcript.ids)).tolist() == [1, 2, 3, 4, 5]
+    assert bytes_to_floats(bytes(transcript.logprobs)).tolist() == drawn([1, 2, 3, 4, 5])
     assert transcript.versions() == [
         TokenSpan(version="base/0", start=0, end=3),
         TokenSpan(version="base/1", start=3, end=5),
@@ -119,14 +126,24 @@ def test_another_worker_goes_on_after_the_same_prompt_and_nothing_of_the_first_i
     [call] = transcript.message()["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": '{"x": 1}'} and transcript.own_call_ids() == ["own"]
     assert transcript.workers == [("first", 0, 3)]
+    transcript.taken_over("second", ModelCard("m", 100))
+    assert transcript.workers == [("first", 0, 3), ("second", 3, 5)]
+
+
+def test_what_a_client_has_is_counted_in_characters() -> None:
+    transcript = pad()
+    for event in (delta([1], reasoning="why"), delta([2], content="four"), delta([3], content="teen")):
+        transcript.take(event)
+    transcript.take(delta([4], tool_calls=[ToolCallPiece(0, '{"at"', "", "f"), ToolCallPiece(0, ": 1}")]))
+    assert transcript.shown() == Shown(3, 8, [9])
 
 
 def test_another_prompt_or_a_wrong_count_of_the_second_part_is_an_error() -> None:
     transcript = pad()
     transcript.take(delta([1, 2]))
     transcript.taken_over("first", ModelCard("m", 100))
-    with pytest.raises(EngineFailed, match="another prompt"):
+    with pytest.raises(EngineFailed, match="different prompt"):
         transcript.take(Started(0, 1, b"", 1, b"other", Sampling()))
     transcript.take(delta([3]))
-    with pytest.raises(EngineFailed, match="sampled 3 tokens and sent 1"):
+    with pytest.raises(EngineFailed, match="completion_tokens: got 3, but the worker sent 1 tokens"):
         transcript.take(Finish(0, "stop", 3))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inference_worker.metrics import WorkerMetrics
-from proxy.metrics import Panel
 from scripts.generate_docs import proxy_metrics
 from scripts.watching import ROWS, dashboard, rule_groups
-from trainer_bridge.trackers import Prometheus
+from steno_proxy.metrics import Panel
+from steno_trainer.reporting.trackers import Prometheus
+from steno_worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 PANELS = [panel for _, panels in ROWS for panel in panels]

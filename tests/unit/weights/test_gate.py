@@ -6,19 +6,19 @@ import asyncio
 
 import pytest
 
-from inference_worker.weights.gate import Gate
-from proxy.contracts.errors import EngineFailed
+from steno.contracts.errors import EngineFailed
+from steno_worker.weights.gate import Gate
 
 
 async def test_only_what_bears_the_new_version_waits() -> None:
     gate = Gate()
     await gate.passed("run/1")
     gate.close("run/1")
-    await gate.passed("base/0")
-    await gate.passed()
-    waiting = asyncio.create_task(gate.passed("run/1"))
+    old, unnamed, waiting = (asyncio.create_task(gate.passed(version)) for version in ("base/0", "", "run/1"))
     await asyncio.sleep(0)
     assert gate.shut and not waiting.done()
+    for passing in (old, unnamed):
+        assert passing.done() and passing.exception() is None
     gate.open()
     await waiting
     assert not gate.shut

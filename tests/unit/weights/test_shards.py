@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.weights.shards import ShardCheck, check_complete, check_manifest
-from proxy.contracts.errors import WeightsRefused
-from proxy.contracts.policy import Manifest
+from steno.contracts.errors import WeightsRefused
+from steno.contracts.policy import Manifest
+from steno_worker.weights.shard_files import ShardCheck, check_complete, check_manifest
 from tests.support.shards import digest, manifest_of, shard_bytes, tensor, two_shards
 
 SHARDS = two_shards()

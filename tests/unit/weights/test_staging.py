@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.weights.staging import Abandoned, StreamStaging, check_folder
-from proxy.contracts.errors import WeightsRefused
+from steno.contracts.errors import WeightsRefused
+from steno_worker.weights.staged_files import Abandoned, StreamStaging, check_folder
 from tests.support.shards import manifest_of, shard_bytes, two_shards, write
 
 SHARDS = two_shards()

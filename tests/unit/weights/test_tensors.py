@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.weights.tensors import check_fits, places_of, read_tensors
-from proxy.contracts.errors import WeightsRefused
+from steno.contracts.errors import WeightsRefused
+from steno_worker.weights.tensors import check_fits, places_of, read_tensors
 from tests.support.trained import export
 
 EMBEDDING = torch.randn(6, 4)

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inference_worker.engines.base import StagedUpdate
-from inference_worker.metrics import WorkerMetrics
-from inference_worker.weights import stager, staging
-from inference_worker.weights import update as one_update
-from inference_worker.weights.updates import Updates
-from proxy.contracts.errors import EngineFailed, ProtocolError, WeightsRefused
-from proxy.contracts.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare, Progress
-from proxy.contracts.policy import UpdateSpec
+from steno.contracts.errors import EngineFailed, ProtocolError, WeightsRefused
+from steno.contracts.policy import UpdateSpec
+from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare, Progress
+from steno_worker.interfaces import StagedUpdate
+from steno_worker.metrics import WorkerMetrics
+from steno_worker.weights import stage, staged_files
+from steno_worker.weights import update_state as one_update
+from steno_worker.weights.update_runner import Updates
 from tests.support.shards import digest, manifest_of, shard_bytes, spec, two_shards, write
+from tests.support.waiting import until
 
 SHARDS = two_shards()
 DATA = {name: shard_bytes(tensors) for name, tensors in SHARDS.items()}
@@ -285,7 +286,7 @@ async def test_a_failed_probe_makes_the_worker_unhealthy_until_it_has_caught_up(
     assert bench.log[-1] == ("base/0", False) and bench.updates.reason.startswith("probe: ")
     assert not bench.updates.healthy
     assert bench.metric("steno_worker_weights_proved") == 0
-    with pytest.raises(EngineFailed, match="not to be used"):  # what was sampled by them does not leave
+    with pytest.raises(EngineFailed, match="the loaded weights are invalid"):  # what was sampled by them does not leave
         await bench.updates.gate.passed()
     bench.engine.scores = [-1.0, -2.0]
     proxy.prepare(update)
@@ -381,7 +382,7 @@ async def test_an_abandoned_update_leaves_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"policy": "other"}, "policy: 'other' is not served here"),
+        ({"policy": "other"}, "policy: got 'other', this worker serves default"),
         ({"probe": {"token_ids": [1, 2, 3], "logprobs": [-1.0]}}, "probe.logprobs"),
     ],
 )
@@ -493,7 +494,7 @@ async def test_nccl_leaves_nothing_to_go_back_to(bench: Bench, caplog: pytest.Lo
     await proxy.until("served")
     await refused(bench, proxy, specs[1], "u2")
     await idle(bench)
-    assert not bench.updates.healthy and "can't go back to run/1: nccl keeps no copy of it" in caplog.text
+    assert not bench.updates.healthy and "can't roll back to run/1: nccl leaves no copy of the weights" in caplog.text
 
 
 async def test_a_small_difference_everywhere_is_refused_where_the_probe_bounds_the_mean(
@@ -522,7 +523,7 @@ async def test_weights_without_a_probe_must_give_numbers(bench: Bench, tmp_path:
     proxy.prepare(folder_spec(tmp_path))
     await proxy.until("ready")
     proxy.tell(Apply("u1"))
-    assert "no numbers" in (await proxy.until("failed")).message
+    assert "log-probabilities are NaN or infinite" in (await proxy.until("failed")).message
 
 
 async def test_a_pipe_in_the_place_of_a_shard_is_refused(bench: Bench, tmp_path: Path) -> None:
@@ -539,14 +540,14 @@ async def test_a_pipe_in_the_place_of_a_shard_is_refused(bench: Bench, tmp_path:
 async def test_a_folder_that_hangs_holds_up_no_later_update(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, answers = staging.open_regular, threading.Event()
+    real, answers = staged_files.open_regular, threading.Event()
 
     def hanging(path: Path) -> FileIO:
         if path.parent.name == "weights-1":
             answers.wait()
         return real(path)
 
-    monkeypatch.setattr(staging, "open_regular", hanging)
+    monkeypatch.setattr(staged_files, "open_regular", hanging)
     proxy = bench.proxy()
     try:
         proxy.prepare(folder_spec(tmp_path, 1))
@@ -556,13 +557,15 @@ async def test_a_folder_that_hangs_holds_up_no_later_update(
         proxy.tell(Apply("u2"))
         await proxy.until("served")
         # Left alone, it is given up with its reason; and not more than some are left behind.
-        monkeypatch.setattr(stager, "STUCK_S", 0.0)
-        monkeypatch.setattr(stager, "REPORT_EVERY_S", 0.001)
+        monkeypatch.setattr(stage, "STUCK_S", 0.0)
+        monkeypatch.setattr(stage, "REPORT_EVERY_S", 0.001)
         hangs = str(tmp_path / "weights-1")
         proxy.prepare(folder_spec(tmp_path, 3).model_copy(update={"location": hangs}), "u3")
         assert "nothing could be read" in (await proxy.until("failed")).message
-        monkeypatch.setattr(stager, "MOST_LEFT", 2)
+        monkeypatch.setattr(stage, "MOST_LEFT", 2)
         other = bench.proxy()
+        of_u2 = f"check {folder_spec(tmp_path, 2).version}"  # has read all, and may not have ended yet
+        await until(lambda: of_u2 not in [thread.name for thread in threading.enumerate()])
         other.prepare(folder_spec(tmp_path, 4), "u4")
         assert "2 earlier readings have not returned" in (await other.until("failed")).message
     finally:

@@ -8,12 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inference_worker.metrics import WorkerMetrics
-from inference_worker.streams import Streams
-from inference_worker.weights.gate import Gate
-from proxy.contracts.canonical import Sampling
-from proxy.contracts.errors import BadRequest, ProtocolError, WorkerLost
-from proxy.contracts.frames import (
+from steno.contracts.chat import Sampling
+from steno.contracts.errors import BadRequest, ContextOverflow, ProtocolError, WorkerLost
+from steno.contracts.wire.frames import (
     Cancel,
     Count,
     Counted,
@@ -27,6 +24,9 @@ from proxy.contracts.frames import (
     Started,
     StreamEvent,
 )
+from steno_worker.metrics import WorkerMetrics
+from steno_worker.relay.generations import Streams
+from steno_worker.weights.gate import Gate
 from tests.support.counting import CountingEngine, job
 from tests.support.outlet import Outlet
 
@@ -75,6 +75,30 @@ async def test_without_credit_nothing_is_pulled_and_credit_goes_on() -> None:
     bench.streams.handle(Credit(1, 100))
     await bench.streams.finished()
     assert bench.deltas() == 14
+
+
+class Lumpy(CountingEngine):
+    """Five tokens at once, then text without any."""
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        yield Started(request.stream, 0, b"", 0, b"", Sampling())
+        yield Delta(request.stream, bytes(20), bytes(20), "base/0", "a")
+        for _ in range(3):
+            yield Delta(request.stream, b"", b"", "base/0", "b")
+        yield Finish(request.stream, "stop", 5)
+
+
+async def test_what_was_overdrawn_is_paid_first_and_text_without_a_token_costs_one() -> None:
+    """As the proxy counts it: a worker that counts otherwise breaks the protocol, or waits for ever."""
+    bench = Bench(Lumpy())
+    bench.start(window=3)
+    for credit, sent in ((0, 1), (1, 1), (1, 1), (1, 2), (1, 3), (100, 4)):
+        if credit:
+            bench.streams.handle(Credit(1, credit))
+        await bench.turns(50)
+        assert bench.deltas() == sent
+    await bench.streams.finished()
+    assert isinstance(bench.frames[-1], Finish)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5, 40])
@@ -183,22 +207,43 @@ async def test_stream_numbers_ascend_and_credit_is_positive() -> None:
 
 async def test_a_count_is_answered_once_whatever_happens() -> None:
     bench = Bench()
-    errors = iter([None, BadRequest("no", field="messages"), ValueError("a surprise")])
+    long = ContextOverflow("long", prompt_tokens=9, context_tokens=8)
+    errors = iter([None, BadRequest("no", field="messages"), ValueError("a surprise"), long])
 
     def before(request: Generate) -> None:
         if error := next(errors):
             raise error
 
     bench.engine.before = before
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         bench.streams.handle(Count(number, job(1)))
     await bench.turns(3)
-    first, second, third = bench.frames
+    first, second, third, fourth = bench.frames
     assert first == Counted(1, len("count"))
     assert second == Failed(2, "invalid_request", "no", "messages")
     assert isinstance(third, Failed) and (third.code, third.stream) == ("engine_failed", 3)
+    assert isinstance(fourth, Failed) and fourth.detail == {"prompt_tokens": 9, "context_tokens": 8}
     with pytest.raises(ProtocolError):
         bench.streams.handle(Count(3, job(1)))
+
+
+class Tokenizing(CountingEngine):
+    async def tokenize(self, asked: Count) -> Counted:
+        if asked.wants != "text":
+            raise BadRequest("no", field="tokens")
+        return Counted(asked.stream, 2, text="two words")
+
+
+async def test_what_a_count_wants_waits_for_room_and_a_number_does_not() -> None:
+    bench = Bench(Tokenizing())
+    bench.outlet.full = True
+    for number, wants in ((1, "text"), (2, ""), (3, "ids")):
+        bench.streams.handle(Count(number, job(1), wants))
+    await bench.turns(5)
+    assert bench.frames == [Counted(2, len("count")), Failed(3, "invalid_request", "no", "tokens")]
+    bench.outlet.empty()
+    await bench.turns(5)
+    assert bench.frames[2:] == [Counted(1, 2, text="two words")]
 
 
 async def test_ids_that_wait_for_their_weights_to_be_proved_when_they_are_cancelled_are_counted() -> None:

@@ -96,7 +96,7 @@ class Target:
         for line in (self.stack.folder / "proxy.log").read_text(errors="replace").split("\n"):
             assert not line or ours.match(line), line
             assert line.isprintable(), ascii(line)
-        assert "not foreseen" not in log and "Traceback" not in log
+        assert "unhandled exception" not in log and "Traceback" not in log
         status = Path(f"/proc/{self.stack.proxy.pid}/status").read_text()
         peak = next(int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM"))
         assert peak < MOST_MB, peak

@@ -54,7 +54,7 @@ def test_streams_that_nobody_reads_or_that_are_torn_down_end(proxy: Target) -> N
 
 
 def test_nothing_that_it_sends_makes_a_line_of_the_log_its_own(proxy: Target) -> None:
-    evil = "x\n2026-01-01 00:00:00,000 INFO proxy.api session victim ended\x1b[31m\u202e\u2028"
+    evil = "x\n2026-01-01 00:00:00,000 INFO steno_proxy.api session victim ended\x1b[31m\u202e\u2028"
     for name in (quote(evil, safe=""), "%0a%0d%1b%5b31m", "%e2%80%ae", "%c2%85", "a" * 5000):
         for path in (
             CHAT,

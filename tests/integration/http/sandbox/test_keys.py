@@ -14,7 +14,8 @@ CONTROL = """GET /sessions|POST /sessions|GET /sessions/victim|GET /sessions/min
 DELETE /sessions/mine|GET /sessions/mine/turns|GET /sessions/victim/turns|GET /sessions/mine/samples|GET /sessions/mine/events
 POST /sessions/mine/complete|POST /sessions/victim/complete|POST /sessions/mine/rotate-key|POST /groups|GET /groups/g
 POST /leases|POST /leases/l/ack|POST /leases/l/release|POST /leases/l/extend|GET /runs/r|GET /workers|GET /policy
-POST /policy/updates|GET /policy/updates/u|PUT /policy/updates/u/shards/s|DELETE /policy/updates/u|GET /metrics"""
+POST /tokenize|POST /policy/updates|GET /policy/updates/u|PUT /policy/updates/u/shards/s|DELETE /policy/updates/u|GET /metrics
+POST /detokenize"""
 
 
 @pytest.mark.parametrize("call", re.split(r"[|\n]", CONTROL))

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from proxy.contracts.errors import NotFound
-from proxy.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
+from steno.contracts.errors import NotFound
+from steno.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
 
 
 class FakeProxy:

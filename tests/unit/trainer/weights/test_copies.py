@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from steno_trainer.data.staleness import Version
+from steno_trainer.errors import CopyFailed
+from steno_trainer.weights import copies as module
+from steno_trainer.weights.copies import Copies, Copy
+from steno_trainer.weights.source import ModelWeights, TensorMeta
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.errors import CopyFailed
-from trainer_bridge.staleness import Version
-from trainer_bridge.weights import copies as module
-from trainer_bridge.weights.copies import Copies, Copy
-from trainer_bridge.weights.source import ModelWeights, TensorMeta
 
 
 class Fixed:
@@ -146,7 +146,7 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 from tests.unit.trainer.weights.test_copies import Fixed, at
-from trainer_bridge.weights import copies
+from steno_trainer.weights import copies
 
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -190,5 +190,5 @@ def test_what_is_no_copy_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "steno-weights.json").write_text(json.dumps({"version": "run/1", "manifest": {"tensors": []}}))
     with pytest.raises(CopyFailed, match="tensors"):
         Copy.read(tmp_path)
-    with pytest.raises(CopyFailed, match="no copy of weights"):
+    with pytest.raises(CopyFailed, match="not a copy of weights"):
         Copy.read(tmp_path / "missing")

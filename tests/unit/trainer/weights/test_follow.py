@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contracts.errors import BadRequest, Conflict, Unreachable
-from proxy.contracts.policy import Probe, UpdateSpec, Want, WorkerUpdate
+from steno.contracts.errors import BadRequest, Conflict, Unreachable
+from steno.contracts.policy import Probe, UpdateSpec, Want, WorkerUpdate
+from steno_trainer.data.staleness import Version
+from steno_trainer.errors import PushFailed
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.follow import MAX_FAILED_PAUSE_S, MAX_PAUSE_S, Follower
+from steno_trainer.weights.publication import Publication
+from steno_trainer.weights.source import ModelWeights
+from steno_trainer.weights.transports import Filesystem, Stream, Transport
 from tests.support.waiting import until
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.errors import PushFailed
-from trainer_bridge.staleness import Version
-from trainer_bridge.weights.copies import Copies
-from trainer_bridge.weights.follow import MAX_FAILED_PAUSE_S, MAX_PAUSE_S, Follower
-from trainer_bridge.weights.publication import Publication
-from trainer_bridge.weights.source import ModelWeights
-from trainer_bridge.weights.transports import Filesystem, Stream, Transport
 
 Pauses = list[float]
 
@@ -259,7 +259,9 @@ async def test_a_proxy_of_an_earlier_release_gets_the_probe_that_it_knows(shared
 
 async def test_what_else_a_proxy_refuses_of_a_probe_stays_refused(shared: Publication) -> None:
     proxy = FakeProxy()
-    proxy.faults = [BadRequest("probe.logprobs: one for each token but the first", field="probe.logprobs")]
+    proxy.faults = [
+        BadRequest("probe.logprobs: must have one entry for each token but the first", field="probe.logprobs")
+    ]
     given = Probe(token_ids=[1, 2], logprobs=[-1.0], mean_tolerance=0.05)
     publication = Publication(shared.spec.model_copy(update={"probe": given}), shared.folder)
     await Follower(publication, [proxy]).run()

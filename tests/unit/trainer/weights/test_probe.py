@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from steno_trainer.errors import WeightsUnavailable
+from steno_trainer.weights.probe import LARGEST, Limits, make_probe, probe_ids
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.errors import WeightsUnavailable
-from trainer_bridge.weights.probe import LARGEST, Limits, make_probe, probe_ids
 
 
 def test_log_probabilities_are_those_of_each_token_given_the_ones_before() -> None:
@@ -43,7 +43,7 @@ def test_weights_that_are_no_numbers_are_not_sent() -> None:
     model = qwen()
     with torch.no_grad():
         model.lm_head.weight[3] = float("nan")
-    with pytest.raises(WeightsUnavailable, match="no numbers"):
+    with pytest.raises(WeightsUnavailable, match="log-probabilities of the probe are NaN or infinite"):
         make_probe(model, [1, 2, 3])
 
 

@@ -9,16 +9,16 @@ from pathlib import Path, PurePosixPath
 import pytest
 import torch
 
-from proxy.contracts.errors import Conflict
-from proxy.contracts.policy import Probe
+from steno.contracts.errors import Conflict
+from steno.contracts.policy import Probe
+from steno_trainer.data.staleness import Version
+from steno_trainer.errors import CopyFailed, PushFailed
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.publisher import Publisher
+from steno_trainer.weights.source import ModelWeights
+from steno_trainer.weights.transports import Filesystem, Stream
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
-from trainer_bridge.errors import CopyFailed, PushFailed
-from trainer_bridge.staleness import Version
-from trainer_bridge.weights.copies import Copies
-from trainer_bridge.weights.publisher import Publisher
-from trainer_bridge.weights.source import ModelWeights
-from trainer_bridge.weights.transports import Filesystem, Stream
 
 PATIENCE_S = 60.0
 
@@ -79,7 +79,7 @@ def test_a_newer_version_takes_the_place_of_one_that_is_still_running(tmp_path: 
             model.lm_head.weight.zero_()
         newer = publisher.publish(at(2), ModelWeights(model))
         assert publisher.wait(newer, PATIENCE_S).version == "run/2"
-        with pytest.raises(PushFailed, match="given up for a newer one"):
+        with pytest.raises(PushFailed, match="replaced by a newer update"):
             publisher.wait(older, PATIENCE_S)
 
 

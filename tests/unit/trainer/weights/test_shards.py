@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from trainer_bridge.errors import WeightsUnavailable
-from trainer_bridge.weights.shards import SAFETENSORS_DTYPES, shard_name, write_shard
+from steno_trainer.errors import WeightsUnavailable
+from steno_trainer.weights.shards import SAFETENSORS_DTYPES, shard_name, write_shard
 
 shapes = st.lists(st.integers(0, 5), max_size=3)
 

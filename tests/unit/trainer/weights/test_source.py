@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from steno_trainer.errors import WeightsUnavailable
+from steno_trainer.model.logprobs import LogprobHead
+from steno_trainer.weights.source import ModelWeights
 from tests.unit.trainer.weights.models import mixtral, qwen
-from trainer_bridge.errors import WeightsUnavailable
-from trainer_bridge.logprobs import LogprobHead
-from trainer_bridge.weights.source import ModelWeights
 
 
 def checkpoint(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""The worker: an engine, and one connection to each proxy."""

@@ -1,0 +1,83 @@
+"""Going on with a completion that another worker began (I9): what it sampled is read again, silently.
+
+Owns what is left of the sampling law, and the cutting away of what the client has. A parser may show a text a little earlier or
+later than the one before it did (vLLM's depend on the steps), but in the end it shows the same: so what was shown is counted in
+characters, and the count is taken off what comes, be it still from the replay or later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from steno.contracts.chat import Sampling, ToolCallPiece
+from steno.contracts.wire.frames import Shown
+from steno_worker.chat.interfaces import Parsed
+from steno_worker.chat.reader import Read, Reader, merge
+from steno_worker.interfaces import TokenStep
+
+
+def law_of_the_rest(law: Sampling, sampled: int, attempt: int) -> Sampling:
+    """The law for what follows `sampled` tokens. Its max_tokens may be 0.
+
+    The seed is another one, derived: the same seed would draw the same tokens once more.
+    """
+    seed = law.seed
+    if seed is not None:
+        seed = int.from_bytes(hashlib.blake2b(f"{seed} {attempt}".encode(), digest_size=8).digest(), "big", signed=True)
+    return msgspec.structs.replace(
+        law,
+        max_tokens=None if law.max_tokens is None else max(0, law.max_tokens - sampled),
+        min_tokens=max(0, law.min_tokens - sampled),
+        seed=seed,
+    )
+
+
+def replay(reader: Reader, ids: Sequence[int], law: Sampling, stops: frozenset[int]) -> Read:
+    """Have the reader take in what was sampled, one token after the other. `parsed` of what is returned is all of it, and
+    `reason` is set where the completion had ended with it: what told so was lost with its worker.
+
+    Args: law: of the whole completion. stops: ids at which the engine stops.
+    """
+    whole = Read([], Parsed())
+    for index, token_id in enumerate(ids):
+        step = TokenStep([token_id], None, "")
+        if index + 1 == len(ids):
+            if token_id in stops and len(ids) > law.min_tokens:
+                step.finish = "stop"
+            elif law.max_tokens is not None and len(ids) >= law.max_tokens:
+                step.finish = "length"
+        read = reader.read(step)
+        merge(whole.parsed, read.parsed)
+        whole.reason, whole.stop = read.reason, read.stop
+    return whole
+
+
+class Unshown:
+    """Takes what a client has off what a parser shows, until all of it has been taken off."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._reasoning = shown.reasoning
+        self._content = shown.content
+        self._calls = list(shown.calls)
+        self._known = len(shown.calls)
+        self.over = not (self._reasoning or self._content or self._known)
+
+    def of(self, parsed: Parsed) -> Parsed:
+        """What of this is new."""
+        reasoning, self._reasoning = _after(parsed.reasoning, self._reasoning)
+        content, self._content = _after(parsed.content, self._content)
+        calls = [new for piece in parsed.tool_calls if (new := self._piece(piece)) is not None]
+        return Parsed(content, reasoning, calls)
+
+    def _piece(self, piece: ToolCallPiece) -> ToolCallPiece | None:
+        if piece.index >= self._known:
+            return piece
+        arguments, self._calls[piece.index] = _after(piece.arguments, self._calls[piece.index])
+        return ToolCallPiece(piece.index, arguments) if arguments else None
+
+
+def _after(text: str, shown: int) -> tuple[str, int]:
+    return text[shown:], max(0, shown - len(text))

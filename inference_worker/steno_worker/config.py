@@ -1,0 +1,121 @@
+"""The worker's settings: one frozen tree, checked at load, each field with its unit and the reason for its default.
+
+How the values are found (command line, environment `STENO_WORKER_*`, file) is `steno/config/settings.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxy_here
+
+
+class WorkerSettings(Settings):
+    """What `steno worker` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_WORKER_")
+
+    # -- whom it serves
+    proxy: list[str] = Field(
+        default_factory=lambda: [proxy_here()], min_length=1, max_length=64,
+        description=f"proxy to dial, {PROXY_HELP}; repeat for several, each is served alike",
+    )  # fmt: skip
+    key: SecretStr | None = Field(None, description="the workers' key of the proxies")
+    worker_id: str = Field(
+        default_factory=lambda: f"{socket.gethostname()[:100]}-{secrets.token_hex(3)}", pattern=r"^[A-Za-z0-9._:-]{1,128}$",
+        description="name of this worker, one at a time; fixed, it keeps its trials; default: host and a random part",
+    )  # fmt: skip
+
+    # -- what it runs
+    engine: Literal["vllm", "transformers", "scripted", "litellm"] = Field(
+        "transformers", description="what samples the tokens"
+    )
+    model: str | None = Field(None, description="model directory (or a name, where the engine fetches it)")
+    api_base: str | None = Field(None, description="URL of the litellm engine's upstream; default: its provider's own")
+    api_key: SecretStr | None = Field(
+        None, description="key of the litellm engine's upstream; unset: from its provider's environment variable"
+    )
+    script: str | None = Field(None, description="FILE.py:function that says what the scripted engine says")
+    policy: str = Field(
+        "default", min_length=1, max_length=128, description="name of the policy that these weights are of"
+    )
+    context_tokens: int | None = Field(
+        None, ge=1, description="prompt + completion at most; default: what the model takes"
+    )
+    max_streams: int = Field(
+        64,
+        ge=1,
+        le=65536,
+        description="generations at once; unset, vLLM's own bound, max_num_seqs; more wait at the proxy",
+    )
+    engine_args: list[str] = Field(
+        default_factory=list, description="the engine's own arguments, as words: what follows -- on the command line"
+    )
+
+    staging_dir: Path | None = Field(
+        None,
+        description="folder for weights received through the proxy: those served and those that come, room for two full copies "
+        "(with room for one, none is left to go back to); this worker's alone, kept over restarts to go on from; default: a "
+        "temporary one",
+    )
+
+    # -- how it behaves
+    grace_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds that generations go on without a socket; default: as long as the proxy waits for it",
+    )
+    drain_s: float = Field(30.0, ge=0, description="seconds that generations get to finish on SIGTERM")
+    max_backoff_s: float = Field(10.0, gt=0, description="seconds between two attempts to dial, at most")
+    max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a proxy")
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics' listener")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port for /metrics; 0 takes a free one and logs it; unset: none"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="INFO is lifecycle, DEBUG is frames"
+    )
+
+    @field_validator("proxy")
+    @classmethod
+    def _are_urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if (
+                parts.scheme not in ("http", "https", "ws", "wss")
+                or not parts.hostname
+                or parts.query
+                or parts.fragment
+            ):
+                raise ValueError(f"got {url!r}, must be http(s)://HOST[:PORT][/PREFIX]")
+        if len({dial_url(url) for url in urls}) < len(urls):
+            raise ValueError("the same proxy is given twice")
+        return urls
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _from_a_mapping(cls, given: Any) -> Any:
+        """A file may give {max_num_seqs: 64, enforce_eager: true} instead of words."""
+        if not isinstance(given, Mapping):
+            return given
+        words: list[str] = []
+        for name, value in given.items():
+            flag = str(name).replace("_", "-")
+            words += (
+                [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+            )
+        return words
+
+
+def dial_url(proxy: str) -> str:
+    """http(s)://host:port[/prefix] -> the URL of its workers' socket, which is ws(s)://. That is taken as it is: so workers were
+    told where the proxy is before there was one spelling."""
+    return re.sub("^http", "ws", proxy.rstrip("/")) + "/workers/connect"

@@ -1,0 +1,1 @@
+"""Providers behind their APIs, through LiteLLM: text, no token ids."""

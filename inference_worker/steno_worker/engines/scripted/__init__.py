@@ -1,0 +1,1 @@
+"""An engine that says what a script tells it."""

@@ -1,0 +1,1 @@
+"""The embedded engine: transformers on CPU or one GPU, batched."""

@@ -1,0 +1,1 @@
+"""vLLM in this process, its chat format and its weight updates."""

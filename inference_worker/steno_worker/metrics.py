@@ -1,0 +1,136 @@
+"""What a worker counts. Each metric is declared once, with help that says how to read it.
+
+`relay_seconds / tokens` is what the relay costs per token beside the engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from steno_worker.interfaces import Tally
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+"""From a toy model's pause to a large one's load."""
+
+
+class WorkerMetrics:
+    """One set per registry: a process has one, a test as many as it starts workers.
+
+    Attributes:
+        tally: of the engine that is counted.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
+        self.streams = Gauge(
+            "steno_worker_streams", "Generations now on this worker, of all proxies", registry=registry
+        )
+        self.connected = Gauge(
+            "steno_worker_proxies",
+            "Proxies with an open socket; less than configured: look at the log",
+            registry=registry,
+        )
+        self.generations = Counter(
+            "steno_worker_generations_total", "Generations by how they ended: a finish reason, or an error's code",
+            ["end"], registry=registry,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "steno_worker_tokens_total", "Sampled tokens sent; its rate is throughput", registry=registry
+        )
+        self.sampled = Counter(
+            "steno_worker_sampled_tokens_total",
+            "Tokens that the engine sampled. With no generation running: those sent and those unsent together",
+            registry=registry,
+        )
+        self.unsent = Counter(
+            "steno_worker_unsent_tokens_total",
+            "Tokens sampled and not sent, by why: `cancelled` before they were taken, `after_end`: the rest of a step after a "
+            "stop string, `withheld`: of weights not proved when their generation ended, `failed`: could not be read",
+            ["why"], registry=registry,
+        )  # fmt: skip
+        self.unacknowledged = Counter(
+            "steno_worker_unacknowledged_tokens_total",
+            "Tokens sent on channels that were lost before the proxy had acknowledged them: it may lack up to so many",
+            registry=registry,
+        )
+        self.deltas = Counter(
+            "steno_worker_deltas_total", "Deltas sent; tokens per delta grow with an engine's step", registry=registry
+        )
+        self.packets = Counter(
+            "steno_worker_packets_total",
+            "Packets written; deltas per packet is how well they coalesce",
+            registry=registry,
+        )
+        self.resent = Counter(
+            "steno_worker_resent_packets_total", "Packets written again after a lost socket", registry=registry
+        )
+        self.reconnects = Counter(
+            "steno_worker_reconnects_total",
+            "Sockets opened after the first; a rate means a bad network",
+            registry=registry,
+        )
+        self.channels_lost = Counter(
+            "steno_worker_channels_lost_total", "Channels given up, by why; the generations on them were cancelled",
+            ["code"], registry=registry,
+        )  # fmt: skip
+        self.stalls = Counter(
+            "steno_worker_credit_stalls_total", "Times a generation waited for a slow reader", registry=registry
+        )
+        self.relay_seconds = Counter(
+            "steno_worker_relay_seconds_total", "CPU time in the relay; by tokens: its cost beside the engine",
+            registry=registry,
+        )  # fmt: skip
+        self.engine_up = Gauge(
+            "steno_worker_engine_up", "1 while the engine can generate, 0 once it is dead", registry=registry
+        )
+        self.updates = Counter(
+            "steno_worker_updates_total",
+            "Policy updates by how they ended here: served, or an error's code; gone_back: after one, the weights of before "
+            "serve again",
+            ["end"], registry=registry,
+        )  # fmt: skip
+        self.update_pause = Histogram(
+            "steno_worker_update_pause_seconds", "How long nothing was sampled while an update was loaded",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.update_load = Histogram(
+            "steno_worker_update_load_seconds", "From being told to apply an update to serving it, its probe included",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.staged_bytes = Counter(
+            "steno_worker_staged_bytes_total", "Bytes of weights read or received, and checked", ["transport"],
+            registry=registry,
+        )  # fmt: skip
+        self.weights_proved = Gauge(
+            "steno_worker_weights_proved",
+            "1 while the loaded weights are those of the version that is announced; 0: a probe or a load failed",
+            registry=registry,
+        )
+        self.weights_proved.set(1)
+        self.tally = Tally()
+        self._told = Tally()
+        self._tokens = self._deltas = 0
+        self._relay_s = 0.0
+
+    def sent(self, tokens: int) -> None:
+        """One delta. Summed up here, since a counter's lock would be the dearest part of sending it."""
+        self._tokens += tokens
+        self._deltas += 1
+
+    def spent(self, seconds: float) -> None:
+        self._relay_s += seconds
+
+    def flush(self, packets: int) -> None:
+        """What was summed up, into the counters; with each write."""
+        self.packets.inc(packets)
+        self.tokens.inc(self._tokens)
+        self.deltas.inc(self._deltas)
+        self.relay_seconds.inc(self._relay_s)
+        self.sampled.inc(self.tally.sampled - self._told.sampled)
+        for why, count in (self.tally.unsent - self._told.unsent).items():
+            self.unsent.labels(why).inc(count)
+        self._told = Tally(self.tally.sampled, Counts(self.tally.unsent))
+        self._tokens = self._deltas = 0
+        self._relay_s = 0.0

@@ -1,0 +1,59 @@
+"""Whether an engine's log-probabilities of a probe are the trainer's (I10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from steno.contracts.errors import EngineFailed, WeightsRefused
+from steno.contracts.policy import Probe
+
+QUANTILE = 0.9
+
+
+class Distance(NamedTuple):
+    """Of absolute differences, in nats. p90: the smallest that nine tenths of them do not exceed."""
+
+    mean: float
+    p90: float
+    largest: float
+
+    @classmethod
+    def between(cls, ours: Sequence[float], theirs: Sequence[float]) -> Distance:
+        """Args: as many of each, at least one, all finite."""
+        off = sorted(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        return cls(math.fsum(off) / len(off), off[math.ceil(QUANTILE * len(off)) - 1], off[-1])
+
+
+def check_numbers(logprobs: Sequence[float]) -> None:
+    """Raises: WeightsRefused: NaN or infinite ones, as broken weights give."""
+    if not all(map(math.isfinite, logprobs)):
+        raise WeightsRefused(
+            "probe: with these weights the engine's log-probabilities are NaN or infinite", field="probe"
+        )
+
+
+def compare(probe: Probe, logprobs: Sequence[float]) -> Distance:
+    """Args: logprobs: as the engine scored `probe.token_ids[1:]`.
+
+    Raises: EngineFailed: not one per token. WeightsRefused: further away than the probe lets pass, or no numbers; says how far,
+    and names the trainer's setting.
+    """
+    if len(logprobs) != len(probe.logprobs):
+        raise EngineFailed(f"probe: the engine scored {len(logprobs)} tokens of {len(probe.logprobs)}")
+    check_numbers(logprobs)
+    distance = Distance.between(logprobs, probe.logprobs)
+    limits = Distance(probe.mean_tolerance or math.inf, probe.p90_tolerance or math.inf, probe.tolerance)
+    if any(off > limit for off, limit in zip(distance, limits, strict=True)):
+        places = ("on average", "at the 90th percentile", "at most")
+        said = ", ".join(
+            f"by {off:.4g} {where} ({limit:.4g} allowed)" if limit < math.inf else f"by {off:.4g} {where}"
+            for off, limit, where in zip(distance, limits, places, strict=True)
+        )
+        raise WeightsRefused(
+            f"probe: log-probabilities differ {said}; the trainer's setting is probe_tolerance, and its default is for engines "
+            "that compute in the trainer's precision",
+            field="probe",
+        )
+    return distance

@@ -1,0 +1,100 @@
+"""Whether weights are this model's, and how they get into memory. What needs torch of the receiving side is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from steno.contracts.errors import WeightsRefused
+from steno.contracts.policy import Manifest, TensorEntry
+from steno_worker.weights.staged_files import open_regular
+
+PART_ELEMENTS = 1 << 24
+"""Of a tensor, looked at in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor goes. shared: the same for names that are one tensor (a head tied to its embedding)."""
+
+    shape: tuple[int, ...]
+    floating: bool
+    shared: object
+
+
+def places_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:
+    """The places that a model's own state has."""
+    return {
+        name: Place(tuple(tensor.shape), tensor.is_floating_point(), (tensor.data_ptr(), tuple(tensor.shape)))
+        for name, tensor in tensors.items()
+    }
+
+
+def check_fits(entries: list[TensorEntry], places: Mapping[str, Place]) -> None:
+    """Every place gets one tensor of its shape, and there are no others. Floating-point types are converted, others are not.
+
+    Of names that are one tensor, one is enough; if several are given they are equal.
+    Raises: WeightsRefused naming the tensor.
+    """
+    given: dict[object, TensorEntry] = {}
+    for entry in entries:
+        place = places.get(entry.name)
+        if place is None:
+            raise _refusal(entry.name, "is not of this model")
+        if tuple(entry.shape) != place.shape:
+            raise _refusal(entry.name, f"has shape {entry.shape}, the model's is {list(place.shape)}")
+        dtype = getattr(torch, entry.dtype, None)
+        if not isinstance(dtype, torch.dtype) or dtype.is_floating_point != place.floating:
+            raise _refusal(entry.name, f"has dtype {entry.dtype}, which can't be converted to this model's")
+        other = given.setdefault(place.shared, entry)
+        if other.digest != entry.digest:
+            raise _refusal(entry.name, f"is the same tensor as {other.name!r} in this model, and they are not equal")
+    for name, place in places.items():
+        if place.shared not in given:
+            raise _refusal(name, "is missing")
+
+
+def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """All of them, in memory. Raises: WeightsRefused: a shard that is gone, or can't be read; a tensor with what is no number."""
+    return dict(_tensors(folder, manifest))
+
+
+def check_tensors(folder: Path, manifest: Manifest) -> None:
+    """Read all of them, one at a time. Raises: as `read_tensors`."""
+    for _ in _tensors(folder, manifest):
+        pass
+
+
+def _tensors(folder: Path, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
+    for shard in manifest.shards:
+        path = folder / shard.name
+        try:
+            with open_regular(path), safe_open(path, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # no mapping
+                    tensor = opened.get_tensor(name)
+                    if not _has_numbers_only(tensor):
+                        raise _refusal(name, "has NaN or infinite values")
+                    yield name, tensor
+        except (OSError, SafetensorError) as error:
+            raise WeightsRefused(
+                f"shard {shard.name} can't be read: {error}", field=f"manifest.shards.{shard.name}"
+            ) from error
+
+
+def _has_numbers_only(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    for part in torch.split(tensor.flatten(), PART_ELEMENTS):
+        # One pass and no copy: NaN comes through minimum and maximum. The narrowest types have neither.
+        least, most = (part.float() if part.dtype.itemsize == 1 else part).aminmax()
+        if not (least.isfinite() and most.isfinite()):
+            return False
+    return True
+
+
+def _refusal(name: str, what: str) -> WeightsRefused:
+    return WeightsRefused(f"tensor {name!r} {what}", field=f"manifest.tensors.{name}")

@@ -1,0 +1,86 @@
+"""Blocking work that may never return (a mount that hangs), in threads that can be left behind.
+
+Not an executor's: the interpreter joins those before it ends, and would wait for the mount then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from steno.contracts.errors import WeightsRefused
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class DiskThread:
+    """One thread that does what it is told, in that order; also what nobody waits for any more."""
+
+    def __init__(self, name: str) -> None:
+        self._told: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        """Until it has done what it was told before `close`."""
+        return self._thread.is_alive()
+
+    def do(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Told at once. Awaiting it raises what the work raised; cancelled, nobody hears how it ended."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]  # the work's own
+
+        def run() -> None:
+            result: T | None = None
+            problem: BaseException | None = None
+            try:
+                result = work(*args)
+            except BaseException as error:  # not lost: whoever waits gets it
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(settle, result, problem)
+
+        self._told.put(run)
+        return done
+
+    def tell(self, work: Callable[[], object]) -> None:
+        """Nobody waits for it; where it fails the log says so."""
+        self._told.put(work)
+
+    def close(self) -> None:
+        """It ends once it has done what it was told. Returns at once. Idempotent."""
+        self._told.put(None)
+
+    def _run(self) -> None:
+        while (work := self._told.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("work on a disk has failed")
+
+
+async def in_time(timeout_s: float, work: Callable[..., T], *args: Any) -> T:
+    """In a thread of its own. Raises: what the work raised; WeightsRefused: it has not returned by then, and is left behind."""
+    thread = DiskThread("steno-weights")
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await thread.do(work, *args)
+    except TimeoutError as error:
+        raise WeightsRefused(f"the weights could not be read within {timeout_s:g} s; does their mount hang?") from error
+    finally:
+        thread.close()

@@ -1,0 +1,352 @@
+"""A worker's side of policy updates: what each asks for, how far it is, and whom that is told to.
+
+    prep --stage--> receiving --all checked--> ready --apply--> loading --probe passed--> served
+                       \\-------------\\----------------------------\\------> failed, until it is prepared again
+                                                                               and the last good weights are loaded again
+
+One update is staged at a time, while generation goes on; a newer one takes its place. Several proxies may speak of the same one:
+it is staged once, and each of them hears of it. The cards name a version only after its probe has passed, and what was sampled
+meanwhile waits behind the gate (I10). Staging itself is `stage.py`, and loading is the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pydantic import ValidationError
+
+from steno.contracts.errors import BadRequest, EngineFailed, NotFound, StenoError, WeightsRefused
+from steno.contracts.lenient import read_json
+from steno.contracts.policy import Probe, UpdateSpec
+from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
+from steno_worker.interfaces import Engine, StagedUpdate
+from steno_worker.metrics import WorkerMetrics
+from steno_worker.weights.gate import Gate
+from steno_worker.weights.good import Good, base_update
+from steno_worker.weights.prove import check_numbers, compare
+from steno_worker.weights.shard_files import check_manifest
+from steno_worker.weights.stage import Stager
+from steno_worker.weights.staged_files import Abandoned
+from steno_worker.weights.update_state import Send, Step, Update
+
+logger = logging.getLogger(__name__)
+CLOSE_S = 10.0
+ANY_IDS = list(range(8))
+"""Scored where there is no probe: every vocabulary has them, and broken weights give no numbers for any."""
+
+
+class Updates:
+    """Of one engine, for all proxies. Lives in one event loop.
+
+    Args:
+        announce: tells every proxy that cards or health have changed.
+        staging_dir: None: a temporary folder, removed by `close`.
+
+    Attributes:
+        healthy: False from weights that are not what was said until others have been proved; `reason` says why.
+        gate: what generations pass before anything of them leaves.
+    """
+
+    def __init__(
+        self, engine: Engine, metrics: WorkerMetrics, *, announce: Callable[[], None],
+        staging_dir: Path | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.healthy = True
+        self.reason = ""
+        self.gate = Gate()
+        self._engine = engine
+        self._metrics = metrics
+        self._announce = announce
+        self._stager = Stager(metrics, staging_dir)
+        self._clock = clock
+        self._updates: dict[str, Update] = {}
+        self._proved: str | None = None  # the version that cards name; None: as the engine says
+        self._loading = asyncio.Lock()
+        self._good: Good | None = None  # what was proved last; None: nothing was asked of this engine yet
+        self._refused: tuple[str, StenoError] | None = None  # the last update whose probe failed, and how
+
+    def cards(self) -> list[ModelCard]:
+        cards = self._engine.cards()
+        if self._proved is None:
+            return cards
+        return [msgspec.structs.replace(card, policy_version=self._proved) for card in cards]
+
+    def handle(self, frame: Frame, send: Send) -> None:
+        """Prepare, Chunk, Apply or Abandon, from the proxy that `send` leads to."""
+        if isinstance(frame, Prepare):
+            self._prepare(frame, send)
+        elif isinstance(frame, Chunk):
+            if (update := self._updates.get(frame.update_id)) is not None:
+                update.listeners.add(send)
+                update.arrived(frame, send)
+        elif isinstance(frame, Apply):
+            self._apply(frame, send)
+        elif isinstance(frame, Abandon):
+            update = self._updates.get(frame.update_id)
+            if update is not None and update.step in (Step.RECEIVING, Step.READY):
+                logger.info("update %s was abandoned", update.version)
+                self._drop(update)
+
+    def forget(self, send: Send) -> None:
+        """This proxy's channel is over. What it asked for goes on: it, or another, will ask again."""
+        for update in self._updates.values():
+            update.listeners.discard(send)
+
+    async def close(self) -> None:
+        """Stop staging, give a load under way CLOSE_S, remove what is temporary."""
+        for update in list(self._updates.values()):
+            update.abandoned.set()
+            if update.task is not None and update.step is not Step.LOADING:
+                update.task.cancel()
+        tasks = [update.task for update in self._updates.values() if update.task is not None]
+        if tasks:
+            for late in (await asyncio.wait(tasks, timeout=CLOSE_S))[1]:
+                late.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stager.close()
+
+    # -- what proxies ask
+
+    def _prepare(self, frame: Prepare, send: Send) -> None:
+        update = self._updates.get(frame.update_id)
+        if update is not None and update.step is not Step.FAILED:
+            update.listeners.add(send)
+            update.report_to(send)
+            return
+        try:
+            spec = read_json(UpdateSpec, frame.spec)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            send(Update.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
+            return
+        listeners = update.listeners if update is not None else set()
+        if self.healthy and self._refused is not None and self._refused[0] == frame.update_id:
+            # The same weights and the same probe would end as they did, and cost what runs here its tokens once more.
+            send(Update.refusal(frame.update_id, self._refused[1]))
+            return
+        update = self._updates[frame.update_id] = Update(frame.update_id, spec, {*listeners, send})
+        try:
+            self._make_way(update)
+        except StenoError as error:
+            self._failed(update, error)
+            return
+        if update.version == self._proved and self.healthy:
+            update.move(Step.SERVED)  # under another id: a proxy that had forgotten it
+        else:
+            update.task = asyncio.create_task(self._stage(update), name=f"stage {update.version}")
+
+    def _make_way(self, update: Update) -> None:
+        """One update at a time: what is staged and not yet applied gives way to a newer one.
+
+        Raises: WeightsRefused: a newer one is here already; weights that are not for this worker.
+        """
+        spec = update.spec
+        check_manifest(spec.manifest)
+        policies = sorted({card.policy for card in self._engine.cards()})
+        if spec.policy not in policies:
+            raise WeightsRefused(
+                f"policy: got {spec.policy!r}, this worker serves {', '.join(policies)}", field="policy"
+            )
+        if spec.probe is not None and len(spec.probe.logprobs) != len(spec.probe.token_ids) - 1:
+            raise WeightsRefused(
+                "probe.logprobs: must have one entry less than probe.token_ids", field="probe.logprobs"
+            )
+        for other in list(self._updates.values()):
+            if other is update:
+                continue
+            if other.step is Step.FAILED:
+                continue
+            if other.spec.lineage == spec.lineage and other.spec.step > spec.step:
+                raise WeightsRefused(f"step: superseded by {other.version}", field="step")
+            if other.version == spec.version and other.digest != update.digest:
+                raise WeightsRefused(f"manifest: {spec.version} is known with other digests", field="manifest")
+        for other in list(self._updates.values()):
+            if other is update or other.step is Step.LOADING:
+                continue
+            if other.step in (Step.RECEIVING, Step.READY):
+                self._failed(other, WeightsRefused(f"step: superseded by {spec.version}", field="step"))
+            if other.step is not Step.SERVED or other.version != self._proved:
+                self._drop(other)
+
+    def _apply(self, frame: Apply, send: Send) -> None:
+        update = self._updates.get(frame.update_id)
+        if update is None:
+            send(Update.refusal(frame.update_id, NotFound("apply: this worker has not prepared this update")))
+            return
+        update.listeners.add(send)
+        if update.step is Step.READY:
+            update.move(Step.LOADING)
+            update.task = asyncio.create_task(self._load(update), name=f"load {update.version}")
+        else:
+            update.report_to(send)
+
+    # -- staging
+
+    async def _stage(self, update: Update) -> None:
+        try:
+            update.staged = StagedUpdate(update.id, update.spec, await self._stager.stage(update))
+            logger.info("update %s is staged: %d bytes", update.version, update.received)
+            update.move(Step.READY)
+        except Abandoned:
+            return
+        except StenoError as error:
+            self._failed(update, error)
+        except Exception as error:  # recorded: the update has failed, and the log has its traceback
+            logger.exception("update %s could not be staged", update.version)
+            self._failed(update, WeightsRefused(f"staging failed: {type(error).__name__}: {error}"))
+
+    # -- loading
+
+    async def _load(self, update: Update) -> None:
+        assert update.staged is not None
+        started = self._clock()
+        async with self._loading:
+            if update.version == self._proved and self.healthy:  # gone back to while this was staged
+                self._serve(update)
+                return
+            self._proved = self._proved or self._engine.cards()[0].policy_version
+            if self._good is None:
+                self._good = await self._base(update.spec.probe)
+            if self.healthy:
+                self.gate.close(update.version)
+            loaded = False
+            try:
+                update.pause_s = await self._engine.load_weights(update.staged)
+                loaded = True
+                self.gate.close(update.version)
+                scored = await self._prove(update.spec.probe)
+            except WeightsRefused as error:
+                self._failed(update, error)
+                if loaded:
+                    self._refused = update.id, error
+                if loaded or not self.healthy:
+                    self._condemn(error.message)
+                else:
+                    self.gate.open()
+            except StenoError as error:
+                self._failed(update, error)
+                self._condemn(error.message)
+            except Exception as error:  # recorded: the update has failed, and the log has its traceback
+                logger.exception("update %s could not be loaded", update.version)
+                failure = EngineFailed(f"loading failed: {type(error).__name__}: {error}")
+                self._failed(update, failure)
+                self._condemn(failure.message)
+            else:
+                update.load_s = self._clock() - started
+                self.gate.open()
+                self._good = Good(update.staged, scored)
+                self._stager.keep(update)
+                self._serve(update)
+            if not self.healthy:
+                await self._go_back()
+
+    async def _prove(self, probe: Probe | None) -> Probe | None:
+        """The log-probabilities that the trainer saw, by the weights now loaded; without a probe, that there are any.
+
+        Returns: the probe as this engine answers it. Raises: WeightsRefused.
+        """
+        if all(card.synthetic for card in self._engine.cards()):
+            return None
+        if probe is None:
+            check_numbers(await self._engine.score(ANY_IDS))
+            return None
+        scores = await self._engine.score(probe.token_ids)
+        distance = compare(probe, scores)
+        logger.info(
+            "the probe passed: log-probabilities differ by %.4g on average, %.4g at the 90th percentile, %.4g at most",
+            *distance,
+        )
+        return probe.model_copy(update={"logprobs": scores})
+
+    async def _base(self, probe: Probe | None) -> Good | None:
+        """What the engine was started from, and what it says of the first probe by that. None: it can't be loaded again."""
+        folder = self._engine.checkpoint()
+        staged = base_update(folder, self._engine.cards()[0]) if folder is not None else None
+        if staged is None:
+            return None
+        if probe is not None:
+            try:
+                probe = probe.model_copy(update={"logprobs": await self._engine.score(probe.token_ids)})
+            except StenoError as error:
+                logger.warning("the weights that this worker was started with can't be probed: %s", error.message)
+                return None
+        return Good(staged, probe)
+
+    async def _go_back(self) -> None:
+        """Load what was proved last and prove it again, so that agents have something to go on with. Else nothing is generated
+        here until other weights come."""
+        good = self._good
+        if good is None or good.staged.spec.transport == "nccl":
+            why = "nccl leaves no copy of the weights" if good is not None else "there is no copy of the weights"
+            logger.error("this worker can't roll back to %s: %s", self._proved, why)
+            return
+        version = good.staged.version
+        try:
+            await self._engine.load_weights(good.staged)
+            await self._prove(good.scored)
+        except StenoError as error:
+            logger.error("this worker can't roll back to %s: %s", version, error.message)
+            return
+        except Exception:  # recorded: it stays as it is, not well
+            logger.exception("this worker can't roll back to %s", version)
+            return
+        self.gate.open()
+        self._proved, self.healthy, self.reason = version, True, ""
+        self._metrics.weights_proved.set(1)
+        self._metrics.updates.labels("gone_back").inc()
+        logger.warning("rolled back to %s, which this worker serves again", version)
+        self._announce()
+
+    def _serve(self, update: Update) -> None:
+        self._proved = update.version
+        self.healthy, self.reason = True, ""
+        self._metrics.weights_proved.set(1)
+        self._metrics.updates.labels("served").inc()
+        self._metrics.update_pause.observe(update.pause_s)
+        self._metrics.update_load.observe(update.load_s)
+        logger.info("serves %s: paused for %.3f s, %.3f s in all", update.version, update.pause_s, update.load_s)
+        self._announce()
+        update.move(Step.SERVED)
+        self._clear(update)
+
+    def _condemn(self, reason: str) -> None:
+        """The weights now loaded are not those of any version: nobody may be given tokens of theirs."""
+        self.healthy, self.reason = False, reason
+        self._metrics.weights_proved.set(0)
+        logger.error("the loaded weights are invalid: %s", reason)
+        for update in list(self._updates.values()):
+            if update.step is Step.SERVED:
+                self._drop(update)
+        self.gate.condemn(reason)
+        self._announce()
+
+    # -- ends
+
+    def _failed(self, update: Update, error: StenoError) -> None:
+        if update.step is Step.FAILED:
+            return
+        logger.warning("update %s failed: %s", update.version, error.message)
+        self._metrics.updates.labels(error.code).inc()
+        update.abandoned.set()
+        update.error = error
+        update.move(Step.FAILED)
+        self._clear(update)
+
+    def _drop(self, update: Update) -> None:
+        """Forget it, and what was staged of it."""
+        del self._updates[update.id]
+        update.abandoned.set()
+        if update.task is not None:
+            update.task.cancel()
+        self._clear(update)
+
+    def _clear(self, update: Update) -> None:
+        """What is staged is no longer needed: its tensors are in the engine, or never will be."""
+        self._stager.remove(update)
+        update.forget_bytes()

@@ -1,1 +1,0 @@
-"""New weights on their way into an engine: staged, checked, loaded, probed (docs/training.md)."""

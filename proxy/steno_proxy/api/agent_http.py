@@ -1,0 +1,275 @@
+"""HTTP as the agents' routes need it, in plain ASGI: a bounded body in; out, an answer, a refusal with its head, or a stream
+whose silences are filled. Knows no dialect and no turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from steno.contracts.chat import Job
+from steno.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
+from steno.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
+from steno_proxy.api.bodies_in_flight import Hold, Inflight
+from steno_proxy.auth.rate_limit import body_digest
+from steno_proxy.dialects.nodes import check_arguments, check_nodes, unbounded
+from steno_proxy.pace import LARGE_BYTES, Pace
+from steno_proxy.turns.interfaces import ClientLeft
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_MODEL_CHARS = 512
+"""Of the model's name that a request asks for. Every event of its stream says it again, and so does the record."""
+ID_HEADERS = {"messages": (b"x-request-id", b"request-id")}
+"""Where a dialect's SDK looks for the request's id, if not in `x-request-id` alone."""
+NO_TRIAL_ID = "is not a valid trial id (or is reserved): 1 to 128 letters, digits, '.', '_' and '-' are allowed"
+_TRIAL_ID = re.compile(TRIAL_ID.replace("$", r"\Z"))
+_JSON = (b"content-type", b"application/json")
+_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect a stream before it passes it on
+]
+
+
+class BodyTimeout(StenoError):
+    """The client took too long to send its body."""
+
+    status = 408
+    code = "body_timeout"
+
+
+def valid_trial_id(trial_id: str) -> bool:
+    return _TRIAL_ID.match(trial_id) is not None and trial_id not in RESERVED_TRIAL_IDS
+
+
+def check_trial_id(trial_id: str) -> None:
+    """Raises: NotFound: no trial can have this id."""
+    if not valid_trial_id(trial_id):
+        raise NotFound(f"{trial_id[:128]!r} {NO_TRIAL_ID}")
+
+
+class Bodies:
+    """The bounds on what agents send, and the one place where it is read. One for a process.
+
+    Args: max_bytes: of one body. timeout_s: for it to come. max_nodes: see `dialects/nodes.py`.
+    """
+
+    def __init__(self, *, max_bytes: int, timeout_s: float, max_nodes: int, inflight: Inflight, pace: Pace) -> None:
+        self.max_bytes = max_bytes
+        self.timeout_s = timeout_s
+        self.max_nodes = max_nodes
+        self.inflight = inflight
+        self.pace = pace
+
+    async def read(self, scope: Scope, receive: Receive, hold: Hold) -> bytes:
+        """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
+        body = await read_body(scope, receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s, hold=hold)
+        if unbounded(body, self.max_nodes):
+            await self.pace.steps(check_nodes(body, self.max_nodes))
+        return body
+
+    async def parsed(self, parse: Callable[[bytes], T], body: bytes, job_of: Callable[[T], Job]) -> T:
+        """What `parse` makes of a body, in a slice of its own if that is long.
+
+        Raises: what `parse` raises; BodyTooLarge: the JSON inside the calls' arguments is more than may be.
+        """
+        if len(body) >= LARGE_BYTES:
+            await self.pace.turn()
+        found = parse(body)
+        if unbounded(body, self.max_nodes):
+            await self.pace.steps(check_arguments(job_of(found).messages, self.max_nodes))
+        return found
+
+    async def digest(self, receive: Receive) -> bytes:
+        return await digest_body(receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s)
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float, hold: Hold) -> bytes:
+    """The request's body; never more than `max_bytes` in memory. hold: its share of all that is in flight, counted before it is
+    read where its length is declared, and as it comes where not.
+
+    Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; TooManyRequests: there is no room for it now;
+        BodyTimeout; ClientLeft.
+    """
+    too_large = f"the body is larger than max_body_bytes, {max_bytes} bytes"
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            declared = int(value[:20])
+            if declared > max_bytes:
+                raise BodyTooLarge(f"the body is {declared} bytes; max_body_bytes is {max_bytes}")
+            hold.grow(declared)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            coding = value[:40].decode("latin-1")
+            raise BadRequest(
+                f"content-encoding: got {coding!r}, must be identity: send the body uncompressed",
+                field="content-encoding",
+            )
+    message = await _receive(receive, timeout_s)
+    if not message.get("more_body", False) and message["type"] == "http.request":
+        body: bytes = message.get("body", b"")
+        if len(body) > max_bytes:
+            raise BodyTooLarge(too_large)
+        hold.grow(len(body))
+        return body
+    deadline = time.monotonic() + timeout_s
+    parts, size = [], 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client left before its request was complete")
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(too_large)
+        hold.grow(size)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+
+
+async def digest_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """`body_digest` of a body that is not kept. Raises: BodyTooLarge, BodyTimeout, ClientLeft."""
+    deadline = time.monotonic() + timeout_s
+    digest, size = body_digest(), 0
+    while True:
+        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client left before its request was complete")
+        part = message.get("body", b"")
+        digest.update(part)
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(f"the body is larger than {max_bytes} bytes")
+        if not message.get("more_body", False):
+            return digest.digest()
+
+
+async def _receive(receive: Receive, timeout_s: float) -> Message:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await receive()
+    except TimeoutError:
+        raise BodyTimeout(f"the request body did not arrive within {timeout_s:g} s (body_timeout_s)") from None
+
+
+class HttpClient:
+    """`service.Client` over ASGI. The response starts with the first bytes, or with the first keepalive."""
+
+    __slots__ = (
+        "_head",
+        "_keepalive",
+        "_keepalive_s",
+        "_loop",
+        "_send",
+        "_sent_at",
+        "_timer",
+        "_writing",
+        "breaks",
+        "gone",
+        "started",
+        "status",
+    )
+
+    def __init__(
+        self, send: Send, request_id: bytes, keepalive_s: float = 1.0, named: Sequence[bytes] = (b"x-request-id",)
+    ) -> None:
+        """named: headers that carry the request's id."""
+        self.gone = False
+        self.breaks: Callable[[StenoError], bytes] | None = None  # the events that end an answer which fails midway
+        self.started = False
+        self.status = 0
+        self._send = send
+        self._head = [(name, request_id) for name in named]
+        self._keepalive = b""
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = 0.0
+        self._writing = 0  # events that wait for the client to read
+
+    def keep_alive_with(self, comment: bytes) -> None:
+        """The answer is a stream: fill its silences with this."""
+        self._keepalive = comment
+
+    def ready(self) -> None:
+        if self._keepalive and self._timer is None:
+            self._sent_at = self._loop.time()
+            self._timer = self._loop.call_later(self._keepalive_s, self._tick)
+
+    async def write(self, data: bytes) -> None:
+        if not self.gone:
+            self._sent_at = self._loop.time()
+            self._writing += 1
+            try:
+                await self._start()
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            finally:
+                self._writing -= 1
+
+    async def end(self, data: bytes) -> None:
+        self.close()
+        if not self.gone:
+            await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, body: bytes) -> None:
+        await self.respond(200, body, [])
+
+    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """A whole answer, of any status."""
+        self.close()
+        if self.gone:
+            return
+        self.started, self.status = True, status
+        length = (b"content-length", b"%d" % len(body))
+        all_headers = [_JSON, length, *self._head, *headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def close(self) -> None:
+        """No more keepalives."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._keepalive = b""
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started, self.status = True, 200
+            headers = [*_STREAM, *self._head]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _tick(self) -> None:
+        """One timer for a stream, moved on lazily: it costs nothing per token."""
+        self._timer = None
+        if self.gone or not self._keepalive:
+            return
+        silent_s = 0.0 if self._writing else self._loop.time() - self._sent_at
+        if silent_s >= self._keepalive_s - 0.001:
+            task = self._loop.create_task(self.write(self._keepalive))
+            task.add_done_callback(_observed)
+            silent_s = 0.0
+        self._timer = self._loop.call_later(self._keepalive_s - silent_s, self._tick)
+
+
+def _observed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("can't write a keepalive to the client: %s", type(task.exception()).__name__)
+
+
+def refusal_headers(error: StenoError) -> list[tuple[bytes, bytes]]:
+    """What the head of an error answer says besides its status."""
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if error.status in (408, 413):
+        headers.append((b"connection", b"close"))  # what is left of the body is not read
+    return headers

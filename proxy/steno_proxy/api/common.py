@@ -1,0 +1,146 @@
+"""What the control plane's routers share: who is asking, the two encodings, the error envelope, and a trial's addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Header, Request, Response
+from pydantic import BaseModel
+
+from steno.contracts.errors import BadRequest, StenoError
+from steno.contracts.leases import EPOCH_HEADER
+from steno.contracts.records import Session, readable
+from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, Trial
+from steno_proxy.auth.keys import Keyring, key_of
+from steno_proxy.config import ProxySettings
+from steno_proxy.policies.keeper import Policies
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.store_room import Room
+from steno_proxy.store.interface import SessionStore
+from steno_proxy.workers.hub import Hub
+
+MSGPACK = "application/msgpack"
+Epoch = Annotated[
+    int | None,
+    Header(alias=EPOCH_HEADER, ge=1, le=2**53, description="of a registered trainer: older than the run's: 409"),
+]
+_ROOMY = msgspec.msgpack.Encoder(enc_hook=str)
+
+
+@dataclass(slots=True)
+class Ports:
+    """Two ports, where the control plane has one of its own; 0 until they are listened on."""
+
+    agents: int = 0
+    control: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the routers work with: `request.app.state.services`. stopping: set when the proxy is told to stop; whoever waits for
+    what may come much later ends then."""
+
+    settings: ProxySettings
+    keys: Keyring
+    store: SessionStore
+    recorder: Recorder
+    hub: Hub
+    policies: Policies
+    ports: Ports | None
+    room: Room
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+async def admin(request: Request) -> None:
+    """Dependency: the admin key, or no auth at all."""
+    services(request).keys.check_admin(key_of(request.scope["headers"]))
+
+
+async def key_of_a_run(request: Request) -> None:
+    """Dependency, for `check_run` to follow: the admin key, or what may be a run's. Others learn nothing of what they sent."""
+    key = key_of(request.scope["headers"])
+    if key is None or not key.startswith(RUN_KEY.encode()):
+        services(request).keys.check_admin(key)
+
+
+def check_run(request: Request, run_id: str | None) -> None:
+    """The admin key, or the key of this run. Raises: Unauthorized, Forbidden."""
+    services(request).keys.check_harness(key_of(request.scope["headers"]), None, run_id)
+
+
+async def known_query(request: Request) -> None:
+    """Dependency: a misspelt filter must not pass for none. Raises: BadRequest."""
+    known = [str(parameter.alias) for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            there_are = f"known are {', '.join(known)}" if known else "this route takes none"
+            raise BadRequest(f"{name[:64]}: unknown query parameter; {there_are}", field=name[:64])
+
+
+async def harness_of_trial(request: Request, trial_id: str) -> None:
+    """Dependency: the admin key, the harness key of this trial's group, or its run's key. Who has none of them learns nothing of
+    the trial, not even whether it exists."""
+    found = services(request)
+    key = key_of(request.scope["headers"])
+    if found.keys.is_admin(key):
+        return
+    try:
+        session = await found.store.session(trial_id)
+        group_id, run_id = session.group_id, session.run_id
+    except StenoError as error:
+        if error.retryable:
+            raise
+        group_id = run_id = None
+    found.keys.check_harness(key, group_id, run_id)
+
+
+def encoded(request: Request, body: BaseModel, status: int = 200) -> Response:
+    """A record or a page, as msgpack where the client accepts it (arrays as raw bytes), else as readable JSON."""
+    if MSGPACK in request.headers.get("accept", ""):
+        return Response(_ROOMY.encode(body.model_dump(mode="python")), status, media_type=MSGPACK)
+    return Response(msgspec.json.encode(readable(body)), status, media_type="application/json")
+
+
+def trial(request: Request, session: Session) -> Trial:
+    """A session with what its agent needs to know."""
+    found = services(request)
+    base = f"{base_url(request)}/{session.trial_id}"
+    urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
+    return Trial(session=session, urls=urls, api_key=found.keys.agent_key(session.trial_id, session.key_generation))
+
+
+def base_url(request: Request) -> str:
+    """How agents reach the proxy: `--public-url`, else the address that this request came to, with the agents' port where
+    they have one of their own."""
+    public = services(request).settings.public_url
+    if public is not None:
+        return public
+    ports = services(request).ports
+    host = f"[{request.url.hostname}]" if ":" in (request.url.hostname or "") else request.url.hostname
+    where = request.url.netloc if ports is None else f"{host}:{ports.agents}"
+    return f"{request.url.scheme}://{where}"
+
+
+def error_response(error: StenoError, request_id: str) -> Response:
+    """The control plane's one envelope."""
+    body = ErrorBody(code=error.code, message=error.message, field=error.field, retryable=error.retryable)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    envelope = ErrorEnvelope(error=body, request_id=request_id)
+    return Response(envelope.model_dump_json(), error.status, headers, media_type="application/json")
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorEnvelope, "description": "Refused; `code` and `field` say why."},
+    "5XX": {"model": ErrorEnvelope, "description": "Failed; `retryable` says whether trying again helps."},
+}

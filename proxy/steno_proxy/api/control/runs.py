@@ -1,0 +1,99 @@
+"""Runs: which there are, how far one is, which trainer has it, and the key that its rollouts need. The admin key opens all of
+it; a run's key reads its own run (I8)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from steno.contracts.leases import Heartbeat, RolloutsOver, RunList, RunSummary, RunView, TakeOver, Tenure
+from steno.contracts.rest import RunKey
+from steno_proxy.api.common import ERRORS, admin, check_run, encoded, known_query, services
+
+log = logging.getLogger(__name__)
+
+RunId = Annotated[str, Path(max_length=128)]
+router = APIRouter(tags=["runs"], responses=ERRORS)
+_admin = [Depends(admin), Depends(known_query)]
+
+
+async def _key_of_run(request: Request, run_id: RunId) -> None:
+    check_run(request, run_id)
+
+
+_rollouts = [Depends(_key_of_run), Depends(known_query)]
+"""The key comes first: who has none learns nothing of what a call takes."""
+
+
+@router.post(
+    "/runs/{run_id:path}/trainer",
+    dependencies=_admin,
+    response_model=Tenure,
+    summary="Register as the run's trainer: the one before is superseded (409), and what it had leased is served again at once; "
+    "one that was heard of in the last 15 s is not taken over from (409 trainer_alive, retry-after), unless `take_over`",
+)
+async def take_over_run(request: Request, run_id: RunId, body: TakeOver) -> Response:
+    tenure = await services(request).store.runs.take_over(run_id, body.trainer, force=body.take_over)
+    log.info("run %s: its trainer is %s (epoch %d)", run_id, tenure.trainer, tenure.epoch)
+    return encoded(request, tenure)
+
+
+@router.post(
+    "/runs/{run_id:path}/trainer/heartbeat",
+    dependencies=_admin,
+    response_model=Tenure,
+    summary="A registered trainer lives, or leaves; 409 superseded: it must end",
+)
+async def send_heartbeat(request: Request, run_id: RunId, body: Heartbeat) -> Response:
+    await services(request).store.runs.heartbeat(run_id, body.trainer, body.epoch, leaving=body.leaving)
+    return encoded(request, Tenure(run_id=run_id, trainer=body.trainer, epoch=body.epoch))
+
+
+@router.post(
+    "/runs/{run_id:path}/key",
+    dependencies=_admin,
+    response_model=RunKey,
+    summary="The run's key: makes its groups, reads and completes its trials, nothing else; the same each time",
+)
+async def key_of_run(request: Request, run_id: RunId) -> Response:
+    return encoded(request, RunKey(run_id=run_id, key=services(request).keys.run_key(run_id)))
+
+
+@router.get(
+    "/runs",
+    dependencies=_admin,
+    response_model=RunList,
+    summary="Runs that have groups, the one with the newest group first",
+)
+async def list_runs(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
+    runs = services(request).store.runs
+    found = []
+    for run_id, made_at in await runs.newest(limit):
+        view = await runs.view(run_id)
+        found.append(RunSummary(run_id=run_id, last_group_at=made_at, groups=view.groups, eval_groups=view.eval_groups))
+    return encoded(request, RunList(items=found))
+
+
+@router.post(
+    "/runs/{run_id:path}/rollouts",
+    dependencies=_rollouts,
+    response_model=RolloutsOver,
+    summary="Whoever rolls out says that no more training groups come, so that a trainer need not wait for them; a group that is "
+    "registered afterwards takes it back",
+)
+async def rollouts(request: Request, run_id: RunId, body: RolloutsOver) -> Response:
+    await services(request).store.runs.rollouts(run_id, body.over)
+    log.info("run %s: %s", run_id, "its rollouts are over" if body.over else "more rollouts come")
+    return encoded(request, body)
+
+
+@router.get(
+    "/runs/{run_id:path}",
+    dependencies=_rollouts,
+    response_model=RunView,
+    summary="Where a run's groups are, and its side of the ledger: tokens sampled, and those that no lease brings",
+)
+async def read_run(request: Request, run_id: RunId) -> Response:
+    return encoded(request, await services(request).store.runs.view(run_id))

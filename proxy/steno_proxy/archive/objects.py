@@ -1,0 +1,198 @@
+"""Where archived sessions lie: a folder, or any store that fsspec knows. Objects are written whole, read back, and then named.
+
+    archive.json                          whose archive this is: one Redis has one
+    day=2026-11-22/019ab2c3d4e5f607.jsonl.gz   sessions that ended on that day (`lines.py`)
+    partial/…                             being written; a crash leaves one, and the next round takes it away
+
+Names are made here, of a day and digits: nothing that a client says is in them. All calls run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from steno.contracts.errors import ArchiveUnreadable, ConfigError
+from steno.contracts.records import Session, Turn
+from steno_proxy.archive.lines import filler, unpack, unpack_head
+from steno_proxy.store.places import Place
+
+T = TypeVar("T")
+IDENTITY = "archive.json"
+
+
+class Identity(NamedTuple):
+    """Of an archive. id: what its Redis made once. redis: where that is (`home_of`)."""
+
+    id: str
+    redis: str
+
+
+class Objects:
+    """Args: url: a folder, or PROTOCOL://…. Raises: ConfigError: no such protocol, or its package is not installed."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.url = url
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(str(Path(url).expanduser()) if url.startswith("~") else url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"archive: {url!r}: {error}", field="archive") from None
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def _path(self, *names: str) -> str:
+        return "/".join((self._root.rstrip("/"), *names))
+
+    def _object(self, name: str) -> str:
+        day, _, rest = name.partition("/")
+        return self._path(f"day={day}", f"{rest}.jsonl.gz")
+
+    async def _done(self, call: Callable[..., T], *args: Any) -> T:
+        try:
+            return await asyncio.to_thread(call, *args)
+        except ArchiveUnreadable:
+            raise
+        except Exception as error:  # whatever a file system raises: who asked is told, and nothing leaves Redis
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise ArchiveUnreadable(f"the archive {self.url} failed: {why}") from error
+
+    async def identity(self) -> Identity | None:
+        """Whose archive this is; None: nobody's yet."""
+
+        def look() -> Identity | None:
+            path = self._path(IDENTITY)
+            if not self._fs.exists(path):
+                return None
+            found = json.loads(self._fs.cat_file(path))
+            return Identity(str(found["id"]), str(found.get("redis")))
+
+        return await self._done(look)
+
+    async def begin(self, identity: Identity) -> None:
+        """It is this Redis's archive from here on."""
+        data = json.dumps({"format": 1, **identity._asdict()}).encode() + b"\n"
+        await self._done(self._write, self._path(IDENTITY), data)
+
+    async def write(self, name: str, data: bytes) -> None:
+        """What is read under its name afterwards are these bytes. Raises: ArchiveUnreadable: they can't be written, or read."""
+        await self._done(self._write, self._object(name), data)
+
+    def _write(self, path: str, data: bytes) -> None:
+        partial = self._path("partial", path.rpartition("/")[2])
+        for each in (partial, path):
+            self._fs.makedirs(each.rpartition("/")[0], exist_ok=True)
+        if self._local:
+            with Path(partial).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            self._fs.pipe_file(partial, data)
+        if self._fs.cat_file(partial) != data:
+            raise ArchiveUnreadable(
+                f"the archive {self.url} is corrupt: {path} was read back with other bytes than written"
+            )
+        if self._local:
+            Path(partial).replace(path)
+            for folder in (Path(path).parent, Path(path).parent.parent):
+                at = os.open(folder, os.O_RDONLY)
+                os.fsync(at)
+                os.close(at)
+        else:
+            self._fs.mv(partial, path)
+        self._fs.invalidate_cache()
+        if self._fs.cat_file(path) != data:
+            raise ArchiveUnreadable(
+                f"the archive {self.url} is corrupt: {path} was read back with other bytes than written"
+            )
+
+    async def remove(self, name: str) -> None:
+        """Nothing, if it is not there."""
+
+        def remove() -> None:
+            path = self._object(name)
+            for each in (path, self._path("partial", path.rpartition("/")[2])):
+                if self._fs.exists(each):
+                    self._fs.rm_file(each)
+
+        await self._done(remove)
+
+    async def blank(self, place: Place) -> None:
+        """A deleted session's bytes become filler, and what is after it stays where it is. Idempotent."""
+
+        def blank() -> None:
+            path = self._object(place.name)
+            if self._fs.exists(path):
+                data = self._fs.cat_file(path)
+                end = place.offset + place.length
+                self._write(path, data[: place.offset] + filler(place.length) + data[end:])
+
+        await self._done(blank)
+
+    async def names(self) -> list[str]:
+        """Of all objects, in the order of their writing within a day."""
+
+        def find() -> list[str]:
+            found = self._fs.glob(self._path("day=*", "*.jsonl.gz"))
+            return sorted(
+                f"{path.rsplit('/', 2)[1].removeprefix('day=')}/{path.rsplit('/', 1)[1].removesuffix('.jsonl.gz')}"
+                for path in found
+            )
+
+        return await self._done(find)
+
+    async def there(self, name: str) -> bool:
+        return await self._done(self._fs.exists, self._object(name))
+
+    async def whole(self, name: str) -> bytes:
+        return await self._done(self._fs.cat_file, self._object(name))
+
+    def _cut(self, place: Place, length: int) -> bytes:
+        data: bytes = self._fs.cat_file(self._object(place.name), start=place.offset, end=place.offset + length)
+        return data
+
+    async def read(self, trial_id: str, place: Place) -> tuple[Session, list[Turn]]:
+        """Raises: ArchiveUnreadable: names the trial, its object and why."""
+
+        def read() -> tuple[Session, list[Turn]]:
+            found = unpack(self._cut(place, place.length))
+            _check(trial_id, found[0])
+            return found
+
+        return await self._of(trial_id, place, read)
+
+    async def heads(self, places: Sequence[tuple[str, Place]]) -> list[Session | ArchiveUnreadable]:
+        """The sessions at these places, or why one can't be read."""
+
+        def head(trial_id: str, place: Place) -> Session:
+            found = unpack_head(self._cut(place, place.head_bytes))
+            _check(trial_id, found)
+            return found
+
+        async def one(trial_id: str, place: Place) -> Session | ArchiveUnreadable:
+            try:
+                return await self._of(trial_id, place, lambda: head(trial_id, place))
+            except ArchiveUnreadable as error:
+                return error
+
+        return await asyncio.gather(*(one(trial_id, place) for trial_id, place in places))
+
+    async def _of(self, trial_id: str, place: Place, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(call)
+        except Exception as error:  # whatever a file system, or a spoilt file, comes with
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise ArchiveUnreadable(
+                f"session {trial_id} is in the archive and can't be read: {self._object(place.name)}: {why}"
+            ) from error
+
+
+def _check(trial_id: str, session: Session) -> None:
+    if session.trial_id != trial_id:
+        raise ValueError("it holds another session")

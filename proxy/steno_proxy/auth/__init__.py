@@ -1,0 +1,1 @@
+"""Keys, and how often a trial may ask."""

@@ -1,0 +1,278 @@
+"""The proxy's settings: one frozen tree, checked at load, each field with its unit and the reason for its default.
+
+Owns what an operator can choose and which combinations are refused. How the values are found (command line, environment
+`STENO_*`, file) is `steno/config/settings.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from steno.config.settings import Settings, SettingsConfigDict, is_loopback
+from steno.contracts.errors import ConfigError
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+
+class ProxySettings(Settings):
+    """What `steno proxy` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_")
+
+    # -- where it listens and what it is called
+    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and logs it")
+    control_host: str | None = Field(None, description="address of the control port; unset: the same as host")
+    control_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="a port of its own for the control plane and the workers; port then serves agents only; unset: one port",
+    )
+    public_url: str | None = Field(
+        None, description="how agents reach the proxy (scheme, host, optional port and path prefix); default: as asked"
+    )
+
+    allowed_hosts: list[str] = Field(
+        default_factory=list,
+        description="names, beside localhost and public_url's, under which a proxy without keys may be asked, at any port",
+    )
+
+    # -- who may do what (I8)
+    admin_key: SecretStr | None = Field(
+        None, description="opens the control plane; several may be good, one a line; unset: no keys, loopback only"
+    )
+    worker_key: SecretStr | None = Field(
+        None, description="opens the workers' socket; several: one a line; unset: the admin key does"
+    )
+    metrics_key: SecretStr | None = Field(
+        None,
+        description="opens GET /metrics and nothing else, for Prometheus; several: one a line; the admin key does too",
+    )
+    trial_secret: SecretStr | None = Field(
+        None,
+        description="agents' and harness keys derive from the first line, those of other lines stay good; unset: made of "
+        "the first admin key, kept in the store",
+    )
+
+    keys_dir: Path | None = Field(
+        None, description="folder where keys that are not given are made on the first start, and kept; shown once"
+    )
+
+    # -- where it remembers
+    redis_url: str | None = Field(
+        None,
+        description="redis://, rediss://, redis+cluster://HOST,HOST or redis+sentinel://HOST,HOST/SERVICE; unset: in memory",
+    )
+    redis_wait_replicas: int = Field(
+        0,
+        ge=0,
+        description="replicas of Redis that must have a write before anybody is told of it; 0: a failover may lose some",
+    )
+    redis_wait_s: float = Field(1.0, gt=0, le=60, description="seconds that a write waits for them; then 503")
+    archive: str | None = Field(
+        None,
+        description="where ended sessions go from Redis: a folder or a URL that fsspec knows (s3://BUCKET/PATH), the same of all "
+        "replicas; off: nowhere; unset: a folder of this Redis in archive/, in keys_dir or else in ~/.local/share/steno",
+    )
+    retention_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds that an ended session stays in the store: then it goes to the archive (unset: after a day), or is "
+        "deleted where there is none (unset: never)",
+    )
+    tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
+    sweep_s: float = Field(
+        60.0, gt=0, description="seconds between two looks for sessions past their retention or their time"
+    )
+    tree_cache_bytes: int = Field(
+        256 * 2**20, ge=0, description="conversation trees kept in the process, about; one is rebuilt from its rows"
+    )
+
+    # -- generation
+    max_body_bytes: int = Field(32 * 2**20, ge=1024, description="largest request body; above it: 413, unread")
+    max_request_nodes: int = Field(
+        40_000,
+        ge=100,
+        description="objects and arrays in a request body (messages, parts, calls, tools, parts of schemas); of all values ten "
+        "times as many; above it: 413",
+    )
+    max_inflight_bytes: int = Field(
+        512 * 2**20,
+        ge=1024,
+        description="bytes of all request bodies in flight, from the first byte to the end of the answer; more: 429, unread; "
+        "bodies up to 256 KiB are not counted",
+    )
+    trial_inflight_bytes: int = Field(
+        128 * 2**20, ge=1024, description="the same, of one trial's bodies; a single one above either: 413"
+    )
+    body_timeout_s: float = Field(60.0, gt=0, description="seconds a client may take to send its body: then 408")
+    keepalive_s: float = Field(10.0, gt=0, description="seconds of silence on a stream before a keepalive comment")
+    default_max_tokens: int | None = Field(
+        None, ge=1, description="completion tokens where the agent gives no limit; unset: what the context leaves"
+    )
+    chat_reasoning: Literal["reasoning_content", "reasoning", "both"] = Field(
+        "reasoning_content",
+        description="which fields of a reply in chat completions hold its reasoning, streamed and whole; requests may use either",
+    )
+    trial_requests_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="requests a second that one trial may go on with, at each replica; more: 429; unset: any",
+    )
+    trial_burst: int = Field(20, ge=1, description="requests that a trial may be ahead of that rate")
+    trial_streams: int | None = Field(
+        None,
+        ge=1,
+        description="requests of one trial in flight at the same time, at each replica; more: 429; unset: any",
+    )
+    shutdown_s: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")
+
+    # -- another provider as the only worker, in this process
+    upstream: str | None = Field(
+        None, description="PROVIDER/MODEL as LiteLLM names it, served by a worker in this process"
+    )
+    api_base: str | None = Field(None, description="URL of the upstream; default: its provider's own")
+    api_key: SecretStr | None = Field(
+        None, description="key of the upstream; unset: from its provider's environment variable"
+    )
+    upstream_images: Literal["auto", "on", "off"] = Field(
+        "auto", description="images to the upstream, where it gives text only; auto: as LiteLLM knows the model"
+    )
+    upstream_tokens: Literal["auto", "require", "off"] = Field(
+        "auto", description="token ids from a vLLM server (hosted_vllm/NAME); auto: text only, where it can't"
+    )
+
+    # -- the relay to the workers
+    heartbeat_s: float = Field(5.0, gt=0, description="seconds between heartbeats, both ways")
+    silence_s: float = Field(20.0, gt=0, description="seconds without a frame after which a worker's socket is dropped")
+    resume_grace_s: float = Field(30.0, ge=0, description="seconds a worker may be away before its streams are lost")
+    max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a worker")
+    window_tokens: int = Field(4096, ge=1, description="tokens a worker may send on a stream before its credit")
+    max_waiting: int = Field(
+        1024,
+        ge=0,
+        description="requests that may wait for a place on a worker, trials in turn; more are refused with 429",
+    )
+    queue_s: float = Field(
+        60.0, ge=0, description="seconds a request may wait for a place; then 429, or 503 where no worker is there"
+    )
+
+    # -- what it says
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="one line of text, or one JSON object, per record")
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be http(s)://host[:port][/prefix]")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError("must have no user, query or fragment")
+        return value.rstrip("/")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _allowed_hosts(cls, names: list[str]) -> list[str]:
+        for name in names:
+            try:
+                known = ":" in name and bool(ipaddress.IPv6Address(name.strip("[]")))
+            except ValueError:
+                known = False
+            if not known and not _HOST_NAME.fullmatch(name):
+                raise ValueError(
+                    f"got {name!r}, must be a host name or address without scheme, port and path, as host.docker.internal"
+                )
+        return names
+
+    @field_validator("archive")
+    @classmethod
+    def _archive(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("must not be empty: a folder, a URL, or off")
+        return value
+
+    @field_validator("admin_key", "worker_key", "metrics_key", "trial_secret", "api_key")
+    @classmethod
+    def _not_empty(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().strip():
+            raise ValueError("must not be empty; leave it out instead")
+        return value
+
+    @property
+    def archive_url(self) -> str | None:
+        """Where ended sessions go; None: they stay. Unset, each Redis has a folder of its own, which it finds again by its URL
+        when it has lost its memory.
+
+        Raises: ConfigError: redis_url can't be read.
+        """
+        if self.redis_url is None or self.archive == "off":
+            return None
+        if self.archive is not None:
+            return self.archive
+        from steno_proxy.redis_url import address_of  # imports Redis, which not every proxy has
+
+        address = address_of(self.redis_url)
+        name = (
+            f"{re.sub(r'[^A-Za-z0-9.]+', '-', address)[:60]}-{hashlib.sha256(address.encode()).hexdigest()[:8]}".strip(
+                "-."
+            )
+        )
+        data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "steno"
+        return str((self.keys_dir or data) / "archive" / name)
+
+    @property
+    def base_path(self) -> str:
+        """Path prefix of `public_url`: "" or "/steno". Requests are served with it and without it."""
+        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
+
+    def check(self) -> None:
+        """Refuse what can't be served safely.
+
+        Raises:
+            ConfigError: names the offending key. Without an admin key everything is open to whoever can connect, so
+                only loopback addresses are listened on (I8).
+        """
+        for field in ("host", "control_host"):
+            host = getattr(self, field)
+            if self.admin_key is None and host is not None and not is_loopback(host):
+                raise ConfigError(
+                    f"{field} {host!r} is not loopback and there is no admin_key: agents could read and reward each "
+                    "other's sessions; set STENO_ADMIN_KEY, or listen on 127.0.0.1",
+                    field=field,
+                )
+        if self.control_host is not None and self.control_port is None:
+            raise ConfigError("control_host needs control_port: give --control-port as well", field="control_port")
+        if self.control_port is not None and self.control_port == self.port != 0:
+            raise ConfigError(
+                f"control_port: got {self.control_port}, must differ from port (the port tells agents from the control plane)",
+                field="control_port",
+            )
+        if self.redis_wait_replicas and self.redis_url is None:
+            raise ConfigError(
+                "redis_wait_replicas needs redis_url: give --redis-url as well", field="redis_wait_replicas"
+            )
+        if self.archive not in (None, "off") and self.redis_url is None:
+            raise ConfigError("archive needs redis_url: give --redis-url as well", field="archive")
+        if self.admin_key is None and (self.worker_key or self.trial_secret or self.metrics_key):
+            raise ConfigError(
+                "worker_key, metrics_key and trial_secret need admin_key: set it as well", field="admin_key"
+            )
+        if self.upstream is None and (self.api_base or self.api_key):
+            raise ConfigError("api_base and api_key need upstream: give --upstream as well", field="upstream")
+        if self.silence_s <= self.heartbeat_s:
+            raise ConfigError(
+                f"silence_s: got {self.silence_s:g}, must be above heartbeat_s ({self.heartbeat_s:g})",
+                field="silence_s",
+            )

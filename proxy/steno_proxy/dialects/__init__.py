@@ -1,0 +1,1 @@
+"""The agents' protocols: requests in, answers out. Pure."""

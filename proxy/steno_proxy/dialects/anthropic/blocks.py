@@ -1,0 +1,214 @@
+"""Anthropic Messages, its blocks -> canonical messages.
+
+What the blocks of one message become:
+
+    user       texts, images -> one user message; each tool_result -> a tool message of its own, in the order they stand in
+    assistant  one message: texts -> content, thinking -> reasoning, tool_use -> tool calls (`input` as JSON)
+    system     the field comes first; `role: system` in the middle stays where it is
+
+Clients echo our turns in other clothes (a moved `cache_control`, a list of one text for a string, parsed tool input, no
+whitespace-only texts, another billing header): all of that ends here or in `sessions/normalise.py`, so that the echo is
+recognised. A block of a type that is not known is left out and named in `Seen.dropped`; binary documents, audio and video are
+refused, as are images outside of user messages and tool results.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from steno.contracts.chat import Message
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.parts import Part, Seen, content_of, data_url, says_nothing, text_part
+
+BILLING_HEADER = "x-anthropic-billing-header:"
+"""How the first system block of Claude Code begins: a word to the provider, whose hash changes between conversations."""
+_UNREADABLE = frozenset({"video", "audio"})
+_REDACTED = frozenset({"redacted_thinking"})
+ERROR_PREFIX = "Error: "
+"""Before the text of a tool result with `is_error`, unless it says so itself: templates know no such mark."""
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: str | list[Any] | None = None
+
+
+def system_of(given: str | list[Any] | None, seen: Seen) -> list[Message]:
+    texts = [given] if isinstance(given, str) else _texts("system", given or [], seen)
+    texts = [text for text in texts if not text.lstrip().lower().startswith(BILLING_HEADER)]
+    return [{"role": "system", "content": content_of([text_part(text) for text in texts])}] if any(texts) else []
+
+
+def messages_of(path: str, given: MessageBody, seen: Seen) -> list[Message]:
+    content: list[Any] = (
+        [{"type": "text", "text": given.content}] if isinstance(given.content, str) else given.content or []
+    )
+    if given.role == "assistant":
+        return [_assistant(f"{path}.content", content, seen)]
+    if given.role == "system":
+        texts = _texts(f"{path}.content", content, seen)
+        return [{"role": "system", "content": content_of([text_part(text) for text in texts])}]
+    if given.role != "user":
+        raise BadRequest(
+            f"{path}.role: got {given.role[:40]!r}, must be one of user, assistant, system", field=f"{path}.role"
+        )
+    return _user(f"{path}.content", content, seen)
+
+
+def _user(path: str, content: list[Any], seen: Seen) -> list[Message]:
+    """Tool results apart from texts and images, in their order. What stands together is one message."""
+    messages: list[Message] = []
+    parts: list[Part] = []
+    for j, block in enumerate(content):
+        if _type(f"{path}.{j}", block) == "tool_result":
+            if not says_nothing(parts):
+                messages.append({"role": "user", "content": content_of(parts)})
+            parts = []
+            messages.append(_tool_result(f"{path}.{j}", block, seen))
+        else:
+            parts += _parts(f"{path}.{j}", block, seen)
+    if not says_nothing(parts) or not messages:
+        messages.append({"role": "user", "content": content_of(parts)})
+    return messages
+
+
+def _tool_result(path: str, block: dict[str, Any], seen: Seen) -> Message:
+    call_id = block.get("tool_use_id")
+    if not isinstance(call_id, str) or not call_id:
+        raise BadRequest(f"{path}.tool_use_id is required", field=f"{path}.tool_use_id")
+    given = block.get("content")
+    if isinstance(given, str):
+        parts = [text_part(given)]
+    elif given is None:
+        parts = []
+    elif isinstance(given, list):
+        parts = [part for j, inner in enumerate(given) for part in _parts(f"{path}.content.{j}", inner, seen)]
+    else:
+        raise BadRequest(f"{path}.content: expected a string or blocks", field=f"{path}.content")
+    if block.get("is_error") is True:
+        parts = _as_error(parts)
+    return {"role": "tool", "tool_call_id": call_id, "content": content_of(parts)}
+
+
+def _as_error(parts: list[Part]) -> list[Part]:
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    if "error" in "".join(texts)[:64].lower():
+        return parts
+    if parts and parts[0]["type"] == "text":
+        return [text_part(ERROR_PREFIX + parts[0]["text"]), *parts[1:]]
+    return [text_part(ERROR_PREFIX), *parts]
+
+
+def _assistant(path: str, content: list[Any], seen: Seen) -> Message:
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for j, block in enumerate(content):
+        at = f"{path}.{j}"
+        kind = _type(at, block)
+        if kind == "thinking":
+            reasoning.append(string(f"{at}.thinking", block.get("thinking")))
+        elif kind == "tool_use":
+            calls.append(_tool_use(at, block))
+        elif kind not in _REDACTED:
+            texts += _text(at, block, seen)
+    message: Message = {"role": "assistant", "content": content_of([text_part(text) for text in texts])}
+    if any(reasoning):
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_use(path: str, block: dict[str, Any]) -> dict[str, Any]:
+    name = block.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{path}.name is required", field=f"{path}.name")
+    given = block.get("input")
+    arguments = given if isinstance(given, str) else _json(given if given is not None else {})
+    return {"id": str(block.get("id") or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except OverflowError:  # integers beyond 64 bits, which JSON may hold
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _texts(path: str, blocks: list[Any], seen: Seen) -> list[str]:
+    return [text for j, block in enumerate(blocks) for text in _text(f"{path}.{j}", block, seen)]
+
+
+def _parts(path: str, block: Any, seen: Seen) -> list[Part]:
+    """What a block of a user message or a tool result holds: its image, else its texts."""
+    if _type(path, block) == "image":
+        return [_image(path, block, seen)]
+    return [text_part(text) for text in _text(path, block, seen)]
+
+
+def _image(path: str, block: dict[str, Any], seen: Seen) -> Part:
+    source = block.get("source")
+    path = f"{path}.source"
+    if not isinstance(source, dict):
+        raise BadRequest(f"{path}: expected an object", field=path)
+    kind = source.get("type")
+    if kind == "base64":
+        return seen.image(path, data_url(path, source.get("media_type"), source.get("data")))
+    if kind == "url":
+        return seen.image(path, source.get("url"))
+    raise BadRequest(
+        f"{path}.type: an image source must be base64 or url (the proxy stores no files)", field=f"{path}.type"
+    )
+
+
+def _text(path: str, block: Any, seen: Seen) -> list[str]:
+    """The texts of a block: one of a text, those inside a document, none of a type that is not known."""
+    kind = _type(path, block)
+    if kind == "text":
+        return [block if isinstance(block, str) else string(f"{path}.text", block.get("text"))]
+    if kind == "image":
+        raise BadRequest(
+            f"{path}.type: images are allowed only in user messages and tool results", field=f"{path}.type"
+        )
+    if kind in _UNREADABLE:
+        raise BadRequest(f"{path}.type: {kind!r} blocks are not supported", field=f"{path}.type")
+    if kind == "document":
+        return _document(path, block, seen)
+    seen.dropped.append(kind)
+    return []
+
+
+def _document(path: str, block: dict[str, Any], seen: Seen) -> list[str]:
+    given = block.get("source")
+    source: dict[str, Any] = given if isinstance(given, dict) else {}
+    kind = source.get("type")
+    if kind == "text":
+        return [string(f"{path}.source.data", source.get("data"))]
+    if kind == "content" and isinstance(content := source.get("content"), str | list):
+        path = f"{path}.source.content"
+        inner = [content] if isinstance(content, str) else content
+        for j, one in enumerate(inner):
+            if isinstance(one, dict) and one.get("type") == "document":
+                at = f"{path}.{j}.type"
+                raise BadRequest(f"{at}: a document must not contain a document", field=at)
+        return _texts(path, inner, seen)
+    raise BadRequest(f"{path}.source.type: only plain-text documents are supported", field=f"{path}.source.type")
+
+
+def _type(path: str, block: Any) -> str:
+    if isinstance(block, str):
+        return "text"
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise BadRequest(f"{path}.type is required, as a string", field=f"{path}.type")
+    return kind
+
+
+def string(path: str, value: Any) -> str:
+    if not isinstance(value, str | None):
+        raise BadRequest(f"{path}: expected a string", field=path)
+    return value or ""

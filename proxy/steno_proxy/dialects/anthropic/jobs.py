@@ -1,0 +1,175 @@
+"""Anthropic Messages, the request -> the canonical one: tools, how they are chosen, sampling. Blocks are `blocks.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat, Sampling, Tool
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.anthropic.blocks import MessageBody, messages_of, string, system_of
+from steno_proxy.dialects.anthropic.tools import client_tool
+from steno_proxy.dialects.base import check_range, check_wire
+from steno_proxy.dialects.parts import Seen
+
+MAX_TOKENS = 2**31 - 1
+MAX_STOP_SEQUENCES = 64
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""The provider's words for effort, as the templates that know `reasoning_effort` spell them."""
+
+
+class Body(msgspec.Struct):
+    """What is read of a request; unknown fields are ignored, null counts as absent."""
+
+    messages: list[MessageBody]
+    model: str | None = None
+    system: str | list[Any] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+def canonical(body: Body, *, complete: bool = True) -> CanonicalRequest:
+    """Args: complete: an answer is wanted; False: only what the prompt is made of counts (`count_tokens`).
+
+    Raises: BadRequest naming the field.
+    """
+    if not body.messages:
+        raise BadRequest("messages: at least one message is required", field="messages")
+    seen = Seen()
+    messages = system_of(body.system, seen)
+    for i, message in enumerate(body.messages):
+        messages += messages_of(f"messages.{i}", message, seen)
+    if complete and messages[-1]["role"] == "assistant":
+        raise BadRequest(
+            "messages: the conversation must end with a user message; prefilling the answer is not supported",
+            field=f"messages.{len(body.messages) - 1}.role",
+        )
+    tools = [tool for i, given in enumerate(body.tools or ()) if (tool := _tool(f"tools.{i}", given, seen))]
+    choice, parallel = _tool_choice(body.tool_choice, tools)
+    job = Job(
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        response_format=_format(body),
+        template_kwargs=_template_kwargs(body),
+        sampling=_sampling(body),
+    )
+    user = (body.metadata or {}).get("user_id")
+    return CanonicalRequest(
+        dialect="messages",
+        model=body.model or "",
+        job=job,
+        asked={name: value for name in _SAMPLING if (value := getattr(body, name)) is not None},
+        stream=bool(body.stream),
+        user=user if isinstance(user, str) else None,
+        dropped=seen.dropped,
+        images=seen.images,
+        merges=True,
+    )
+
+
+# -- tools ----------------------------------------------------------------------------------------------------------------
+
+
+def _tool(path: str, given: Any, seen: Seen) -> Tool | None:
+    """A tool that the client runs; None for those that the provider runs itself."""
+    if not isinstance(given, dict):
+        raise BadRequest(f"{path}: expected an object", field=path)
+    kind = given.get("type")
+    if kind not in (None, "custom"):
+        if (tool := client_tool(path, given)) is not None:
+            return tool
+        seen.dropped.append(kind if isinstance(kind, str) else "tool")
+        return None
+    name, description, schema = given.get("name"), given.get("description"), given.get("input_schema")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{path}.name is required", field=f"{path}.name")
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = string(f"{path}.description", description)
+    if schema is not None:
+        if not isinstance(schema, dict):
+            raise BadRequest(f"{path}.input_schema: expected an object", field=f"{path}.input_schema")
+        check_wire(f"{path}.input_schema", schema)
+        function["parameters"] = schema
+    if isinstance(strict := given.get("strict"), bool):
+        function["strict"] = strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(given: dict[str, Any] | None, tools: list[Tool]) -> tuple[str, bool]:
+    """The canonical choice, and whether parallel calls are allowed."""
+    if given is None:
+        return "auto", True
+    kind, parallel = given.get("type"), given.get("disable_parallel_tool_use") is not True
+    if kind in ("auto", "none"):
+        return kind, parallel
+    if kind == "any":
+        if not tools:
+            raise BadRequest("tool_choice.type: got 'any', but the request has no tools", field="tool_choice")
+        return "required", parallel
+    if kind == "tool":
+        name = given.get("name")
+        if not isinstance(name, str) or not any(tool["function"]["name"] == name for tool in tools):
+            raise BadRequest("tool_choice.name: no tool of the request has this name", field="tool_choice.name")
+        return f"function:{name}", parallel
+    raise BadRequest("tool_choice.type must be auto, any, tool or none", field="tool_choice.type")
+
+
+# -- the rest -------------------------------------------------------------------------------------------------------------
+
+
+def _format(body: Body) -> ResponseFormat:
+    given = body.output_format or (body.output_config or {}).get("format")
+    if given is None:
+        return ResponseFormat()
+    path = "output_format" if body.output_format else "output_config.format"
+    schema = given.get("schema") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or given.get("type") != "json_schema" or not isinstance(schema, dict):
+        raise BadRequest(f"{path} must be a json_schema with its schema", field=path)
+    check_wire(f"{path}.schema", schema)
+    return ResponseFormat("json_schema", "", schema, True)
+
+
+def _template_kwargs(body: Body) -> dict[str, Any]:
+    """What models call thinking and effort. `adaptive` leaves it to the model, as without the field."""
+    kwargs: dict[str, Any] = {}
+    kind = (body.thinking or {}).get("type")
+    if kind in ("enabled", "disabled"):
+        kwargs["enable_thinking"] = kind == "enabled"
+    effort = (body.output_config or {}).get("effort")
+    if isinstance(effort, str) and effort in _EFFORTS:
+        kwargs["reasoning_effort"] = _EFFORTS[effort]
+    return kwargs
+
+
+def _sampling(body: Body) -> Sampling:
+    check_range("temperature", body.temperature, 0.0, 100.0)
+    check_range("top_p", body.top_p, 0.0, 1.0)
+    check_range("top_k", body.top_k, -1, MAX_TOKENS)
+    check_range("max_tokens", body.max_tokens, 1, 2**63)
+    if body.top_p == 0.0:
+        raise BadRequest("top_p must be above 0", field="top_p")
+    stops = body.stop_sequences or []
+    if len(stops) > MAX_STOP_SEQUENCES:
+        raise BadRequest(f"stop_sequences: at most {MAX_STOP_SEQUENCES} are allowed", field="stop_sequences")
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        max_tokens=min(body.max_tokens, MAX_TOKENS) if body.max_tokens is not None else None,
+        stop=[stop for stop in stops if stop],
+    )

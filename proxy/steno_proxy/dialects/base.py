@@ -1,0 +1,201 @@
+"""What a wire format is: its routes, where it carries the key, how it asks, answers and fails.
+
+One dialect is one file. It is pure: bytes of a request in, a `CanonicalRequest` out; what the worker said in, bytes of the answer
+out. It keeps no store, no clock and no socket, and it tokenises nothing (I6). The turn (`steno_proxy/turns/service.py`) decides
+*when* bytes leave (I3); the dialect decides only what they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from steno.contracts.chat import CanonicalRequest, TokenLogprob, ToolCallPiece
+from steno.contracts.errors import BadRequest, StenoError
+
+T = TypeVar("T")
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+@dataclass(slots=True)
+class Piece:
+    """What arrived of one choice: text, reasoning, fragments of tool calls (with the ids that clients see), tokens.
+
+    tokens: only when the client asked for log-probabilities. ids: int32 LE, of the same tokens.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPiece] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    ids: bytes = b""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One finished completion, as its client is to see it.
+
+    message: canonical assistant message (`role`, `content`, `reasoning_content`?, `tool_calls`? with client-visible ids).
+    tokens: of the whole completion, only when the client asked for log-probabilities.
+    stop: the stop string that ended it, if one did.
+    reasoning_tokens: of the completion's, those that were reasoning (the markers around it go with what follows them).
+    ended: when its last token came, Unix seconds; 0.0: nobody says.
+    ids, prompt_ids: of the completion and of its prompt, int32 LE; only for a client that asked for them.
+    """
+
+    index: int
+    message: dict[str, Any]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    stop: str = ""
+    reasoning_tokens: int = 0
+    ended: float = 0.0
+    ids: bytes = b""
+    prompt_ids: bytes = b""
+
+
+@dataclass(slots=True, frozen=True)
+class Header:
+    """What every answer repeats: `answer_id` is the first sibling's turn id, `created` in Unix seconds, `model` the name
+    that the client asked for (the served one if it gave none)."""
+
+    answer_id: str
+    created: int
+    model: str
+
+
+class Writer(Protocol):
+    """Encodes one streamed answer. Each method returns the bytes of whole events, possibly none, for one choice."""
+
+    def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
+        """Before the first piece of a choice."""
+        ...
+
+    def closes(self, index: int, piece: Piece) -> bool:
+        """Whether the events of this piece close a block (an item): one that came before it, or one within it.
+
+        They then leave only after the turn so far is in the store, as an open turn (I3): a client may act on a closed block,
+        and keeps it when the stream breaks. Formats without blocks say False. Asked once for each piece, before `piece`.
+        """
+        ...
+
+    def piece(self, index: int, piece: Piece) -> bytes: ...
+    def finish(self, choice: Choice) -> bytes:
+        """The events that end a choice. They leave only after its turn is committed (I3)."""
+        ...
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        """The last events of all."""
+        ...
+
+
+@runtime_checkable
+class Breaker(Protocol):
+    """A writer whose format ends a failed stream with events that depend on what it has said so far."""
+
+    def broken(self, error: StenoError) -> bytes:
+        """As `Dialect.broken`, which is not asked then."""
+        ...
+
+
+@runtime_checkable
+class ShowsPrompt(Protocol):
+    """A writer that can show the ids of the prompt, to a client that asked for them (`CanonicalRequest.returns_ids`)."""
+
+    def prompt(self, ids: bytes) -> None:
+        """int32 LE; before `begin`."""
+        ...
+
+
+class Dialect(Protocol):
+    """One wire format. Instances are stateless and shared.
+
+    name: recorded on each turn. paths: of the routes, after `/{trial_id}`. call_prefix: of the tool-call ids that
+    clients of this dialect expect. breaks: whether an error after the first byte is a broken connection (chat); if not,
+    `broken` gives the event that says so.
+    """
+
+    name: ClassVar[str]
+    paths: ClassVar[tuple[str, ...]]
+    call_prefix: ClassVar[str]
+    keepalive: ClassVar[bytes]
+
+    def parse(self, body: bytes) -> CanonicalRequest:
+        """Raises: BadRequest with the dotted path of the field to blame."""
+        ...
+
+    def writer(self, request: CanonicalRequest, header: Header) -> Writer: ...
+    def answer(self, request: CanonicalRequest, header: Header, choices: Sequence[Choice]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def error(self, error: StenoError, request_id: str = "") -> bytes:
+        """The body of an error answer. request_id: as in the answer's head, for formats that repeat it."""
+        ...
+
+    def broken(self, error: StenoError) -> bytes:
+        """The events that end a stream which failed after its first byte; b"": the connection is broken instead."""
+        ...
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI operation of this dialect's routes, without its parameters."""
+        ...
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Bytes of JSON -> the dialect's typed body. Fields it does not declare are ignored, null counts as absent.
+
+    Raises:
+        BadRequest: not JSON, nested beyond reason, or a field of the wrong type (named by its dotted path).
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `")
+        if message.startswith("Object missing required field `"):
+            missing = message.removeprefix("Object missing required field `").rstrip("`")
+            path = ".".join(part for part in (dotted(where), missing) if part)
+            raise BadRequest(f"{path} is required", field=path) from None
+        path = dotted(where)
+        raise BadRequest(f"{path or 'the body'}: {message[:1].lower()}{message[1:]}", field=path or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
+def dotted(path: str) -> str:
+    """msgspec's `$.messages[3].role` -> `messages.3.role`."""
+    return _INDEX.sub(r".\1", path.rstrip("`").removeprefix("$")).replace("[...]", "").lstrip(".")
+
+
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    """Raises: BadRequest naming the field, when a value was given and lies outside [low, high]."""
+    if value is not None and not low <= value <= high:
+        bound = f"at least {number(low)}" if value < low else f"at most {number(high)}"
+        raise BadRequest(f"{name}: got {number(value)}, must be {bound}", field=name)
+
+
+def number(value: float) -> str:
+    """As it stands in an error: an integer with all its digits, up to 300 of them, a float as Python writes it."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e22 else repr(value)
+    return str(value) if abs(value) < 10**300 else "an integer of more than 300 digits"
+
+
+def check_wire(name: str, value: Any) -> None:
+    """What clients may nest freely (schemas, template arguments) must still fit the relay's msgpack.
+
+    Raises: BadRequest naming the field: an integer beyond 64 bits has no place in a frame.
+    """
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        raise BadRequest(f"{name}: an integer in it does not fit in 64 bits", field=name) from None

@@ -1,0 +1,103 @@
+"""Reading JSON as Google's APIs do: a field may be spelt `maxOutputTokens` or `max_output_tokens`, integers may come as
+strings or as `64.0`, null is absent, and what is not known is ignored. Each refusal names the field by its dotted path.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, overload
+
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.base import check_range
+
+_HUMP = re.compile(r"(?<!^)([A-Z])")
+
+
+@lru_cache(256)
+def snake(name: str) -> str:
+    """`maxOutputTokens` -> `max_output_tokens`."""
+    return _HUMP.sub(r"_\1", name).lower()
+
+
+class Fields:
+    """One JSON object of a request. `path`: where it stands, "" for the body. Every getter returns None for what is absent."""
+
+    __slots__ = ("given", "path")
+
+    def __init__(self, given: Any, path: str = "") -> None:
+        """Raises: BadRequest: not an object."""
+        if not isinstance(given, dict):
+            raise BadRequest(f"{path or 'the body'}: expected an object", field=path or None)
+        self.given: dict[str, Any] = given
+        self.path = path
+
+    def get(self, name: str) -> Any:
+        """The value as it came; `name` in camel case."""
+        value = self.given.get(name)
+        return self.given.get(snake(name)) if value is None else value
+
+    def at(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def text(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self._expected(name, "a string")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._expected(name, "true or false")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        value = self.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise self._expected(name, "a number")
+        check_range(self.at(name), value, low, high)
+        return value
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        value = self.get(name)
+        spelt = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value)
+        if spelt or (isinstance(value, float) and value.is_integer() and abs(value) < 2**63):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise self._expected(name, "an integer")
+        check_range(self.at(name), value, low, high)
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """[] for what is absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self._expected(name, "a list")
+        return value or []
+
+    def texts(self, name: str) -> list[str]:
+        found = self.items(name)
+        for i, value in enumerate(found):
+            if not isinstance(value, str):
+                raise BadRequest(f"{self.at(name)}.{i}: expected a string", field=f"{self.at(name)}.{i}")
+        return found
+
+    def each(self, name: str) -> list[Fields]:
+        return [Fields(item, f"{self.at(name)}.{i}") for i, item in enumerate(self.items(name))]
+
+    @overload
+    def sub(self, name: str) -> Fields | None: ...
+    @overload
+    def sub(self, name: str, default: dict[str, Any]) -> Fields: ...
+    def sub(self, name: str, default: dict[str, Any] | None = None) -> Fields | None:
+        value = self.get(name)
+        value = default if value is None else value
+        return None if value is None else Fields(value, self.at(name))
+
+    def refuse(self, name: str, why: str) -> BadRequest:
+        """The error to raise about a field: its path, and `why`."""
+        return BadRequest(f"{self.at(name)}: {why}", field=self.at(name))
+
+    def _expected(self, name: str, what: str) -> BadRequest:
+        return self.refuse(name, f"expected {what}")

@@ -1,0 +1,275 @@
+"""OpenAI Chat Completions, the request -> the canonical one.
+
+What a client may send is honoured or refused by name; what it does not know of (unknown fields, at every level) is ignored.
+`developer` is `system`; null, absent and "" content are the same; content parts are texts and, of users and tools, images
+(anything else is a 400 naming the part). `tool_choice: allowed_tools` offers the model the allowed tools only. Clients echo
+`reasoning_content` (some say `reasoning`), which is taken as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Message, Tool
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.base import check_range, check_wire
+from steno_proxy.dialects.openai import common
+from steno_proxy.dialects.openai.common import to_json
+from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
+from steno_proxy.dialects.parts import Part, Seen, content_of, text_part
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    id: str | None = None
+    type: str | None = None
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[Any] | None = None
+    name: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+
+
+class _ToolFunction(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str = "function"
+    function: _ToolFunction | None = None
+
+
+class Body(common.SamplingBody, kw_only=True):
+    messages: list[_Message]
+    tools: list[_Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormatBody | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+
+
+def canonical(body: Body) -> CanonicalRequest:
+    """Raises: BadRequest with the dotted path of the field to blame."""
+    if not body.messages:
+        raise BadRequest("messages must not be empty", field="messages")
+    common.check_fields(body, "chat")
+    if body.functions:
+        raise BadRequest("functions is deprecated and not supported: use tools", field="functions")
+    if body.modalities and body.modalities != ["text"]:
+        raise BadRequest("modalities: only ['text'] is supported", field="modalities")
+    tools = [_tool(i, tool) for i, tool in enumerate(body.tools or ())]
+    choice, tools = _tool_choice(body.tool_choice, tools)
+    seen = Seen()
+    job = Job(
+        messages=[_message(i, message, seen) for i, message in enumerate(body.messages)],
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=format_of(body, response_format_of(body.response_format), "response_format"),
+        template_kwargs=_template_kwargs(body),
+        top_logprobs=_top_logprobs(body),
+        sampling=common.sampling_of(body),
+        shows_stop=bool(body.include_stop_str_in_output),
+        shows_special=body.skip_special_tokens is False,
+    )
+    include_usage, usage_in_chunks = common.usage_asked(body)
+    return CanonicalRequest(
+        dialect="chat",
+        model=body.model or "",
+        job=job,
+        asked=common.asked_for(body),
+        n=body.n or 1,
+        stream=bool(body.stream),
+        include_usage=include_usage,
+        usage_in_chunks=usage_in_chunks,
+        returns_ids=bool(body.return_token_ids),
+        hides_reasoning=body.include_reasoning is False,
+        user=body.user,
+        images=seen.images,
+    )
+
+
+def _message(i: int, given: _Message, seen: Seen) -> Message:
+    role = "system" if given.role == "developer" else given.role
+    if role not in ("system", "user", "assistant", "tool"):
+        roles = "system, developer, user, assistant, tool"
+        raise BadRequest(f"messages.{i}.role: got {role[:40]!r}, must be one of {roles}", field=f"messages.{i}.role")
+    content: Any = given.content
+    if not isinstance(content, str):
+        content = _content(f"messages.{i}.content", content or [], seen, images=role in ("user", "tool"))
+    message: Message = {"role": role, "content": content}
+    if given.name:
+        message["name"] = given.name
+    if role == "assistant":
+        reasoning = given.reasoning_content or (given.reasoning if isinstance(given.reasoning, str) else "")
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if given.tool_calls:
+            message["tool_calls"] = [
+                _call(f"messages.{i}.tool_calls.{j}", call) for j, call in enumerate(given.tool_calls)
+            ]
+    elif role == "tool" and given.tool_call_id:
+        message["tool_call_id"] = given.tool_call_id
+    return message
+
+
+def _content(path: str, given: list[Any], seen: Seen, *, images: bool) -> str | list[Part]:
+    """images: whether they may stand here."""
+    parts: list[Part] = []
+    seen.strings(path, given)
+    for j, part in enumerate(given):
+        kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, dict) else None
+        if kind == "image_url" and images:
+            parts.append(_image(f"{path}.{j}.image_url", part.get("image_url"), seen))
+        else:
+            parts.append(text_part(part if isinstance(part, str) else _text(f"{path}.{j}", kind, part)))
+    return content_of(parts)
+
+
+def _text(path: str, kind: Any, part: Any) -> str:
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        named = f"got {kind[:40]!r}" if isinstance(kind, str) else "is missing"
+        raise BadRequest(
+            f"{path}.type: {named}, must be text (image_url too in user and tool messages)", field=f"{path}.type"
+        )
+    key = "refusal" if kind == "refusal" else "text"
+    text = part.get(key)
+    if not isinstance(text, str | None):
+        raise BadRequest(f"{path}.{key}: expected a string", field=f"{path}.{key}")
+    return text or ""
+
+
+def _image(path: str, given: Any, seen: Seen) -> Part:
+    if isinstance(given, dict):
+        return seen.image(path, given.get("url"), given.get("detail"))
+    return seen.image(path, given)
+
+
+def _call(path: str, given: _Call) -> dict[str, Any]:
+    if given.function is None or not given.function.name:
+        raise BadRequest(f"{path}.function.name is required", field=f"{path}.function.name")
+    arguments = given.function.arguments
+    if not isinstance(arguments, str):
+        arguments = to_json(arguments or {}).decode()
+    return {
+        "id": given.id or "",
+        "type": "function",
+        "function": {"name": given.function.name, "arguments": arguments},
+    }
+
+
+def _tool(i: int, given: _Tool) -> Tool:
+    if given.type != "function" or given.function is None:
+        raise BadRequest(f"tools.{i}.type: must be function: other tools are not supported", field=f"tools.{i}.type")
+    given_function = given.function
+    if not given_function.name:
+        raise BadRequest(f"tools.{i}.function.name is required", field=f"tools.{i}.function.name")
+    function: dict[str, Any] = {"name": given_function.name}
+    if given_function.description is not None:
+        function["description"] = given_function.description
+    if given_function.parameters is not None:
+        check_wire(f"tools.{i}.function.parameters", given_function.parameters)
+        function["parameters"] = given_function.parameters
+    if given_function.strict is not None:
+        function["strict"] = given_function.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> tuple[str, list[Tool]]:
+    """The canonical choice, and the tools left to choose from."""
+    if given is None:
+        return "auto", tools
+    if isinstance(given, str):
+        if given not in ("auto", "none", "required"):
+            raise BadRequest(
+                f"tool_choice: got {given[:40]!r}, must be one of auto, none, required", field="tool_choice"
+            )
+        if given == "required" and not tools:
+            raise BadRequest("tool_choice: got 'required', but the request has no tools", field="tool_choice")
+        return given, tools
+    kind = given.get("type")
+    if kind == "function":
+        name = _name_of(given, "tool_choice")
+        if not any(tool["function"]["name"] == name for tool in tools):
+            raise BadRequest(
+                f"tool_choice.function.name: no tool is named {name[:80]!r}", field="tool_choice.function.name"
+            )
+        return f"function:{name}", tools
+    if kind == "allowed_tools":
+        return _allowed(given.get("allowed_tools"), tools)
+    raise BadRequest("tool_choice.type must be function or allowed_tools", field="tool_choice.type")
+
+
+def _allowed(given: Any, tools: list[Tool]) -> tuple[str, list[Tool]]:
+    path = "tool_choice.allowed_tools"
+    if not isinstance(given, dict) or not isinstance(given.get("tools"), list):
+        raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
+    mode = given.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise BadRequest(f"{path}.mode must be auto or required", field=f"{path}.mode")
+    names = {_name_of(tool, f"{path}.tools.{i}") for i, tool in enumerate(given["tools"])}
+    allowed = [tool for tool in tools if tool["function"]["name"] in names]
+    if not allowed:
+        raise BadRequest(f"{path}.tools: none of these names is in `tools`", field=f"{path}.tools")
+    return mode, allowed
+
+
+def _name_of(given: Any, path: str) -> str:
+    function = given.get("function") if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{path}.function.name is required", field=f"{path}.function.name")
+    return name
+
+
+def _template_kwargs(body: Body) -> dict[str, Any]:
+    kwargs = common.template_kwargs_of(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return kwargs | _end_of_prompt(body)
+
+
+def _end_of_prompt(body: Body) -> dict[str, Any]:
+    """Where the prompt ends, if not after the header of an assistant's message."""
+    if not body.continue_final_message:
+        return {} if body.add_generation_prompt is not False else {OPEN_END: False}
+    if body.add_generation_prompt is not False:
+        raise BadRequest(f"{CONTINUES} needs {OPEN_END}: false", field=CONTINUES)
+    last = body.messages[-1]
+    if last.role != "assistant" or last.tool_calls or not last.content:
+        raise BadRequest(
+            f"{CONTINUES}: the last message must be an assistant's, with text and no calls", field=CONTINUES
+        )
+    return {OPEN_END: False, CONTINUES: True}
+
+
+def _top_logprobs(body: Body) -> int | None:
+    check_range("top_logprobs", body.top_logprobs, 0, 20)
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    return None

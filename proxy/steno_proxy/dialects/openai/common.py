@@ -1,0 +1,331 @@
+"""What OpenAI's two formats (`chat.py`, `completions.py`) share: sampling fields, server-sent events, usage, error bodies.
+
+Fields, ranges and shapes after the OpenAI API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
+`ignore_eos`, `stop_token_ids` and what `vllm_fields.py` lists as vLLM's clients send them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Sampling, TokenLogprob
+from steno.contracts.errors import BadRequest, ContextOverflow, StenoError
+from steno.contracts.records import bytes_to_ids
+from steno_proxy.dialects.base import Choice, Header, check_range, check_wire, number
+from steno_proxy.dialects.openai.structured import StructuredBody
+from steno_proxy.dialects.openai.vllm_fields import refuse
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n"
+"""A comment line without an empty line after it: several SSE parsers take `comment + blank` for an (empty) event."""
+LEAST_LOGPROB = -9999.0
+MAX_CHOICES = 64
+MAX_TOKENS = 2**31 - 1
+MAX_ALLOWED_IDS = 1024
+"""Each turn's record has them twice."""
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
+"""The engine compares all of them with the end of what it has sampled, for each token."""
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "min_tokens", "max_tokens", "max_completion_tokens", "seed", "stop", "stop_token_ids", "ignore_eos",
+    "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
+
+to_json = msgspec.json.encode
+
+
+class SamplingBody(StructuredBody):
+    """The sampling fields of a request body. None: not given (null and absent are the same)."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    model: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+def check_fields(body: SamplingBody, dialect: str) -> None:
+    """Raises: BadRequest: a field that can't be honoured, alone or beside another."""
+    refuse(body, dialect)
+    options = body.stream_options
+    if options is not None and not body.stream and options != StreamOptions():
+        raise BadRequest("stream_options needs a stream: send stream: true as well", field="stream_options")
+    shows_special = body.skip_special_tokens is False
+    if body.include_stop_str_in_output and body.stop_token_ids:
+        raise BadRequest(
+            "include_stop_str_in_output can't be combined with stop_token_ids: it applies to strings in stop",
+            field="include_stop_str_in_output",
+        )
+    if shows_special and (body.ignore_eos or body.include_stop_str_in_output):
+        beside = "ignore_eos" if body.ignore_eos else "include_stop_str_in_output"
+        raise BadRequest(
+            f"skip_special_tokens: false can't be combined with {beside}: the answer has no text for end tokens",
+            field="skip_special_tokens",
+        )
+
+
+def usage_asked(body: SamplingBody) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether each of its events says the usage so far, which vLLM does only then."""
+    options = body.stream_options
+    whole = bool(options and options.include_usage)
+    return whole, whole and bool(options and options.continuous_usage_stats)
+
+
+def template_kwargs_of(given: dict[str, Any] | None) -> dict[str, Any]:
+    """`chat_template_kwargs`. Raises: BadRequest: one says what fields of their own say, or goes on no wire."""
+    kwargs = dict(given or {})
+    check_wire("chat_template_kwargs", kwargs)
+    for name in (OPEN_END, CONTINUES):
+        if name in kwargs:
+            raise BadRequest(
+                f"chat_template_kwargs.{name}: send {name} as a field of the request instead",
+                field=f"chat_template_kwargs.{name}",
+            )
+    return kwargs
+
+
+def asked_for(body: SamplingBody) -> dict[str, Any]:
+    """The sampling fields that the client sent, as it sent them."""
+    return {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+
+
+def sampling_of(body: SamplingBody, *, default_max_tokens: int | None = None) -> Sampling:
+    """The sampling law that the client asks for.
+
+    Raises: BadRequest naming the field that is out of range.
+    """
+    check_range("temperature", body.temperature, 0.0, 100.0)
+    check_range("top_p", body.top_p, 0.0, 1.0)
+    check_range("top_k", body.top_k, -1, 2**31 - 1)
+    check_range("min_p", body.min_p, 0.0, 1.0)
+    check_range("presence_penalty", body.presence_penalty, -2.0, 2.0)
+    check_range("frequency_penalty", body.frequency_penalty, -2.0, 2.0)
+    check_range("repetition_penalty", body.repetition_penalty, 1e-3, 100.0)
+    check_range("min_tokens", body.min_tokens, 0, MAX_TOKENS)
+    check_range("max_tokens", body.max_tokens, 1, 2**63)
+    check_range("max_completion_tokens", body.max_completion_tokens, 1, 2**63)
+    check_range("seed", body.seed, -(2**63), 2**63 - 1)
+    check_range("n", body.n, 1, MAX_CHOICES)
+    if body.top_p == 0.0:
+        raise BadRequest("top_p must be above 0", field="top_p")
+    limit = body.max_completion_tokens or body.max_tokens or default_max_tokens
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(body.logit_bias),
+        min_tokens=body.min_tokens or 0,
+        max_tokens=min(limit, MAX_TOKENS) if limit is not None else None,
+        seed=body.seed,
+        stop=_stop(body.stop),
+        stop_token_ids=checked_ids("stop_token_ids", body.stop_token_ids or []),
+        ignore_eos=bool(body.ignore_eos),
+        allowed_token_ids=_allowed(body.allowed_token_ids),
+        bad_words=_bad_words(body.bad_words or []),
+    )
+
+
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in (given or {}).items():
+        if not key.isascii() or not key.isdigit() or len(key) > 10 or int(key) > MAX_TOKENS:
+            raise BadRequest(f"logit_bias: {key[:40]!r} is not a token id", field=f"logit_bias.{key[:40]}")
+        check_range(f"logit_bias.{key}", value, -100.0, 100.0)
+        bias[int(key)] = value
+    return bias
+
+
+def _stop(given: str | list[str] | None) -> list[str]:
+    stops = [given] if isinstance(given, str) else given or []
+    if len(stops) > 16:
+        raise BadRequest("stop takes at most 16 strings", field="stop")
+    return [stop for stop in stops if stop]
+
+
+def _allowed(given: list[int] | None) -> list[int]:
+    if given is None:
+        return []
+    if not 0 < len(given) <= MAX_ALLOWED_IDS:
+        raise BadRequest(
+            f"allowed_token_ids: got {len(given)} ids, must be 1 to {MAX_ALLOWED_IDS}", field="allowed_token_ids"
+        )
+    return checked_ids("allowed_token_ids", given)
+
+
+def _bad_words(given: list[str]) -> list[str]:
+    if len(given) > MAX_BAD_WORDS or not all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in given):
+        raise BadRequest(
+            f"bad_words takes at most {MAX_BAD_WORDS} texts, of 1 to {MAX_BAD_WORD_CHARS} characters", field="bad_words"
+        )
+    return given
+
+
+def checked_ids(name: str, given: list[int]) -> list[int]:
+    """Token ids of a request's field. Raises: BadRequest: one can be none."""
+    for i, value in enumerate(given):
+        if not 0 <= value <= MAX_TOKENS:
+            raise BadRequest(
+                f"{name}.{i}: got {number(value)}, must be a token id, 0 to {MAX_TOKENS}", field=f"{name}.{i}"
+            )
+    return given
+
+
+def envelope(header: Header, prefix: str, kind: str) -> dict[str, Any]:
+    """What every answer and every chunk says. prefix: of its id. kind: its `object`."""
+    return {
+        "id": f"{prefix}-{header.answer_id}",
+        "object": kind,
+        "created": header.created,
+        "model": header.model,
+        "system_fingerprint": None,
+    }
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Prompt tokens count once, however many choices were drawn from the prompt."""
+    prompt = choices[0].prompt_tokens
+    completion = sum(choice.completion_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": choices[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)},
+    }
+
+
+def usage_so_far(prompt: int, completion: int) -> bytes:
+    """Of one choice in the middle of a stream, as a member of its event: vLLM's `continuous_usage_stats`."""
+    return b',"usage":' + to_json(
+        {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    )
+
+
+def ids_json(ids: bytes) -> bytes:
+    """int32 LE -> a JSON array."""
+    return to_json(bytes_to_ids(ids).tolist())
+
+
+def prompt_ids(request: CanonicalRequest, choices: Sequence[Choice]) -> dict[str, Any]:
+    """`prompt_token_ids` of an answer in one piece, where they were asked for; all choices have the same."""
+    return {"prompt_token_ids": bytes_to_ids(choices[0].prompt_ids).tolist()} if request.returns_ids else {}
+
+
+def token_ids(request: CanonicalRequest, choice: Choice) -> dict[str, Any]:
+    """`token_ids` of one choice, where they were asked for and the reasoning among them is not hidden."""
+    if not request.returns_ids or request.hides_reasoning:
+        return {}
+    return {"token_ids": bytes_to_ids(choice.ids).tolist()}
+
+
+class Shown:
+    """What the events of one stream say beside the text, to those who ask: ids, and the usage so far. Of both formats."""
+
+    def __init__(self, request: CanonicalRequest, choices: int) -> None:
+        self.ids = request.returns_ids and not request.hides_reasoning
+        self._returns_ids = request.returns_ids
+        self._prompt_ids = b""
+        self._prompt_tokens = 0
+        self._each = request.usage_in_chunks
+        self._tokens = [0] * choices
+        self._plain = b',"usage":null' if request.include_usage else b""
+        self.tail = b',"finish_reason":null}]' + self._plain + b"}\n\n"
+        self.is_plain = not (self.ids or self._each)
+
+    def prompt(self, ids: bytes) -> None:
+        self._prompt_ids = ids
+
+    def begins(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+
+    def prompt_member(self) -> bytes:
+        """`prompt_token_ids`, the first time; then nothing."""
+        if not self._returns_ids or not self._prompt_ids:
+            return b""
+        ids, self._prompt_ids = self._prompt_ids, b""
+        return b',"prompt_token_ids":' + ids_json(ids)
+
+    def tail_of(self, index: int, ids: bytes) -> bytes:
+        """`tail`, where ids or usage are asked for."""
+        return b',"finish_reason":null' + self.ids_member(ids) + b"}]" + self.usage(index) + b"}\n\n"
+
+    def ids_member(self, ids: bytes) -> bytes:
+        return b',"token_ids":' + ids_json(ids) if self.ids else b""
+
+    def count(self, index: int, ids: bytes) -> None:
+        self._tokens[index] += len(ids) >> 2
+
+    def usage(self, index: int, total: int | None = None) -> bytes:
+        """`usage` of an event. total: tokens of the whole choice, at its end."""
+        if not self._each:
+            return self._plain
+        return usage_so_far(self._prompt_tokens, self._tokens[index] if total is None else total)
+
+
+def error_body(error: StenoError) -> bytes:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return to_json({"error": {"message": error_words(error), "type": kind, "param": error.field, "code": error.code}})
+
+
+def error_words(error: StenoError) -> str:
+    """OpenAI's own for a prompt that is too long: LiteLLM and what is built on it look for these and not for the code."""
+    if isinstance(error, ContextOverflow) and error.prompt_tokens:
+        # Room for one token of the answer is asked for too, so a prompt may be as long as the context and still too long.
+        maximum = min(error.context_tokens, error.prompt_tokens - 1)
+        return (
+            f"This model's maximum context length is {maximum} tokens. However, your messages resulted in"
+            f" {error.prompt_tokens} tokens. Please reduce the length of the messages."
+        )
+    return error.message
+
+
+def shown(logprob: float) -> float:
+    """An alternative that could not be drawn, as OpenAI writes it: JSON has no infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """As chat completions and responses show them."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.raw),
+            "top_logprobs": [
+                {"token": text, "logprob": shown(logprob), "bytes": list(raw)} for text, raw, logprob in token.top
+            ],
+        }
+        for token in tokens
+    ]

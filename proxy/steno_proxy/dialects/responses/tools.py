@@ -1,0 +1,245 @@
+"""Tools of the Responses format as a model knows them (functions), and back: the names that its client expects.
+
+A model has one list of functions. A function inside a namespace is called `<namespace>__<name>` there, a custom (free
+text) tool is a function with the one argument `input`. What a model calls is given back with its namespace, and as a
+custom call with plain text. Tools that only OpenAI's own servers can run (`web_search`, `tool_search`, …) are dropped
+and named in `dropped`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from steno.contracts.chat import Tool
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.base import check_wire
+from steno_proxy.dialects.responses.text import FREE_TEXT
+
+ROOT_NAMESPACE = "functions"
+"""What OpenAI's own models call the namespace of tools that have none; what is in it keeps its name."""
+_MOST_NAMESAKES = 8
+"""Tools of one name in different namespaces; more are refused."""
+MAX_NAMESPACE_CHARS = 256
+"""Of a namespace's name, which stands before that of each tool in it. OpenAI allows 64 of a name."""
+_PARAMETERS = {
+    "type": "object",
+    "properties": {FREE_TEXT: {"type": "string", "description": "All of the tool's input, as plain text."}},
+    "required": [FREE_TEXT],
+    "additionalProperties": False,
+}
+
+
+FUNCTION_DEFAULTS: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
+"""What a response says of a function where its request said nothing; `strict` is what was in effect."""
+
+
+class Place(NamedTuple):
+    """What a client calls a function of the model's. namespace: "" for none."""
+
+    namespace: str
+    name: str
+    custom: bool = False
+
+
+@dataclass(slots=True)
+class Tools:
+    """The tools of one request.
+
+    functions: canonical, in the client's order. places: of those whose name or kind differs for the client.
+    dropped: types of the tools that can't be offered, one each.
+    """
+
+    functions: list[Tool] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+
+    def place(self, function: str) -> Place:
+        """What the client calls this function; one that there is not is called as the model called it."""
+        return self.places.get(function) or Place("", function)
+
+    def function(self, place: Place) -> str:
+        """The model's name for what a client calls so, also when the tool is no longer offered."""
+        joined = name = joined_name(place)
+        if not self.places:
+            return joined
+        for _ in range(_MOST_NAMESAKES + 1):
+            known = self.places.get(name)
+            if known is not None and known[:2] == place[:2]:
+                return name
+            name += "_"
+        return joined
+
+    def names(self) -> set[str]:
+        return {tool["function"]["name"] for tool in self.functions}
+
+
+def told_tools(given: list[Any]) -> list[Any]:
+    """The tools of a request as its response repeats them: functions with all that their format says of them."""
+    told = []
+    for tool in given:
+        if tool.get("type") == "function":
+            tool = FUNCTION_DEFAULTS | tool
+        elif tool.get("type") == "namespace":
+            tool = tool | {"tools": told_tools(tool["tools"])}
+        told.append(tool)
+    return told
+
+
+def joined_name(place: Place) -> str:
+    if place.namespace in ("", ROOT_NAMESPACE):
+        return place.name
+    return place.namespace + ("" if place.namespace.endswith("__") else "__") + place.name
+
+
+def read_tools(given: list[Any], items: Any = None) -> Tools:
+    """The tools of a request: its own, then those of `additional_tools` among its items (Codex sends all of its there).
+
+    Raises: BadRequest naming the field: a tool of a known type that is not well-formed, a name that stands for two.
+    """
+    found = [(f"tools.{i}", tool) for i, tool in enumerate(given)]
+    for k, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            if not isinstance(item.get("tools"), list):
+                raise BadRequest(f"input.{k}.tools is required", field=f"input.{k}.tools")
+            found += [(f"input.{k}.tools.{i}", tool) for i, tool in enumerate(item["tools"])]
+    reader = _Reader({tool["name"] for _, tool in found if _plain(tool)})
+    for path, tool in found:
+        reader.take(path, tool, "", "")
+    return reader.tools
+
+
+def _plain(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in ("function", "custom") and isinstance(tool.get("name"), str)
+
+
+class _Reader:
+    """plain: names of the tools outside namespaces, which keep theirs."""
+
+    def __init__(self, plain: set[str]) -> None:
+        self.tools = Tools()
+        self._plain = plain
+        self._names: set[str] = set()
+
+    def take(self, path: str, tool: Any, namespace: str, about: str) -> None:
+        """about: what is said before its description."""
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise BadRequest(f"{path}.type is required", field=f"{path}.type")
+        kind = tool["type"]
+        if kind == "namespace" and not namespace:
+            self._namespace(path, tool)
+            return
+        if kind not in ("function", "custom"):
+            self.tools.dropped.append(kind)
+            return
+        place = Place(namespace, _text(path, tool, "name"), kind == "custom")
+        name = self._name(path, place)
+        if place != ("", name, False):
+            self.tools.places[name] = place
+        function: dict[str, Any] = {"name": name}
+        description = about + _text(path, tool, "description", required=False)
+        if kind == "custom":
+            description += _grammar(tool.get("format"))
+        if description or isinstance(tool.get("description"), str):
+            function["description"] = description
+        parameters = _PARAMETERS if kind == "custom" else tool.get("parameters")
+        if parameters is not None:
+            if not isinstance(parameters, dict):
+                raise BadRequest(f"{path}.parameters: expected an object", field=f"{path}.parameters")
+            check_wire(f"{path}.parameters", parameters)
+            function["parameters"] = parameters
+        if isinstance(tool.get("strict"), bool) and kind == "function":
+            function["strict"] = tool["strict"]
+        self.tools.functions.append({"type": "function", "function": function})
+
+    def _name(self, path: str, place: Place) -> str:
+        name = joined_name(place)
+        if place.namespace:
+            for _ in range(_MOST_NAMESAKES):
+                if name not in self._plain and name not in self._names:
+                    break
+                name += "_"
+        if name in self._names:
+            raise BadRequest(f"{path}.name: another tool is named {name[:80]!r} already", field=f"{path}.name")
+        self._names.add(name)
+        return name
+
+    def _namespace(self, path: str, tool: dict[str, Any]) -> None:
+        """Its description is said once, before that of its first tool: templates know no namespaces."""
+        namespace = _text(path, tool, "name")
+        if len(namespace) > MAX_NAMESPACE_CHARS:
+            message = f"got {len(namespace)} characters, a namespace has at most {MAX_NAMESPACE_CHARS}"
+            raise BadRequest(f"{path}.name: {message}", field=f"{path}.name")
+        inner = tool.get("tools")
+        if not isinstance(inner, list):
+            raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
+        about = _text(path, tool, "description", required=False)
+        about = f"[{namespace}: {about}]\n" if about else ""
+        for j, one in enumerate(inner):
+            before = len(self.tools.functions)
+            self.take(f"{path}.tools.{j}", one, namespace, about)
+            if len(self.tools.functions) > before:
+                about = ""
+
+
+def _grammar(given: Any) -> str:
+    """A grammar can't be enforced here (I1), so the model is told of it."""
+    if not isinstance(given, dict) or not isinstance(given.get("definition"), str):
+        return ""
+    return f"\nThe input follows this grammar ({given.get('syntax') or 'lark'}):\n{given['definition']}"
+
+
+def _text(path: str, tool: dict[str, Any], key: str, *, required: bool = True) -> str:
+    value = tool.get(key)
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str) or (required and not value):
+        problem = " is required" if not value else ": expected a string"
+        raise BadRequest(f"{path}.{key}{problem}", field=f"{path}.{key}")
+    return value
+
+
+def read_choice(given: Any, tools: Tools) -> tuple[str, list[Tool]]:
+    """The canonical tool choice, and the functions left to choose from.
+
+    Raises: BadRequest: a choice that can't be honoured.
+    """
+    if given is None:
+        return "auto", tools.functions
+    if isinstance(given, str):
+        if given not in ("auto", "none", "required"):
+            raise BadRequest(
+                f"tool_choice: got {given[:40]!r}, must be one of auto, none, required", field="tool_choice"
+            )
+        if given == "required" and not tools.functions:
+            raise BadRequest("tool_choice: got 'required', but the request has no tools", field="tool_choice")
+        return given, tools.functions
+    if not isinstance(given, dict):
+        raise BadRequest("tool_choice must be a string or an object", field="tool_choice")
+    kind = given.get("type")
+    if kind == "allowed_tools":
+        return _allowed(given, tools)
+    if kind not in ("function", "custom"):
+        raise BadRequest("tool_choice.type must be function, custom or allowed_tools", field="tool_choice.type")
+    name = _named(given, tools)
+    if name not in tools.names():
+        raise BadRequest(f"tool_choice.name: no tool is named {name[:80]!r}", field="tool_choice.name")
+    return f"function:{name}", tools.functions
+
+
+def _allowed(given: dict[str, Any], tools: Tools) -> tuple[str, list[Tool]]:
+    mode, listed = given.get("mode", "auto"), given.get("tools")
+    if mode not in ("auto", "required"):
+        raise BadRequest("tool_choice.mode must be auto or required", field="tool_choice.mode")
+    if not isinstance(listed, list):
+        raise BadRequest("tool_choice.tools is required", field="tool_choice.tools")
+    names = {_named(tool, tools) for tool in listed if isinstance(tool, dict)}
+    allowed = [tool for tool in tools.functions if tool["function"]["name"] in names]
+    if not allowed:
+        raise BadRequest("tool_choice.tools: none of these names is in `tools`", field="tool_choice.tools")
+    return mode, allowed
+
+
+def _named(given: dict[str, Any], tools: Tools) -> str:
+    name, namespace = given.get("name"), given.get("namespace")
+    return tools.function(Place(namespace if isinstance(namespace, str) else "", name if isinstance(name, str) else ""))

@@ -1,0 +1,413 @@
+"""Policy updates as they run: between the store, which all replicas share, the hub's workers, and the trainer that asks.
+
+Decisions are `book.py` and `update.py`; here are sockets, the clock and the store. All that is to be written to the store is
+derived from what is known here and written by one task, so that a store that is away costs a delay and nothing else. No turn ever
+waits for anything here: who may generate is worked out when something changes, and kept in `Worker.behind`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+from steno.contracts.errors import BadRequest, Conflict, NotFound, StenoError
+from steno.contracts.lenient import read_json
+from steno.contracts.policy import ModelName, PolicyView, Update, UpdateSpec
+from steno.contracts.wire.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
+from steno_proxy import metrics
+from steno_proxy.policies.book import Book, Order
+from steno_proxy.policies.model_names import ModelNames
+from steno_proxy.policies.specs import check, recorded
+from steno_proxy.policies.update import Do, UpdateRun
+from steno_proxy.policies.upload import Upload
+from steno_proxy.store.policies import PolicyStore, UpdateRow
+from steno_proxy.workers.worker_channel import Worker
+
+log = logging.getLogger(__name__)
+POLL_S = 1.0
+"""How often the store is asked what other replicas were told: two small reads, whatever the load."""
+SETTLE_S = 3.0
+"""How long after this proxy's start no update is taken for complete: its workers are still dialling."""
+CAPABILITY = "policy_updates"
+
+
+class Policies:
+    """What becomes of every policy, at this replica. Keeps the hub's `Watcher` protocol.
+
+    Attributes: names: of models that workers have served.
+    Args: clock: Unix seconds; deadlines of updates are shared with other replicas.
+    """
+
+    def __init__(
+        self, store: PolicyStore, *, clock: Callable[[], float] = time.time, settle_s: float = SETTLE_S
+    ) -> None:
+        self._store = store
+        self.names = ModelNames(store)
+        self._clock = clock
+        self._settled_at = clock() + settle_s
+        self._books: dict[str, Book] = {}
+        self._workers: dict[str, Worker] = {}
+        self._unsure: set[str] = set()  # workers whose new version only the store may know
+        self._uploading: Counter[tuple[str, str]] = Counter()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._kick = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._served: dict[str, str] = {}  # policy -> update that the store has as served
+        self._ended: dict[str, str] = {}  # update -> state that the store has
+
+    # -- for the REST API
+
+    async def post(self, spec: UpdateSpec) -> Update:
+        """Begin an update; the same spec again: as it stands. Raises: Conflict, StoreUnavailable."""
+        check(spec)
+        row = await self._store.post(spec, now=self._clock())
+        self._adopt(row)
+        return self._run(row.update_id).view()
+
+    async def update(self, update_id: str, wait_s: float = 0.0) -> Update:
+        """As it stands; with `wait_s` once it has ended or there is something to upload, or so many seconds later.
+
+        Raises: NotFound, StoreUnavailable.
+        """
+        run = self._find(update_id)
+        if run is None:
+            await self.sync()
+            run = self._find(update_id)
+        if run is None:
+            return recorded(await self._store.update(update_id))
+        until = self._clock() + wait_s
+        while not (run.ended or self._has_work(run)) and (left := until - self._clock()) > 0:
+            await self._changed(left)
+        return run.view()
+
+    async def upload(self, update_id: str, name: str, offset: int, body: AsyncIterator[bytes]) -> int:
+        """Pass bytes of a shard on to those that lack them. Returns: up to where somebody took them.
+
+        Raises: NotFound, Conflict (superseded), BadRequest.
+        """
+        run = self._find(update_id)
+        if run is None:
+            await self.sync()
+            run = self._run(update_id)
+        shard = next((shard for shard in run.spec.manifest.shards if shard.name == name), None)
+        if shard is None:
+            raise NotFound(f"update {update_id} has no shard {name[:128]!r}", field="name")
+        if run.spec.transport != "stream":
+            raise BadRequest(
+                f"transport: this update uses {run.spec.transport}; only stream has uploads", field="transport"
+            )
+        if not 0 <= offset <= shard.size:
+            raise BadRequest(f"offset: got {offset}, shard {name} has {shard.size} bytes", field="offset")
+        if run.state == "superseded":
+            raise Conflict(f"version {run.version} has been superseded")
+        key = (update_id, name)
+        self._uploading[key] += 1
+        try:
+            upload = Upload(run, shard, offset, send=self._send_chunk, changed=self._changed, clock=self._clock)
+            return await upload.forward(body)
+        finally:
+            self._uploading[key] -= 1
+            if not self._uploading[key]:
+                del self._uploading[key]
+            self._arm()
+            self._notify()
+
+    def views(self) -> list[PolicyView]:
+        """Every policy that a worker announces or that was updated, by name."""
+        serving: dict[str, dict[str, list[str]]] = {policy: {} for policy in self._books}
+        for worker in self._workers.values():
+            if worker.link is not None and worker.healthy:
+                for card in worker.models:
+                    serving.setdefault(card.policy, {}).setdefault(card.policy_version, []).append(worker.id)
+        return [
+            (self._books.get(policy) or Book(policy)).view({version: sorted(ids) for version, ids in found.items()})
+            for policy, found in sorted(serving.items())
+        ]
+
+    def models(self) -> list[ModelName]:
+        """Every name that is kept, in order, with the workers that serve it here."""
+        return [ModelName(name=name, workers=self._serving(name)) for name in self.names.all()]
+
+    async def retire(self, name: str) -> None:
+        """Raises: as `ModelNames.retire`."""
+        await self.names.retire(name, self._serving(name))
+        self._wake()
+
+    def _serving(self, name: str) -> list[str]:
+        return sorted(
+            worker.id for worker in self._workers.values() if any(card.name == name for card in worker.models)
+        )
+
+    def _wake(self) -> None:
+        """Turns may wait for a model that is none any more."""
+        for worker in self._workers.values():
+            worker.on_change()
+
+    # -- for the hub (Watcher)
+
+    def admitted(self, worker: Worker) -> None:
+        known = self._workers.get(worker.id) is worker
+        self._workers[worker.id] = worker
+        self.names.hear(card.name for card in worker.models)
+        now = self._clock()
+        for policy, version in _taking(worker):
+            book = self._book(policy)
+            said = book.announced if known else book.join
+            self._carry_out(book, said(worker.id, version, now))
+        self._mark(worker)
+        self._kick.set()
+
+    def announced(self, worker: Worker) -> None:
+        now = self._clock()
+        if self.names.hear(card.name for card in worker.models):
+            self._kick.set()
+        for card in worker.models:
+            if not card.text_only and not self._book(card.policy).knows(card.policy_version):
+                # Perhaps a version that was posted at another replica a moment ago: the store is asked before turns are refused.
+                self._unsure.add(worker.id)
+                self._kick.set()
+        for policy, version in _taking(worker):
+            book = self._book(policy)
+            self._carry_out(book, book.announced(worker.id, version, now))
+        self._mark(worker)
+
+    def progressed(self, worker: Worker, said: Progress) -> None:
+        if self._workers.get(worker.id) is not worker:
+            return
+        for book in self._books.values():
+            run = book.runs.get(said.update_id)
+            if run is None:
+                continue
+            member = run.members.get(worker.id)
+            had, state = (member.received, member.state) if member is not None else (0, "")
+            loaded = member is not None and member.load_s is not None  # it has said so before
+            orders = book.progress(worker.id, said, self._clock())
+            metrics.POLICY_STAGED.labels(run.spec.transport).inc(max(0, said.received - had))
+            if said.state == "served" and member is not None and member.load_s == said.load_s:
+                metrics.POLICY_PAUSE.labels(run.spec.transport).observe(said.pause_s)
+            if said.state == "served" and not loaded and run.spec.probe is not None:
+                worker.trust(f"its probe of {run.version} has passed")
+            if said.state != state:
+                log.info(
+                    "worker %s, policy update %s (%s): %s %s",
+                    worker.id,
+                    said.update_id,
+                    run.version,
+                    said.state,
+                    said.message,
+                )
+            self._carry_out(book, orders)
+
+    def lost(self, worker: Worker) -> None:
+        if self._workers.get(worker.id) is worker:
+            del self._workers[worker.id]
+            self._unsure.discard(worker.id)
+            for book in self._books.values():
+                self._carry_out(book, book.leave(worker.id, self._clock()))
+
+    # -- the store
+
+    async def run(self) -> None:
+        """Keep up with the store, until cancelled."""
+        while True:
+            self._kick.clear()
+            try:
+                await self.sync()
+            except StenoError as error:
+                log.warning("can't synchronise policies with the store, trying again: %s", error.message)
+            # A record that this release can't read, say: the rest goes on, and the log has it every second.
+            except Exception:
+                log.exception("can't synchronise policies with the store")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._kick.wait()
+
+    async def sync(self) -> None:
+        """Learn what other replicas were told, and write what is known here. Raises StoreUnavailable."""
+        unsure = set(self._unsure)
+        if await self.names.sync([card.name for worker in self._workers.values() for card in worker.models]):
+            self._wake()
+        for head in await self._store.heads():
+            book = self._book(head.policy)
+            posted = book.runs.get(head.posted)
+            if posted is None or posted.since < head.since:
+                self._adopt(await self._store.update(head.posted))
+            self._served[head.policy] = head.served
+            if head.served and (book.in_force is None or book.in_force.update_id != head.served):
+                await self._learn_served(book, head.served)
+        for book in list(self._books.values()):
+            force = book.in_force
+            if force is not None and self._served.get(book.policy) != force.update_id:
+                await self._store.serve(force.update_id)
+                self._served[book.policy] = force.update_id
+            for run in list(book.runs.values()):
+                if run.state in ("done", "failed") and self._ended.get(run.update_id) != run.state:
+                    await self._store.end(run.update_id, run.state, now=run.ended_at or self._clock())
+                    self._ended[run.update_id] = run.state
+        self._unsure -= unsure
+        for worker in [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]:
+            self._mark(worker)
+
+    async def _learn_served(self, book: Book, update_id: str) -> None:
+        run = book.runs.get(update_id)
+        if run is None:
+            try:
+                run = self._run_of(await self._store.update(update_id))
+            except NotFound:  # superseded between the two questions
+                return
+            self._carry_out(book, book.adopt(run, self._clock()))
+        self._carry_out(book, book.serve(run, self._clock()))
+
+    def _adopt(self, row: UpdateRow) -> None:
+        book, now = self._book(row.policy), self._clock()
+        run = book.runs.get(row.update_id)
+        if run is None:
+            log.info("policy %s: update %s to version %s", row.policy, row.update_id, row.version)
+            self._carry_out(book, book.adopt(self._run_of(row), now))
+        elif run.state == "failed" and row.since > run.since:
+            self._ended.pop(row.update_id, None)
+            self._carry_out(book, book.revive(run, row.since, now))
+
+    def _run_of(self, row: UpdateRow) -> UpdateRun:
+        return UpdateRun(
+            row.update_id, read_json(UpdateSpec, row.spec), number=row.number, created_at=row.created_at,
+            since=row.since, settle_until=max(self._clock(), self._settled_at), state=row.state, ended_at=row.ended_at,
+        )  # fmt: skip
+
+    # -- what is to be done
+
+    def _carry_out(self, book: Book, orders: Iterable[Order]) -> None:
+        """Send what was decided, and see to everything that may follow from the facts."""
+        for order in orders:
+            worker = self._workers.get(order.worker_id)
+            if worker is not None:
+                self._order(book, worker, order)
+        self._note(book)
+        self._arm()
+        self._notify()
+
+    def _order(self, book: Book, worker: Worker, order: Order) -> None:
+        update_id = order.run.update_id
+        try:
+            if order.do is Do.PREPARE:
+                worker.send(Prepare(update_id, order.run.spec_json))
+            elif order.do is Do.APPLY:
+                worker.send(Apply(update_id))
+            else:
+                worker.send(Abandon(update_id))
+        except StenoError as error:  # the manifest fits in no packet
+            failed = Progress(update_id, "failed", code=error.code, message=error.message)
+            self._carry_out(book, book.progress(worker.id, failed, self._clock()))
+
+    def _note(self, book: Book) -> None:
+        """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
+        for run in book.runs.values():
+            if run.ended and not run.noted:
+                log.info("policy update %s (%s) is %s", run.update_id, run.version, run.state)
+                lasted_s = (run.ended_at or run.since) - run.since
+                metrics.POLICY_UPDATE.labels(run.spec.transport, run.state).observe(max(0.0, lasted_s))
+                self._kick.set()
+            run.noted = run.ended
+        if book.in_force is not None and self._served.get(book.policy) != book.in_force.update_id:
+            self._kick.set()
+        if book.gate != book.marked:
+            book.marked = book.gate
+            for worker in self._workers.values():
+                self._mark(worker)
+
+    def _mark(self, worker: Worker) -> None:
+        """Work out for which policies a worker gets no turns."""
+        if worker.id in self._unsure:
+            return
+        behind = frozenset(
+            card.policy
+            for card in worker.models
+            if not card.text_only
+            and (book := self._books.get(card.policy)) is not None
+            and book.behind(worker.id, card.policy_version)
+        )
+        if behind != worker.behind:
+            log.info("worker %s: %s", worker.id, f"behind with {', '.join(sorted(behind))}" if behind else "up to date")
+            worker.behind = behind
+            worker.on_change()  # turns may wait for it
+
+    def _send_chunk(self, worker_id: str, chunk: Chunk) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        try:
+            worker.offer(chunk)
+        except StenoError as error:  # not confirmed in time, so it is sent again (`Cursor.rewind`)
+            log.warning(
+                "can't send bytes of an update to worker %s now (update %s): %s",
+                worker_id,
+                chunk.update_id,
+                error.message,
+            )
+
+    def _arm(self) -> None:
+        due = [at for book in self._books.values() if (at := book.next_deadline()) is not None]
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due:
+            wait_s = max(0.01, min(due) - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for book in list(self._books.values()):
+            self._carry_out(book, book.tick(self._clock()))
+
+    def close(self) -> None:
+        """No more timers. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- who waits
+
+    async def _changed(self, timeout_s: float) -> None:
+        """Until something has changed, or that long."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait({waiter}, timeout=max(0.0, timeout_s))
+        finally:
+            self._waiters.discard(waiter)
+
+    def _notify(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _has_work(self, run: UpdateRun) -> bool:
+        """Whether there are bytes to upload that nobody is uploading."""
+        return any(not self._uploading[run.update_id, want.shard] for want in run.wants())
+
+    def _book(self, policy: str) -> Book:
+        return self._books.setdefault(policy, Book(policy))
+
+    def _find(self, update_id: str) -> UpdateRun | None:
+        return next((book.runs[update_id] for book in self._books.values() if update_id in book.runs), None)
+
+    def _run(self, update_id: str) -> UpdateRun:
+        run = self._find(update_id)
+        if run is None:
+            raise NotFound(f"no policy update {update_id[:64]}")
+        return run
+
+
+def _taking(worker: Worker) -> Iterator[tuple[str, str]]:
+    """(policy, version) of what can be updated on it. A worker that says it is not well may have anything loaded: ""."""
+    if CAPABILITY in worker.peer.capabilities:
+        seen: set[str] = set()
+        cards: list[ModelCard] = [card for card in worker.models if not card.text_only]
+        for card in cards:
+            if card.policy not in seen:
+                seen.add(card.policy)
+                yield card.policy, card.policy_version if worker.healthy else ""

@@ -1,0 +1,303 @@
+"""One update as a state machine: facts about workers in, frames to send out. No sockets, no clock: time is an argument.
+
+    staging --all awaited are ready, or the deadline--> applied --each serves it or is named as failed--> done | failed
+       \\----------------------- a newer update of the policy was posted ----------------------------> superseded
+
+Every replica runs it for the workers it sees; what it tells them is idempotent. Workers that come later, and those that failed,
+are brought along after `done` as well: they are told to load as soon as they are ready. A `failed` update rests until it is
+posted again.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from steno.contracts.errors import ProtocolError
+from steno.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
+from steno.contracts.wire.frames import Progress
+from steno_proxy.policies.member import RESEND_S, Cursor, Member
+
+LOADING_S = 60.0
+"""What a worker gets at least to load what it was told to, also when the deadline is that near."""
+MAX_CREDIT_BYTES = 32 * 2**20
+"""Of a worker's credit, what is used before its next Progress: it bounds what this proxy may hold for it (`stream`)."""
+MISSED = "missed: sent over nccl without this worker, which gets the next version"
+STATES = frozenset({"waiting", "receiving", "ready", "loading", "served", "failed"})
+
+
+class Do(Enum):
+    PREPARE = "prepare"
+    APPLY = "apply"
+    ABANDON = "abandon"
+
+
+class Step(NamedTuple):
+    """A frame that is to be sent."""
+
+    worker_id: str
+    do: Do
+
+
+class UpdateRun:
+    """Args:
+    number: in the order of posting within the policy.
+    since: when its deadline began to run.
+    settle_until: workers that come until then are awaited; those of a proxy that has just started are still dialling.
+    state: `running`, or how it ended already: then it only brings others along.
+    """
+
+    def __init__(
+        self, update_id: str, spec: UpdateSpec, *, number: int, created_at: float, since: float, settle_until: float,
+        state: str = "running", ended_at: float | None = None,
+    ) -> None:  # fmt: skip
+        self.update_id = update_id
+        self.spec = spec
+        self.version = spec.version
+        self.number = number
+        self.created_at = created_at
+        self.since = since
+        self.state = state
+        self.ended_at = ended_at
+        self.noted = state != "running"  # that it has ended, by whoever carries out what is decided here
+        self.applied = state != "running"
+        self.served = state == "done"  # by some worker, at some time
+        self.members: dict[str, Member] = {}
+        self.sizes = {shard.name: shard.size for shard in spec.manifest.shards}
+        self._order = {shard.name: place for place, shard in enumerate(spec.manifest.shards)}
+        self._settle_until = settle_until
+        self._now = 0.0
+        self._steps: list[Step] = []
+
+    # -- facts; each returns what is to be sent because of it
+
+    def join(self, worker_id: str, version: str, now: float) -> list[Step]:
+        """A worker of this policy is there, new or started again. version: what it serves, "" if that is not to be trusted."""
+        before = self.members.get(worker_id)
+        awaited = before.awaited if before is not None else now <= self._settle_until
+        member = self.members[worker_id] = Member(worker_id, awaited and not self.applied)
+        if before is not None:
+            member.attempts = before.attempts
+        if version == self.version:
+            self._serve(member)
+        elif self.state in ("running", "done"):
+            self._ask(member, now)
+        return self._advance(now)
+
+    def announced(self, worker_id: str, version: str, now: float) -> list[Step]:
+        """It says that it serves this version now; also that it serves the same as before."""
+        member = self.members.get(worker_id)
+        if member is None or (member.state == "served" and version != self.version):
+            return self.join(worker_id, version, now)
+        if version == self.version:
+            self._serve(member)
+        return self._advance(now)
+
+    def leave(self, worker_id: str, now: float) -> list[Step]:
+        """Its channel is over."""
+        member = self.members.get(worker_id)
+        if member is not None and self.ended:
+            del self.members[worker_id]  # nobody waits for it; if it comes back it begins anew
+        elif member is not None:
+            member.fail("worker_lost: the worker went away", now, lost=True)
+        return self._advance(now)
+
+    def progress(self, worker_id: str, said: Progress, now: float) -> list[Step]:
+        """Raises ProtocolError: a state, a time or a place in the weights that can't be."""
+        member = self.members.get(worker_id)
+        if not (0 <= said.pause_s < math.inf and 0 <= said.load_s < math.inf):
+            raise ProtocolError("Progress: pause_s and load_s must be finite and not negative")
+        if said.state not in STATES:
+            raise ProtocolError(f"Progress: unknown state: {said.state[:40]!r}")
+        if member is None or (self.state == "superseded" and said.state in ("waiting", "receiving", "ready")):
+            return []
+        if said.received >= 0 and (said.received or said.state == "receiving"):
+            member.received = said.received  # others need not say it again
+        if said.state == "failed":
+            member.fail(f"{said.code or 'failed'}: {said.message}"[:2000], now)
+        elif said.state == "served":
+            self._serve(member)
+            member.pause_s, member.load_s = said.pause_s, said.load_s
+        elif member.state != "served":
+            member.state, member.error, member.lost, member.retry_at = said.state, None, False, None  # type: ignore[assignment]
+            if said.state == "receiving":
+                self._receiving(member, said, now)
+            elif said.state == "loading":
+                member.applied_at = member.applied_at or now
+            elif said.state == "ready" and self.applied:
+                self._apply(member, now)
+        return self._advance(now)
+
+    def tick(self, now: float) -> list[Step]:
+        """What is due at `now`; safe to call at any time."""
+        for member in self.members.values():
+            if member.cursor is not None:
+                member.cursor.rewind(now)
+            if member.retry_at is not None and now >= member.retry_at and self.state in ("running", "done"):
+                self._ask(member, now)
+        return self._advance(now)
+
+    def supersede(self, now: float) -> list[Step]:
+        """A newer one has been posted. Who loads goes on loading; all else is forgotten."""
+        if self.state == "superseded":
+            return []
+        for member in self.members.values():
+            if member.state in ("waiting", "receiving", "ready"):
+                self._steps.append(Step(member.worker_id, Do.ABANDON))
+            member.cursor = None
+        self.state, self.ended_at = "superseded", now if self.ended_at is None else self.ended_at
+        return self._taken()
+
+    def revive(self, since: float, now: float) -> list[Step]:
+        """It had failed and was posted again: everybody is asked again, and the deadline begins anew."""
+        self.state, self.ended_at, self.since, self.applied = "running", None, since, False
+        self.members = {name: member for name, member in self.members.items() if not member.lost}
+        for member in self.members.values():
+            if member.state != "served":
+                member.state, member.attempts, member.retry_at, member.awaited = "waiting", 0, None, True
+                self._steps.append(Step(member.worker_id, Do.PREPARE))
+        return self._advance(now)
+
+    # -- what it has come to
+
+    @cached_property
+    def spec_json(self) -> bytes:
+        """As Prepare takes it; megabytes for models of many tensors, so it is made once."""
+        return self.spec.model_dump_json().encode()
+
+    def bring_along(self) -> None:
+        """It is the one to catch up with, after all: a newer one failed. Whoever is there is to `join` it anew."""
+        self.members.clear()
+        self.state, self.applied = "done", True
+
+    @property
+    def ended(self) -> bool:
+        return self.state != "running"
+
+    def switching(self, worker_id: str) -> bool:
+        """Told to load, together with the others: what it generates goes on under the new version within moments."""
+        member = self.members.get(worker_id)
+        return member is not None and member.state == "loading" and member.awaited
+
+    def next_deadline(self) -> float | None:
+        due = [member.retry_at for member in self.members.values() if member.retry_at is not None]
+        if self.state not in ("running", "done"):
+            due = []
+        for member in self.members.values():
+            if member.cursor is not None and member.cursor.unconfirmed:
+                due.append(member.cursor.moved_at + RESEND_S)
+            if member.state == "loading" and self.state in ("running", "done"):
+                due.append(self._load_until(member))
+        if self.state == "running":
+            due += [at for at in (self.since + self.spec.deadline_s, self._settle_until) if at > self._now]
+        return min(due) if due else None
+
+    def wants(self) -> list[Want]:
+        """The next byte to upload for each worker that lacks some and has room for it, in the shards' order, each place once."""
+        places = set()
+        for member in self.members.values():
+            cursor = member.cursor
+            if cursor is not None and cursor.room(self.sizes[cursor.shard]):
+                places.add((self._order[cursor.shard], cursor.sent, cursor.shard))
+        return [Want(shard=shard, offset=offset) for _, offset, shard in sorted(places)]
+
+    def view(self) -> Update:
+        workers = [
+            WorkerUpdate(
+                worker_id=member.worker_id, state=member.state, received=member.received, pause_s=member.pause_s,
+                load_s=member.load_s, error=member.error,
+            )
+            for _, member in sorted(self.members.items())
+        ]  # fmt: skip
+        return Update(
+            update_id=self.update_id, version=self.version, policy=self.spec.policy, transport=self.spec.transport,
+            state=self.state, workers=workers, wants=self.wants(), created_at=self.created_at, ended_at=self.ended_at,
+        )  # fmt: skip
+
+    # -- decisions
+
+    def _serve(self, member: Member) -> None:
+        self.served = True
+        member.serve()
+
+    def _ask(self, member: Member, now: float) -> None:
+        if self.spec.transport == "nccl" and self.applied:
+            # All receive together or not at all: a group that has gone without it would let it wait for ever.
+            member.fail(f"{MISSED}: {member.error}" if member.error else MISSED, now)
+            member.retry_at = None
+            return
+        member.state, member.retry_at = "waiting", None
+        self._steps.append(Step(member.worker_id, Do.PREPARE))
+
+    def _receiving(self, member: Member, said: Progress, now: float) -> None:
+        if self.spec.transport != "stream":
+            return
+        size = self.sizes.get(said.shard)
+        if size is None or not 0 <= said.offset <= size or said.credit < 0:
+            raise ProtocolError("Progress: wants bytes beyond the update's shards")
+        credit = min(said.credit, MAX_CREDIT_BYTES)
+        if member.cursor is not None and member.cursor.shard == said.shard:
+            member.cursor.report(said.offset, credit, now)
+        else:
+            member.cursor = Cursor(said.shard, said.offset, said.offset, said.offset + credit, now)
+
+    def _apply(self, member: Member, now: float) -> None:
+        member.state, member.applied_at, member.cursor = "loading", now, None
+        self._steps.append(Step(member.worker_id, Do.APPLY))
+
+    def _load_until(self, member: Member) -> float:
+        return max(self.since + self.spec.deadline_s, member.applied_at + LOADING_S)
+
+    def _advance(self, now: float) -> list[Step]:
+        """Go on to whatever the facts now allow."""
+        self._now = max(self._now, now)
+        members = list(self.members.values())
+        for member in members:
+            if member.state not in ("receiving", "failed"):
+                member.cursor = None
+            if member.state == "loading" and now >= self._load_until(member):
+                member.fail("deadline: not loaded in time", now)
+        if self.state == "running":
+            late = now >= self.since + self.spec.deadline_s
+            if late:
+                self._name_late(members, now)
+            if not self.applied:
+                self._go(members, late, now)
+            self._end(members, late, now)
+        elif self.state == "failed" and self.served:
+            self.state, self.ended_at = "done", now
+            # Those that came while it rested were not asked.
+            self._steps += [Step(member.worker_id, Do.PREPARE) for member in members if member.state == "waiting"]
+        return self._taken()
+
+    def _name_late(self, members: list[Member], now: float) -> None:
+        for member in members:
+            if not member.settled and member.state in ("waiting", "receiving"):
+                cursor = member.cursor
+                member.fail("deadline: not received in time", now)
+                member.cursor = cursor  # it goes on receiving, and loads when it is ready
+
+    def _go(self, members: list[Member], late: bool, now: float) -> None:
+        """Have them all load, if none is to be waited for."""
+        waited = [member for member in members if member.awaited and member.state in ("waiting", "receiving")]
+        ready = [member for member in members if member.state == "ready"]
+        if late or (ready and not waited and now >= self._settle_until):
+            self.applied = True
+            for member in ready:
+                self._apply(member, now)
+
+    def _end(self, members: list[Member], late: bool, now: float) -> None:
+        """Those that went away are waited for until the deadline if they are all there was: somebody will start them again."""
+        settling = now < self._settle_until and not late
+        if settling or not all(member.settled for member in members):
+            return
+        if self.served:
+            self.state, self.ended_at, self.applied = "done", now, True
+        elif late or any(member.attempts for member in members):
+            self.state, self.ended_at = "failed", now
+
+    def _taken(self) -> list[Step]:
+        steps, self._steps = self._steps, []
+        return steps

@@ -1,0 +1,137 @@
+"""Redis URLs: one server, a cluster, or the primary that Sentinels name."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from redis.connection import parse_url
+
+from steno.config.settings import is_loopback
+from steno.contracts.errors import ConfigError
+
+PORT, SENTINEL_PORT = 6379, 26379
+
+
+class RedisUrl(NamedTuple):
+    """What a URL names.
+
+    url: of a server, as redis-py takes it; "" where there are nodes or Sentinels.
+    nodes: of a cluster, those that are asked which there are. sentinels: these too: hosts and ports.
+    service: the name under which Sentinels watch a primary. options: keyword arguments of a connection to a node or
+    to the primary; sentinel_options: of one to a Sentinel.
+    """
+
+    url: str
+    nodes: tuple[tuple[str, int], ...] = ()
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+    sentinel_options: dict[str, Any] = {}  # noqa: RUF012
+
+
+def read_redis_url(url: str) -> RedisUrl:
+    """Forms: `redis://`, `rediss://` and `unix://` as in redis-py; `redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT` with some
+    nodes of a cluster; `redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB`, where `?sentinel_username=…` and
+    `&sentinel_password=…` are for the Sentinels; `rediss+cluster://`, `rediss+sentinel://`. User, password, ports, DB: optional.
+
+    Raises: ConfigError.
+    """
+    scheme, _, kind = url.partition(":")[0].partition("+")
+    if (
+        scheme not in ("redis", "rediss", "unix")
+        or kind not in ("", "cluster", "sentinel")
+        or (kind and scheme == "unix")
+    ):
+        raise _wrong(
+            f"the scheme is {urlsplit(url).scheme!r}; redis, rediss, unix, redis+cluster, redis+sentinel were expected"
+        )
+    try:
+        if kind == "sentinel":
+            return _with_sentinels(scheme, urlsplit(url))
+        return _with_nodes(scheme, urlsplit(url)) if kind == "cluster" else _with_server(scheme, url)
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+
+
+def address_of(url: str) -> str:
+    """Which database of which Redis, without user, password and options: `HOST:PORT/DB`, `PATH/DB` of a socket, or
+    `HOST:PORT,HOST:PORT/SERVICE/DB` of Sentinels. Loopback addresses are `localhost`.
+
+    Raises: ConfigError.
+    """
+    named = read_redis_url(url)
+    options: dict[str, Any] = dict(named.options)
+    if named.url:
+        options = parse_url(named.url)  # type: ignore[no-untyped-call]
+        if "path" in options:
+            return f"{options['path']}/{options.get('db', 0)}"
+    hosts = named.nodes or named.sentinels or [(options.get("host", "localhost"), options.get("port", PORT))]
+    listed = sorted({f"{'localhost' if is_loopback(host) else host.lower()}:{port}" for host, port in hosts})
+    return "/".join(filter(None, (",".join(listed), named.service, str(options.get("db") or 0))))
+
+
+def home_of(url: str) -> str:
+    """`address_of`, with this machine's name where another machine has a Redis of its own at that address."""
+    address = address_of(url)
+    local = address.startswith("/") or "localhost:" in address
+    return f"{address} on {socket.gethostname()}" if local else address
+
+
+def _with_server(scheme: str, url: str) -> RedisUrl:
+    parts = urlsplit(url)
+    db = parts.path.strip("/")
+    if scheme != "unix" and db and not db.isdigit():
+        raise _wrong(f"the database is {db!r}; a number was expected")  # redis-py takes what is none for 0
+    parse_url(url)  # type: ignore[no-untyped-call]  # raises for what it can't take
+    return RedisUrl(url)
+
+
+def _with_nodes(scheme: str, parts: SplitResult) -> RedisUrl:
+    if parts.path.strip("/") not in ("", "0"):
+        raise _wrong(f"the database is {parts.path.strip('/')!r}; a cluster has 0 only")
+    nodes = _addresses(parts, PORT)
+    return RedisUrl("", nodes=nodes, options=_options(scheme, parts, "", dict(parse_qsl(parts.query))))
+
+
+def _with_sentinels(scheme: str, parts: SplitResult) -> RedisUrl:
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service or not parts.netloc.rpartition("@")[2]:
+        raise _wrong(
+            "Sentinels and the service that they watch were expected: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+        )
+    if db and not db.isdigit():
+        raise _wrong(f"the database is {db!r}; a number was expected after the service")
+    query = dict(parse_qsl(parts.query))
+    theirs = {name.removeprefix("sentinel_"): query.pop(name) for name in list(query) if name.startswith("sentinel_")}
+    if unknown := set(theirs) - {"username", "password"}:
+        raise _wrong(f"sentinel_{min(unknown)} is none of sentinel_username, sentinel_password")
+    options = _options(scheme, parts, db, query)
+    secured = {name: value for name, value in options.items() if name.startswith("ssl")}
+    return RedisUrl("", (), _addresses(parts, SENTINEL_PORT), unquote(service), options, theirs | secured)
+
+
+def _options(scheme: str, parts: SplitResult, db: str, query: dict[str, str]) -> dict[str, Any]:
+    """Keyword arguments of a connection. Raises: ValueError."""
+    user, at, _ = parts.netloc.rpartition("@")
+    options: dict[str, Any] = parse_url(f"{scheme}://{user}{at}host/{db}?{urlencode(query)}")  # type: ignore[no-untyped-call]
+    for name in ("host", "port", "connection_class"):
+        options.pop(name, None)
+    return options | ({"ssl": True} if scheme == "rediss" else {})
+
+
+def _addresses(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:
+    """Raises: ValueError."""
+    return tuple(_address(text, port) for text in parts.netloc.rpartition("@")[2].split(","))
+
+
+def _address(text: str, port: int) -> tuple[str, int]:
+    found = urlsplit(f"//{text}")
+    if not found.hostname:
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return found.hostname, found.port or port
+
+
+def _wrong(what: str) -> ConfigError:
+    return ConfigError(f"redis_url: {what}", field="redis_url")

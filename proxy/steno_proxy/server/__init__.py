@@ -1,0 +1,1 @@
+"""The server process: wires the parts, listens, and runs them on uvicorn."""

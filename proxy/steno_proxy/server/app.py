@@ -1,0 +1,355 @@
+"""Wires the proxy: settings, store, hub, recorder, routers; and runs it on uvicorn.
+
+`create_app` is what tests and embedders use; `run` is `steno proxy`. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import State
+from starlette.exceptions import HTTPException
+
+from steno.contracts.errors import StenoError
+from steno_proxy import logs
+from steno_proxy.api import openapi
+from steno_proxy.api.agent_http import Bodies
+from steno_proxy.api.agents import counting, gemini, generation, messages, response_socket, responses
+from steno_proxy.api.agents.lookup import Probes
+from steno_proxy.api.bodies_in_flight import Inflight
+from steno_proxy.api.common import Ports, Services, admin
+from steno_proxy.api.control import groups, leases, ops, policy, runs, sessions, workers
+from steno_proxy.api.door import Door
+from steno_proxy.auth import generated_keys
+from steno_proxy.auth.key_reload import Rotation
+from steno_proxy.auth.keys import Keyring
+from steno_proxy.auth.rate_limit import Rates
+from steno_proxy.config import ProxySettings
+from steno_proxy.pace import Pace
+from steno_proxy.policies.keeper import Policies
+from steno_proxy.server.accepting import Acceptor
+from steno_proxy.server.embedded_worker import Beside, Companion
+from steno_proxy.server.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
+from steno_proxy.server.heap import Heap
+from steno_proxy.server.http_protocol import BoundedHttp
+from steno_proxy.server.listeners import BACKLOG, listeners
+from steno_proxy.server.store_startup import begin
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.note_writer import Notebook
+from steno_proxy.session_cache.store_room import Room
+from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.service import Turns
+from steno_proxy.workers.hub import Hub, RelaySettings
+from steno_proxy.workers.worker_socket import OpeningSocket
+
+if TYPE_CHECKING:
+    from steno_proxy.archive.archiver import Archiver  # imports Redis, which not every proxy has
+
+log = logging.getLogger(__name__)
+
+GC_THRESHOLDS = (25_000, 20, 20)
+"""A packet of 512 streams is some 1,500 objects, none of them in a cycle: at Python's own 700 the collector runs several times
+for each and takes a fifth of all time. At 25,000 a young collection takes about a millisecond."""
+
+
+def create_app(settings: ProxySettings, store: SessionStore | None = None) -> FastAPI:
+    """The application. The store is opened and closed with it.
+
+    Args: store: instead of the one that the settings name.
+    Raises: ConfigError: settings that can't be served safely.
+    """
+    settings.check()
+    pace = Pace()
+    archiver = None
+    if store is None:
+        store, archiver = _store(settings, pace)
+    keys = Keyring.of(settings)
+    hub = Hub(relay_settings(settings, keys), proxy_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    hub.is_worker = keys.is_worker
+    keys.generation_of = lambda trial_id: _generation(store, trial_id)
+    rotation = Rotation(keys, settings, hub.revoke)
+    rates = Rates(settings.trial_requests_per_s, settings.trial_burst, settings.trial_streams)
+    ports = Ports() if settings.control_port is not None else None
+    policies = hub.watcher = Policies(store.policies)
+    hub.is_model = policies.names.__contains__
+    room = Room(store)
+    recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, room=room)
+    turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
+    notebook = Notebook(store)
+    heap = Heap()
+    bodies = Bodies(
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
+        max_nodes=settings.max_request_nodes,
+        inflight=Inflight(settings.max_inflight_bytes, settings.trial_inflight_bytes, heap.freed),
+        pace=pace,
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        heap.fix_threshold()
+        opening = await begin(store, keys)
+        sweeper = asyncio.create_task(_sweep(store, recorder, settings, room, archiver))
+        keeper = asyncio.create_task(policies.run())
+        noting = asyncio.create_task(notebook.run())
+        rotating = asyncio.create_task(rotation.run()) if rotation else None
+        try:
+            yield
+        finally:
+            tasks = {task for task in (sweeper, keeper, noting, rotating, opening) if task is not None}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            heap.close()
+            await hub.close()
+            policies.close()
+            await recorder.close()
+            await notebook.flush()
+            await store.close()
+
+    app = Application(
+        settings.base_path,
+        title="Steno",
+        version="0.1.0",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=openapi.operation_name,
+        redirect_slashes=False,  # to an address that knows nothing of what stands before the proxy
+    )
+    app.state.hub = hub
+    app.state.turns = turns
+    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports, room)
+    app.state.rotation = rotation
+    app.ports = ports
+    app.door = Door.of(settings)
+    bounds: dict[str, Any] = {
+        "keepalive_s": settings.keepalive_s,
+        "bodies": bodies,
+        "rates": rates,
+        "notebook": notebook,
+    }
+    agents = generation.routes(turns, hub, keys, chat_reasoning=settings.chat_reasoning, **bounds)
+    token_bounds = {name: bounds[name] for name in ("bodies", "rates")}
+    app.router.routes += [*gemini.routes(hub, keys), *agents, *messages.routes(hub, keys, **token_bounds)]
+    app.router.routes += responses.routes(recorder, hub, keys, **token_bounds)
+    app.turns = generation.by_path(agents)
+    app.sockets = response_socket.by_path(turns, keys, **bounds)
+    app.actions = gemini.actions(turns, hub, keys, **bounds)
+    for router in (
+        sessions.router,
+        groups.router,
+        leases.router,
+        runs.router,
+        policy.router,
+        ops.router,
+        workers.router(Depends(admin)),
+    ):
+        app.include_router(router)
+    app.router.routes += [*Probes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
+    app.add_middleware(Front, base_path=settings.base_path, max_spec_bytes=settings.max_body_bytes)
+    app.add_exception_handler(StenoError, on_steno_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_surprise)
+    app.openapi = cache(lambda: openapi.document(app, settings, keys=keys.enabled))  # type: ignore[method-assign]
+    return app
+
+
+def relay_settings(settings: ProxySettings, keys: Keyring) -> RelaySettings:
+    return RelaySettings(
+        heartbeat_s=settings.heartbeat_s,
+        silence_s=settings.silence_s,
+        resume_grace_s=settings.resume_grace_s,
+        max_packet_bytes=settings.max_packet_bytes,
+        window_tokens=settings.window_tokens,
+        max_waiting=settings.max_waiting,
+        queue_s=settings.queue_s,
+        worker_key=keys.worker,
+    )
+
+
+async def _generation(store: SessionStore, trial_id: str) -> int:
+    return (await store.session(trial_id)).key_generation
+
+
+def _store(settings: ProxySettings, pace: Pace) -> tuple[SessionStore, Archiver | None]:
+    if settings.redis_url is None:
+        return MemoryStore(), None
+    from steno_proxy.archive.archiver import Archiver
+    from steno_proxy.archive.objects import Objects
+    from steno_proxy.store.redis.store import RedisStore
+    from steno_proxy.store.redis.wait import Wait
+
+    wait = Wait(settings.redis_wait_replicas, settings.redis_wait_s) if settings.redis_wait_replicas else None
+    url = settings.archive_url
+    objects = Objects(url) if url is not None else None
+    store = RedisStore(settings.redis_url, wait=wait, pace=pace, shelf=objects)
+    return store, Archiver(store, objects) if objects is not None else None
+
+
+ARCHIVED_AFTER_S = 86400.0
+"""Where `retention_s` is unset: a day in which what has just ended is read from memory."""
+TIGHT_S = 60.0
+"""The same, where memory is short: a harness may still be asking."""
+
+
+async def _sweep(
+    store: SessionStore, recorder: Recorder, settings: ProxySettings, room: Room, archiver: Archiver | None
+) -> None:
+    """Archive or delete ended sessions that are past their retention, and end those whose time is over, for as long as the
+    proxy runs."""
+    deleted_after_s = math.inf if archiver is not None or settings.retention_s is None else settings.retention_s
+    archived_after_s = settings.retention_s or ARCHIVED_AFTER_S
+    while True:
+        await asyncio.sleep(settings.sweep_s)
+        try:
+            await room.look()
+            await store.runs.close_due()
+            dropped = await store.expire(now=time.time(), retention_s=deleted_after_s)
+            await recorder.end_timed_out()
+            if dropped:
+                log.info("%d sessions were past their retention of %.0f s and are deleted", dropped, deleted_after_s)
+            if archiver is not None:
+                after_s = min(archived_after_s, TIGHT_S) if room.tight else archived_after_s
+                if moved := await archiver.round(now=time.time(), retention_s=after_s):
+                    log.info("%d sessions went to the archive", moved)
+        except StenoError as error:
+            log.warning("the sweep failed, it will be tried again: %s", error.message)
+
+
+LAST_CALLS_S = 7
+"""After the streams, for other requests: longer than any call to the store takes."""
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, once it does: with port 0 nobody else knows. Ends streams before sockets, and tells the workers:
+    uvicorn's own shutdown closes their sockets first, and what they and we still had to say would be lost."""
+
+    def __init__(
+        self, config: uvicorn.Config, state: State, turns: Turns, shutdown_s: float, beside: Beside | None
+    ) -> None:
+        super().__init__(config)
+        self._turns = turns
+        self._services: Services = state.services
+        self._rotation: Rotation = state.rotation
+        self._looking: asyncio.Task[None] | None = None
+        self._shutdown_s = shutdown_s
+        self.companion = Companion(beside, self._stop) if beside else None
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn raises the signal again once it has stopped: a graceful end would look like a kill (exit code -15)."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        self._services.stopping.set()
+        # After what is asked there now: at a connection that stays open, a client would be refused again and again.
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedHttp):
+                connection.shutdown()
+        await self._turns.drain(self._shutdown_s)
+        if self.companion is not None:
+            await self.companion.stop()
+        await self._turns.hub.close()
+        await super().shutdown(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if sys.platform == "win32":  # its loop knows no readers
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self.servers = [Acceptor(listener, self._protocol) for listener in sockets or []]  # type: ignore[misc]
+        gc.collect()
+        gc.freeze()  # what has been imported and wired stays: full collections need not look at it, and pause the streams less
+        gc.set_threshold(*GC_THRESHOLDS)
+        if self._rotation:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._look_at_keys)
+        addresses = [listener.getsockname()[:2] for server in self.servers for listener in server.sockets]
+        ports = self._services.ports
+        if ports is not None and addresses:
+            ports.agents, ports.control = addresses[0][1], addresses[-1][1]
+        for host, port in addresses:
+            whose = "" if ports is None else " (control plane)" if port == ports.control else " (agents)"
+            log.info("proxy listening on http://%s:%d%s", f"[{host}]" if ":" in host else host, port, whose)
+        if self.companion is not None and addresses:
+            host, port = addresses[-1]
+            self.companion.start(host, port, self._services.keys.own)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes one for each connection."""
+        made: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # type: ignore[call-arg]
+        return made
+
+    def _look_at_keys(self) -> None:
+        self._looking = asyncio.create_task(self._rotation.look(at_once=True))
+
+
+def run(settings: ProxySettings, beside: Beside | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; open streams then get `shutdown_s` to finish. Returns the exit code.
+
+    Args: beside: runs in the same event loop meanwhile.
+    Raises: ConfigError: settings that can't be served; CannotListen. What `beside` ended with.
+    """
+    logs.setup(settings.log_level, settings.log_format)
+    settings, made = generated_keys.fill(settings)
+    app = create_app(settings)
+    if made and settings.keys_dir is not None:
+        print(
+            generated_keys.announcement(made, settings.keys_dir), flush=True
+        )  # not a log line: logs are shipped elsewhere
+    if settings.admin_key is None:
+        log.warning("no admin key: everybody on this machine may read and reward every session; loopback only")
+    if settings.redis_url is None:
+        log.warning("sessions are kept in memory and end with this process; set --redis-url to keep them")
+    server = _Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop" if sys.platform != "win32" else "asyncio",
+            http=BoundedHttp,
+            ws=OpeningSocket,
+            ws_max_size=settings.max_packet_bytes,
+            ws_per_message_deflate=False,  # tokens do not compress, and zlib would cost more than all else
+            ws_ping_interval=None,  # the relay has heartbeats of its own
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=LAST_CALLS_S + math.ceil(settings.redis_wait_s),
+        ),
+        app.state,
+        app.state.turns,
+        settings.shutdown_s,
+        beside,
+    )
+    server.run(sockets=listeners(settings))
+    if server.companion is not None and server.companion.failure is not None:
+        raise server.companion.failure
+    return 0 if server.started else 1

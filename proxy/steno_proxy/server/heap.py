@@ -1,0 +1,55 @@
+"""Memory given back to the system once large bodies are gone.
+
+glibc keeps what was freed: it raises the size from which on it maps a block of its own to that of the largest that was freed,
+up to 32 MiB, and blocks below that lie in a heap that shrinks only at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import sys
+
+from steno_proxy.api.bodies_in_flight import FREE_BYTES
+
+log = logging.getLogger(__name__)
+
+TRIM_AFTER_S = 1.0
+"""After the last of some large bodies: what refers to it has gone by then. Seconds."""
+_M_MMAP_THRESHOLD = -3
+
+
+class Heap:
+    """The process's. Elsewhere than on glibc it does nothing."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._libc = _glibc()
+
+    def fix_threshold(self) -> None:
+        """Blocks from FREE_BYTES on are mapped, and given back when they are freed, whatever was freed before."""
+        if self._libc is not None:
+            self._libc.mallopt(_M_MMAP_THRESHOLD, FREE_BYTES)
+
+    def freed(self, size: int) -> None:
+        """A body of so many bytes has gone: look after the heap soon, once for all that go meanwhile."""
+        if self._libc is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _trim(self) -> None:
+        self._timer = None
+        assert self._libc is not None
+        self._libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None

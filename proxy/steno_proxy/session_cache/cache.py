@@ -1,0 +1,305 @@
+"""What the process knows of sessions while their agents talk: the conversation trees, and the turns in flight.
+
+A `Recording` is one session's tree, brought up to date from the tail of its index rows at each request, so that any replica can
+serve any turn. It is a cache: bounded in bytes, dropped and rebuilt at will, while the store holds the truth. Recognition
+itself is `steno_proxy/sessions/`; what is done with a plan is `steno_proxy/turns/service.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from steno.contracts.chat import Message
+from steno.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
+from steno.contracts.records import OPEN, IndexRow, Session, Turn
+from steno_proxy import metrics
+from steno_proxy.auth.keys import check_generation
+from steno_proxy.session_cache.path_cache import Paths
+from steno_proxy.session_cache.session_state import InFlight, Recording
+from steno_proxy.session_cache.store_room import Room
+from steno_proxy.sessions import limits
+from steno_proxy.sessions.tree import Tree
+from steno_proxy.store.interface import Asked, Path, SessionStore, Tail
+
+log = logging.getLogger(__name__)
+
+FREEZE_WAIT_S = 10.0
+"""How long completing a session waits for its cancelled turns to be recorded. Seconds; commits take milliseconds."""
+
+
+class Recorder:
+    """The recordings of this process, least recently used dropped first. Turns of one trial may run at the same time."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        cache_bytes: int,
+        implicit: bool,
+        clock: Callable[[], float] = time.time,
+        room: Room | None = None,
+    ) -> None:
+        """implicit: register a session on its first use (where auth is off), where there is room for it."""
+        self.store = store
+        self._cache_bytes = cache_bytes
+        self._implicit = implicit
+        self._clock = clock
+        self._room = room or Room(store)
+        self._recordings: OrderedDict[str, Recording] = OrderedDict()
+        self._bytes = 0
+        self._paths = Paths()
+        self._accounting: set[asyncio.Task[None]] = set()
+
+    async def enter(self, trial_id: str, *, again: bool = False, shown: int | None = None) -> Recording:
+        """The session's recording, up to date, open for one more turn. again: perhaps not one more; `check` says when it is.
+        shown: the generation of the key that the agent shows; None where no key is asked for.
+
+        Raises: Forbidden (a key that has been rotated away), NotFound, Gone (completed or deleted), BudgetSpent (and the
+            session has ended), StoreUnavailable.
+        """
+        recording = await self._refresh(trial_id)
+        session = recording.session
+        assert session is not None
+        check_generation(shown, session.key_generation)
+        if session.status != "open":
+            raise Gone(f"the session has ended ({session.end_reason or session.status})")
+        if not again:
+            await self.check(recording)
+        return recording
+
+    async def check(self, recording: Recording) -> None:
+        """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended."""
+        session, now = recording.session, self._clock()
+        assert session is not None
+        spent = limits.spent(session.limits, session, now, busy=recording.in_use)
+        if spent is not None:
+            raise await self.end(recording.trial_id, spent)
+
+    async def end(self, trial_id: str, spent: str) -> BudgetSpent:
+        """A limit is spent: the session ends, and what runs is kept as partial turns. Idempotent. Returns what agents are told.
+
+        Raises: Gone (it has ended otherwise), NotFound, StoreUnavailable.
+        """
+        reason, told = f"limit:{spent}", BudgetSpent(f"this trial has reached its limit {spent}; the session has ended")
+        try:
+            session = await self.store.complete(
+                trial_id, status="completed", reward=None, end_reason=reason, metrics={}, now=self._clock(), final=False
+            )
+        except Conflict:
+            raise Gone("the session has ended") from None
+        if recording := self._recordings.get(trial_id):
+            recording.session = session
+        log.info("session %s ended: %s", trial_id, reason)
+        task = asyncio.create_task(self._account_for(trial_id, self.abort(trial_id, told)))
+        self._accounting.add(task)
+        task.add_done_callback(self._accounting.discard)
+        return told
+
+    async def _account_for(self, trial_id: str, running: list[InFlight]) -> None:
+        """Once what ran is recorded. A failure is made good by the store's sweep."""
+        await self.settle(running)
+        try:
+            await self.store.settle(trial_id, now=self._clock())
+        except StoreUnavailable as error:
+            metrics.STORE_ERRORS.labels("settle").inc()
+            log.warning("can't account for session %s yet, will try again: %s", trial_id, error.message)
+
+    async def close(self) -> None:
+        """Before the store is: sessions that have just ended are accounted for, within FREEZE_WAIT_S."""
+        if self._accounting:
+            await asyncio.wait(self._accounting)
+
+    async def end_timed_out(self) -> int:
+        """End the open sessions whose wall or idle time is over though no agent asks: somebody may wait for them. Returns how
+        many. Any replica may do it; a turn that runs at another one does not keep a session from being idle."""
+        ended = 0
+        async for session in self.store.due(now=self._clock()):
+            recording = self._recordings.get(session.trial_id)
+            busy = recording is not None and recording.in_use
+            spent = limits.timed_out(session.limits, session, self._clock(), busy=busy)
+            if spent is None:
+                continue
+            try:
+                await self.end(session.trial_id, spent)
+            except (Gone, NotFound):
+                continue  # somebody was faster
+            ended += 1
+        return ended
+
+    async def look(self, trial_id: str) -> Recording:
+        """The session's recording, up to date, to be read: also of one that has ended, and never registering one.
+
+        Raises: NotFound, Gone (deleted), StoreUnavailable.
+        """
+        await self.store.session(trial_id)
+        return await self._refresh(trial_id)
+
+    async def _refresh(self, trial_id: str) -> Recording:
+        """The recording after reading what the store has that it has not; one round trip, unless something has changed."""
+        while True:
+            recording = self._recordings.get(trial_id) or Recording(trial_id)
+            start = recording.unread(self._clock())
+            session, rows = await self._tail(trial_id, start)
+            current = self._recordings.get(trial_id, recording)
+            if current is not recording or recording.turns < start:
+                continue  # another request came first, with a tree of its own: use that
+            if recording.session is not None and recording.session.created_at != session.created_at:
+                self.forget(trial_id)  # deleted, and its id is in use again: nothing of this tree holds
+                continue
+            self._recordings[trial_id] = recording
+            recording.session = session
+            if recording.elsewhere and recording.outdated(start, rows):
+                recording.reset()  # rare: a turn of a replica that this one saw while it was open
+                continue
+            # Another request may have added rows while this one waited: the list only ever grows at its end.
+            for row in rows[recording.turns - start :]:
+                recording.add(row, self._clock())
+            self._account(recording)
+            self._recordings.move_to_end(trial_id)
+            self._evict()
+            return recording
+
+    async def path(self, recording: Recording, number: int, tree: Tree | None = None) -> Path:
+        """The tokens of the conversation that a turn ends, and its reply.
+
+        Args: tree: that `number` is of; default: the recording's, which may be read again meanwhile.
+        Raises: NotFound, Gone, StoreUnavailable.
+        """
+        assert recording.session is not None
+        held = self._paths.get(recording.trial_id, recording.session.created_at, number)
+        of = recording.tree if tree is None else tree
+        return held or await self.store.path(recording.trial_id, of.path(number))
+
+    async def reply(self, recording: Recording, number: int) -> Message:
+        """What a turn said. Raises: NotFound, Gone, StoreUnavailable."""
+        assert recording.session is not None
+        held = self._paths.reply(recording.trial_id, recording.session.created_at, number)
+        if held is not None:
+            return held
+        return (await self.store.path(recording.trial_id, [number])).reply  # of the path, this turn's own tokens only
+
+    def keep_path(self, recording: Recording, number: int, path: Path, parent: int) -> None:
+        """A turn was committed here, whole: what `path` will say of it. parent: the number that it goes on from, or -1."""
+        assert recording.session is not None
+        self._paths.put(recording.trial_id, recording.session.created_at, number, path, parent)
+
+    async def _tail(self, trial_id: str, start: int) -> Tail:
+        try:
+            return await self.store.tail(trial_id, start)
+        except NotFound:
+            self.forget(trial_id)
+            if not self._implicit:
+                raise
+            await self._room.check()
+            now = self._clock()
+            await self.store.register(Session(trial_id=trial_id, created_at=now, updated_at=now))
+            log.info("session registered on first use")
+            return await self.store.tail(trial_id, 0)
+        except Gone:
+            self.forget(trial_id)
+            raise
+        except StoreUnavailable:
+            metrics.STORE_ERRORS.labels("tail").inc()
+            raise
+
+    def _account(self, recording: Recording) -> None:
+        self._bytes += recording.recount()
+
+    def _evict(self) -> None:
+        excess = self._bytes - self._cache_bytes
+        if excess <= 0:
+            return
+        for trial_id, recording in list(self._recordings.items())[:-1]:
+            if excess <= 0:
+                return
+            if not recording.in_use:
+                excess -= recording.cost_bytes
+                self.forget(trial_id)
+
+    def forget(self, trial_id: str) -> None:
+        """Drop what the process remembers of a session; the store is not touched."""
+        recording = self._recordings.pop(trial_id, None)
+        if recording is not None:
+            self._bytes -= recording.cost_bytes
+
+    async def commit(self, recording: Recording, turn: Turn, row: IndexRow, asked: Asked | None = None) -> int:
+        """Make a turn durable (I3), whole or still open. When this returns, the event that waits for it may leave.
+
+        Args: asked: as `SessionStore.commit`.
+
+        Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable.
+        """
+        began = time.perf_counter()
+        if row.finish == OPEN:
+            recording.running.setdefault(row.turn_id, -1)
+        try:
+            number = await self.store.commit(recording.trial_id, turn, row, now=self._clock(), asked=asked)
+        except StoreUnavailable:
+            metrics.STORE_ERRORS.labels("commit").inc()
+            raise
+        metrics.COMMIT.observe(time.perf_counter() - began)
+        if row.finish != OPEN:
+            recording.ended(number, row, self._clock())
+        elif number == recording.turns:
+            recording.add(row, self._clock())
+        if self._recordings.get(recording.trial_id) is recording:
+            self._account(recording)
+        return number
+
+    async def seal(self, recording: Recording, number: int) -> None:
+        """A request goes on from a turn that is open on record: its proxy is dead, or does not know yet that its client has left.
+        It is a cancelled turn from now on, and what its proxy may still commit of it changes nothing, since what goes on from it
+        begins with its ids as they are. The recording is up to date afterwards, also if its proxy was faster.
+
+        Raises: NotFound, Gone, StoreUnavailable.
+        """
+        trial_id = recording.trial_id
+        row = (await self.store.tail(trial_id, number)).rows[0]
+        [turn] = await self.store.turns(trial_id, start=number, limit=1)
+        if row.finish == OPEN and turn.completion_tokens == row.completion_tokens:
+            error = "proxy_lost: its client went on without the rest"
+            sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
+            ended = msgspec.structs.replace(row, finish="cancelled")
+            await self.store.commit(trial_id, sealed, ended, now=self._clock())
+        recording.reset()
+        session, rows = await self._tail(trial_id, 0)
+        if not recording.turns:
+            recording.session = session
+            for row in rows:
+                recording.add(row, self._clock())
+
+    def give_up(self, recording: Recording, turn_id: str) -> None:
+        """A turn that runs here has ended, and could not be committed: what is on record of it, if anything, is all there is."""
+        if recording.running.pop(turn_id, None) is not None:
+            recording.reset()
+
+    # -- what others do to running turns
+
+    def abort(self, trial_id: str, error: StenoError) -> list[InFlight]:
+        """Stop the session's turns in flight here; they are kept as partial ones. Returns them."""
+        recording = self._recordings.get(trial_id)
+        running = list(recording.in_flight) if recording else []
+        for request in running:
+            request.abort(error)
+        return running
+
+    async def settle(self, running: list[InFlight]) -> None:
+        """Wait until these turns are recorded, within reason."""
+        waits = [asyncio.ensure_future(request.done.wait()) for request in running]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=FREEZE_WAIT_S)
+        for wait in late:
+            wait.cancel()
+        if late:
+            log.warning("%d turns are still not recorded, %.0f s after they were cancelled", len(late), FREEZE_WAIT_S)
+
+    def trees(self) -> tuple[int, int]:
+        """How many recordings are in memory, and their bytes, about."""
+        return len(self._recordings), self._bytes

@@ -1,0 +1,83 @@
+"""The newest ends of conversations, as the next turn will want them: the tokens of the whole path, and the reply that ends it.
+
+A turn that was committed here is gone on from, most of the time, a few seconds later and here again. Its path then needs no
+round trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all
+recordings, least recently used dropped first, and never the only place where something is.
+
+A path is held in pieces, one a turn, that its successor takes over: whole ones, each a little longer than the one that it takes
+the place of, would leave the heap full of holes, three bytes for each that is held.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from steno.contracts.chat import Message
+from steno_proxy.store.interface import Path
+
+MAX_BYTES = 16 * 2**20
+"""At four bytes a token, a hundred conversations in the middle of a long context."""
+_ENTRY_BYTES, _PIECE_BYTES = 1200, 80
+"""What a path and a piece of it weigh in CPython 3.11 beside their ids, measured: without them, a hundred thousand short
+conversations would be held for good."""
+
+
+class Paths:
+    """Keyed by recording (`created_at` tells a trial from its namesake before it) and turn number."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[tuple[str, float, int], _Held] = OrderedDict()
+        self.held_bytes = 0
+
+    def get(self, trial_id: str, created_at: float, number: int) -> Path | None:
+        """The path that ends with this turn. It stays: siblings may want it too."""
+        key = (trial_id, created_at, number)
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return Path(b"".join(found.pieces), found.reply)
+
+    def reply(self, trial_id: str, created_at: float, number: int) -> Message | None:
+        """The reply of the turn that ends a path, if that is here."""
+        found = self._held.get((trial_id, created_at, number))
+        return found.reply if found is not None else None
+
+    def put(self, trial_id: str, created_at: float, number: int, path: Path, parent: int) -> None:
+        """A turn is on record, whole. What it goes on from (`parent`, -1 for none) is no end any more, and makes room."""
+        before = self._drop((trial_id, created_at, parent))
+        key = (trial_id, created_at, number)
+        self._drop(key)
+        size = len(path.ids)
+        if size > self._max_bytes // 4:
+            return
+        pieces = [*before.pieces, path.ids[before.size :]] if before is not None else [path.ids]
+        weight = size + _ENTRY_BYTES + _PIECE_BYTES * len(pieces) + text_bytes(path.reply)
+        self._held[key] = _Held(pieces, size, weight, path.reply)
+        self.held_bytes += weight
+        while self.held_bytes > self._max_bytes:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, key: tuple[str, float, int]) -> _Held | None:
+        found = self._held.pop(key, None)
+        if found is not None:
+            self.held_bytes -= found.weight
+        return found
+
+
+def text_bytes(reply: Message) -> int:
+    """Of a reply's texts, about."""
+    calls = reply.get("tool_calls") or ()
+    texts = len(reply.get("content") or "") + len(reply.get("reasoning_content") or "")
+    return texts + sum(500 + len(call["function"]["arguments"]) for call in calls)
+
+
+class _Held(NamedTuple):
+    """pieces: of the path's ids, in order. size: of all of them, weight: of the whole entry, in bytes."""
+
+    pieces: list[bytes]
+    size: int
+    weight: int
+    reply: Message

@@ -1,0 +1,169 @@
+"""One session as this process knows it: its conversation tree, the rows that it has read, and the turns in flight.
+
+A cache without I/O: `cache.py` reads and writes the store for it. A turn may be on record while it is still open, at this
+replica or at another (docs/adr/0007): which of them the tree may be gone on from, and what is to be read again, is kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from steno.contracts.chat import Message
+from steno.contracts.errors import StenoError
+from steno.contracts.records import OPEN, IndexRow, Session
+from steno_proxy.session_cache.path_cache import text_bytes
+from steno_proxy.sessions.echoes import Echo
+from steno_proxy.sessions.prompt_index import PromptIndex
+from steno_proxy.sessions.tree import Tree
+
+_OVERHEAD_BYTES = 4000
+"""What a recording takes beside its tree's own count: the session record, mostly. About."""
+_ECHO_BYTES = 600
+"""What an echo takes beside the texts of its reply. About."""
+MOST_REPLIES = 64
+OPEN_WAIT_S = 600.0
+"""How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
+
+
+class InFlight(Protocol):
+    """A request of a session that is being answered."""
+
+    done: asyncio.Event
+
+    def unrecorded(self) -> tuple[int, int]:
+        """Its turns that its recording does not count yet, and the tokens sampled so far that it does not."""
+        ...
+
+    def abort(self, error: StenoError) -> None:
+        """Stop, keep what was sampled as partial turns, answer `error` where that is still possible. Idempotent."""
+        ...
+
+
+class Recording:
+    """One session in this process. Everything here can be rebuilt from the store, except what runs here.
+
+    opening: requests that are about to be in flight: they wait for the store, or for a place on a worker.
+    running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
+    tokens: sampled ones of the turns that are known here. saved: of which those of a turn that is still open and runs here.
+    elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
+        they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
+    replies: of turns that a client may have written back as something else, the last MOST_REPLIES that were looked at.
+    echoes: what such messages stand for, by the node of the tree after which they stood and their digest.
+    """
+
+    __slots__ = (
+        "cost_bytes",
+        "echo_bytes",
+        "echoes",
+        "elsewhere",
+        "in_flight",
+        "opening",
+        "prompts",
+        "replies",
+        "running",
+        "saved",
+        "session",
+        "tokens",
+        "tree",
+        "trial_id",
+    )
+
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
+        self.session: Session | None = None
+        self.tree = Tree()
+        self.prompts = PromptIndex()
+        self.in_flight: set[InFlight] = set()
+        self.opening = 0
+        self.running: dict[str, int] = {}
+        self.saved: dict[str, int] = {}
+        self.tokens = 0
+        self.elsewhere: dict[int, float] = {}
+        self.cost_bytes = 0
+        self.replies: OrderedDict[int, Message] = OrderedDict()
+        self.echoes: dict[tuple[int, bytes], Echo] = {}
+        self.echo_bytes = 0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request has hold of it: another recording of this session would know nothing of that."""
+        return bool(self.in_flight or self.opening)
+
+    @property
+    def turns(self) -> int:
+        """How many are known here: the row to read next."""
+        return len(self.tree)
+
+    def add(self, row: IndexRow, now: float) -> None:
+        number = len(self.tree)
+        runs_here = row.finish == OPEN and row.turn_id in self.running
+        if runs_here:
+            self.running[row.turn_id] = number
+            self.saved[row.turn_id] = row.completion_tokens or 0
+        elif row.finish == OPEN:
+            self.elsewhere[number] = now + OPEN_WAIT_S
+        self.tokens += row.completion_tokens or 0
+        self.prompts.add(number, row)
+        self.tree.add(row, running=runs_here)
+
+    def ended(self, number: int, row: IndexRow, now: float) -> None:
+        """A turn that runs here was committed whole, under its number."""
+        place = self.running.pop(row.turn_id, -1)
+        if place >= 0:
+            self.tokens += (row.completion_tokens or 0) - self.saved.pop(row.turn_id, 0)
+            self.tree.settle(place, row)
+        elif number == len(self.tree):
+            self.add(row, now)
+
+    def unrecorded(self, turn_id: str, tokens: int) -> tuple[int, int]:
+        """Of a turn that runs here and has sampled so many tokens: what `turns` and `tokens` do not count of it. A turn that is
+        being recorded is in the one or in the other, never in none and never in both."""
+        if self.tree.number(turn_id) < 0:
+            return 1, tokens
+        return 0, tokens - self.saved[turn_id] if turn_id in self.saved else 0
+
+    def unread(self, now: float) -> int:
+        """The first row to read: after the last, or the earliest that may have changed since."""
+        for number in [number for number, until in self.elsewhere.items() if until <= now]:
+            del self.elsewhere[number]
+        return min(self.elsewhere, default=len(self.tree))
+
+    def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
+        """Whether a turn that was open elsewhere is whole by now, or has grown. `rows`: those from `start` on, without what
+        another request has read meanwhile."""
+        read = range(start, start + len(rows))
+        return any(
+            number in read
+            and (rows[number - start].finish != OPEN or rows[number - start].path_tokens != self.tree.tokens[number])
+            for number in self.elsewhere
+        )
+
+    def reset(self) -> None:
+        """Read everything again."""
+        self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
+        self.replies.clear()
+        self.echoes, self.echo_bytes = {}, 0
+        self.running = dict.fromkeys(self.running, -1)
+        self.saved, self.tokens = {}, 0
+
+    def keep_reply(self, number: int, reply: Message) -> None:
+        """A reply was read, to be compared with what may stand for it."""
+        if number not in self.replies:
+            self.replies[number] = reply
+            self.echo_bytes += text_bytes(reply)
+        if len(self.replies) > MOST_REPLIES:
+            self.echo_bytes -= text_bytes(self.replies.popitem(last=False)[1])
+
+    def keep_echo(self, node: int, digest: bytes, echo: Echo) -> None:
+        """A message that was recognised as an echo will be from now on, without a look at the store (I5)."""
+        if (node, digest) not in self.echoes:
+            self.echoes[node, digest] = echo
+            self.echo_bytes += _ECHO_BYTES + text_bytes(echo.reply)
+
+    def recount(self) -> int:
+        """Bring `cost_bytes` up to date; returns by how much it has changed."""
+        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes() + self.echo_bytes
+        return self.cost_bytes - before

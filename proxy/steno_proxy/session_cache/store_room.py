@@ -1,0 +1,67 @@
+"""Whether the store has room for more trials. Redis is memory: it refuses turns when that is full, so new trials stop before."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from steno.contracts.errors import NotFound, StoreFull
+from steno_proxy import metrics
+from steno_proxy.store.interface import SessionStore
+
+log = logging.getLogger(__name__)
+
+TIGHT = 0.7
+"""Of the memory: somebody is told, and what has ended goes to the archive without waiting for `retention_s`."""
+FULL = 0.8
+"""Of the memory: no new trials. What is left is for those that run."""
+RETRY_S = 60.0
+
+
+class Room:
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._share = 0.0
+
+    @property
+    def tight(self) -> bool:
+        return self._share >= TIGHT
+
+    async def look(self) -> None:
+        """Raises: StoreUnavailable."""
+        before, share = self._share, await self._store.fullness()
+        if share is None:
+            return
+        self._share = share
+        metrics.STORE_FULLNESS.set(share)
+        for bound, what in (
+            (FULL, "no new trials are taken, running ones go on"),
+            (TIGHT, "ended sessions are archived at once"),
+        ):
+            if before < bound <= share:
+                log.warning(
+                    "Redis uses %.0f %% of its memory: %s; set archive, raise maxmemory, or acknowledge and complete what waits",
+                    share * 100, what,
+                )  # fmt: skip
+                break
+
+    async def check(self, known: Callable[[], Awaitable[Any]] | None = None) -> None:
+        """Before a new trial. known: reads what is asked for again, where it may be on record: then it is not new.
+
+        Raises: StoreFull; what `known` raises but for NotFound.
+        """
+        if self._share < FULL:
+            return
+        with contextlib.suppress(NotFound):
+            if known is not None:
+                await known()
+                return
+        await self.look()
+        if self._share >= FULL:
+            raise StoreFull(
+                f"Redis uses {self._share:.0%} of its memory, and from {FULL:.0%} on no new trials are taken; those that run "
+                "go on. Set archive, raise maxmemory, or acknowledge and complete what waits",
+                retry_after_s=RETRY_S,
+            )

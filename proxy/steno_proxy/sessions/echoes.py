@@ -1,0 +1,154 @@
+"""An assistant message that stands for a recorded reply although it says something else: what it is told by.
+
+    BEGINNING   what a client kept of a turn that was cut off (`cuts.py`)
+    SPACE       a reply but for white space around its text, which clients take off (Hermes) or put on (Inspect AI)
+    CALL_IDS    a client's own writing of a whole reply: the text is the same but for space around it, there are as many calls,
+                and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
+                another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
+                arguments are no JSON object, which clients can't hold and so repair, wrap or empty.
+    CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
+    SPLIT       a reply in several neighbours that say it together, where neighbours are messages of their own (`reading.py`). Any
+                of the others may come in this way, too
+    REASONING   a reply with its reasoning in its text, between tags, before what was said (gptme: `<think>`); space around either
+                counts for nothing. Any of the others may come in this way, too
+
+Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
+rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from steno.contracts.chat import Message
+from steno_proxy.sessions.call_ids import parse_call_id
+from steno_proxy.sessions.cuts import is_beginning, same_calls, text_of
+from steno_proxy.sessions.normalise import message_digest
+
+
+class EchoedAs(StrEnum):
+    """How an echo was recognised that does not say what is on record."""
+
+    BEGINNING = "beginning"
+    SPACE = "space"
+    CALL_IDS = "call_ids"
+    CALLS = "calls"
+    SPLIT = "split"
+    REASONING = "reasoning"
+
+
+_SPACE = re.compile(r"\s*")
+_TAG = re.compile(r"\s*<([\w-]+)>")
+
+
+class Echo(NamedTuple):
+    """A reply in the place of what its client made of it. digest: of the reply."""
+
+    digest: bytes
+    reply: Message
+    how: EchoedAs
+
+
+def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Echo | None:
+    """What `said` stands for, if that is the reply of this turn. partial: the turn was cut off."""
+    bare = _without_reasoning(said, reply)
+    if partial and is_beginning(bare, reply):
+        how = EchoedAs.BEGINNING
+    elif bare is not said and message_digest(bare) == message_digest(reply):
+        how = EchoedAs.REASONING
+    elif _is_but_for_space(bare, reply):
+        how = EchoedAs.SPACE if bare is said else EchoedAs.REASONING
+    elif _has_its_calls(bare, reply, turn_id):
+        how = EchoedAs.CALL_IDS
+    elif _is_its_calls(bare, reply, turn_id):
+        how = EchoedAs.CALLS
+    else:
+        return None
+    return Echo(message_digest(reply), reply, how)
+
+
+def named_turn(message: Message) -> str:
+    """The turn that the first call of a message says it is of; "" if it has none, or it says nothing."""
+    for call in message.get("tool_calls") or ():
+        named = parse_call_id(call.get("id") or "")
+        return named[0] if named else ""
+    return ""
+
+
+def _without_reasoning(said: Message, reply: Message) -> Message:
+    """The same message, or without the recorded reasoning, where that stands between tags before its text."""
+    text, reasoning = text_of(said.get("content")), (reply.get("reasoning_content") or "").strip()
+    opened = _TAG.match(text)
+    if opened is None or not reasoning:
+        return said
+    inside, closed, rest = text[opened.end() :].partition(f"</{opened[1]}>")
+    if not closed or inside.strip() != reasoning:
+        return said
+    whole = text_of(reply.get("content"))
+    if rest.strip() != whole.strip():
+        whole = whole[: len(whole) - len(whole.lstrip())] + rest.lstrip()
+    return {**said, "content": whole}
+
+
+def _is_but_for_space(said: Message, reply: Message) -> bool:
+    calls, sampled = said.get("tool_calls") or [], reply.get("tool_calls") or []
+    content, whole = said.get("content"), text_of(reply.get("content"))
+    if len(calls) != len(sampled) or text_of(content) == whole or not _same_words(content, whole):
+        return False
+    return not calls or same_calls(calls, sampled)
+
+
+def _same_words(content: Any, whole: str) -> bool:
+    """Whether a text is `whole` but for space around it; around each part of it, where it has several."""
+    place = 0
+    for part in content if isinstance(content, list) else [content]:
+        text = text_of([part] if isinstance(part, dict) else part).strip()
+        if text:
+            place = _after_space(whole, place)
+            if not whole.startswith(text, place):
+                return False
+            place += len(text)
+    return _after_space(whole, place) == len(whole)
+
+
+def _after_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    return found.end() if found is not None else place
+
+
+def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
+    calls, sampled = said.get("tool_calls") or [], reply.get("tool_calls") or []
+    if not calls or len(calls) != len(sampled):
+        return False
+    if text_of(said.get("content")).strip() != text_of(reply.get("content")).strip():
+        return False
+    return _has_its_ids(calls, turn_id) and all(map(_may_stand_for, calls, sampled))
+
+
+def _is_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
+    calls = said.get("tool_calls") or []
+    if not calls or text_of(said.get("content")).strip() or not _has_its_ids(calls, turn_id):
+        return False
+    return message_digest(said) == message_digest({**reply, "content": ""})
+
+
+def _has_its_ids(calls: Sequence[dict[str, Any]], turn_id: str) -> bool:
+    return all(parse_call_id(call.get("id") or "") == (turn_id, i) for i, call in enumerate(calls))
+
+
+def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any]) -> bool:
+    if call["function"]["name"] != sampled["function"]["name"] or not _is_object(sampled["function"]["arguments"]):
+        return True
+    return same_calls([call], [sampled])
+
+
+def _is_object(arguments: Any) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False

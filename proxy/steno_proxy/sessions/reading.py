@@ -1,0 +1,226 @@
+"""How a request's messages are read: which neighbours of one role stand for one message (docs/adr/0017).
+
+A *run* is two or more neighbours of one role. It is read as its messages, each for itself (apart), or as one that says what they
+say together (joined), whichever is on record; never in part. Of several readings the one counts that goes on from the longest
+recorded conversation, then the one of which most is on record, then the one in the format's own manner: joined where its
+provider takes neighbours for one message (Messages), else apart. What is not on record is read in that manner.
+
+Where an echo stands (`echoes.py`), the recorded reply stands in its place. Pure; linear in the request.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from steno.contracts.chat import Message
+from steno.contracts.neighbours import MERGED, joined, runs
+from steno_proxy.sessions.call_ids import echoed_ids
+from steno_proxy.sessions.echoes import Echo, EchoedAs
+from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.tree import Tree
+from steno_proxy.sessions.trie import ROOT
+
+MOST_READINGS = 4
+"""Followed at the same time. Where replicas of two versions write one session there are two or three; each ends soon."""
+_REPLIES = frozenset({"assistant"})
+"""Roles whose runs are looked at where a format's manner is apart: only replies can be on record as one message then."""
+
+Known = Mapping[tuple[int, bytes], Echo]
+"""Echoes by the node after which a message stood, and its digest."""
+
+
+class Unit(NamedTuple):
+    """Messages [start, end) of a request as one. digest: of what stands there. echo: the recorded reply that does, where they do
+    not say it."""
+
+    start: int
+    end: int
+    digest: bytes
+    echo: Echo | None = None
+
+
+@dataclass(slots=True)
+class Said:
+    """The messages of a request, as its client wrote them.
+
+    merges: the format's manner is joined. tools, options: their digests. digests: of each message. runs: each as one message, by
+        where it begins; starts: those places, in order.
+    """
+
+    messages: Sequence[Message]
+    merges: bool
+    tools: bytes
+    options: bytes
+    digests: list[bytes] = field(default_factory=list)
+    runs: dict[int, Unit] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+
+    def digest(self) -> Iterator[None]:
+        """Fill `digests` and `runs`, in steps."""
+        for message in self.messages:
+            self.digests.append(message_digest(message))
+            yield
+        for start, end in runs(self.messages, MERGED if self.merges else _REPLIES):
+            self.starts.append(start)
+            self.runs[start] = Unit(start, end, message_digest(joined(self.messages[start:end])))
+            yield
+
+    def digest_of(self, unit: Unit) -> bytes:
+        """What its messages say, whatever they stand for."""
+        return self.digests[unit.start] if unit.end - unit.start == 1 else self.runs[unit.start].digest
+
+    def forms(self, place: int) -> list[tuple[int, Message]]:
+        """What may be a reply there, each with the place after it: the run that begins there as one message, if one does, and the
+        message itself."""
+        forms = [(place + 1, self.messages[place])]
+        if place in self.runs:
+            end = self.runs[place].end
+            forms.insert(0, (end, joined(self.messages[place:end])))
+        return forms
+
+
+Taken = tuple[Unit, "Taken | None"]
+"""A unit and those before it, newest first: readings that part share what they have in common."""
+
+
+class Reading(NamedTuple):
+    """How far a request has been read.
+
+    place: so many of its messages. node: after them. covered: so many are a recorded conversation that can be gone on from.
+    odd: runs that were not read in the format's manner. units: those that are not one message as its client wrote it.
+    """
+
+    place: int = 0
+    node: int = ROOT
+    covered: int = 0
+    odd: int = 0
+    units: Taken | None = None
+
+
+class Form(NamedTuple):
+    """A request's messages as they were read. units: those that are not one message as its client wrote it, by place."""
+
+    messages: list[Message]
+    digests: list[bytes]
+    units: dict[int, Unit]
+
+    def call_ids(self) -> list[list[str]]:
+        """As `Tree.recognise` wants them."""
+        return [echoed_ids(message) for message in self.messages]
+
+    def said(self, places: int) -> int:
+        """How many of the client's messages stand in the first `places`."""
+        return places + sum(unit.end - unit.start - 1 for place, unit in self.units.items() if place < places)
+
+
+def best(readings: Iterable[Reading]) -> Reading:
+    """Of several, the one that counts (see the module's docstring)."""
+    return max(readings, key=lambda reading: (reading.covered, reading.place, -reading.odd))
+
+
+def furthest(readings: Iterable[Reading]) -> list[Reading]:
+    """Of several, the MOST_READINGS of which most is on record, in that order."""
+    found = sorted(readings, key=lambda reading: (-reading.place, -reading.covered, reading.odd))
+    return found[:MOST_READINGS]
+
+
+def follow(tree: Tree, said: Said, known: Known, at: Reading | None = None) -> list[Reading]:
+    """All readings, each as far as it is on record. at: so far it is settled; None: they are from the beginning."""
+    readings, ends, last = [at or Reading()], list[Reading](), len(said.digests)
+    while readings:
+        at = readings.pop(min(range(len(readings)), key=lambda i: readings[i].place))
+        later = bisect_right(said.starts, at.place)
+        stop = said.starts[later] if later < len(said.starts) else last
+        apart = _apart(tree, said, known, at, stop)
+        ways = [(apart, apart.place == stop)]
+        unit = said.runs.get(at.place)
+        if unit is not None and (one := _joined(tree, said, known, at, unit)) is not None:
+            ways.insert(0 if said.merges else 1, (one, True))
+        for way, goes_on in ways:
+            more = goes_on and way.place < last and len(readings) < MOST_READINGS
+            (readings if more else ends).append(way)
+    return ends
+
+
+def take(tree: Tree, said: Said, at: Reading, unit: Unit) -> Reading | None:
+    """The reading with one unit more; None: it is not on record there."""
+    child = tree.child(at.node, unit.digest)
+    if child < 0:
+        return None
+    covered = unit.end if tree.goes_on(child, said.tools, said.options) else at.covered
+    odd = at.odd + (unit.end - unit.start > 1 and not said.merges)
+    return Reading(unit.end, child, covered, odd, (unit, at.units))
+
+
+def read(said: Said, at: Reading) -> Form:
+    """All of the request, what is not on record in the format's own manner."""
+    units, link = list[Unit](), at.units
+    while link is not None:
+        unit, link = link
+        units.append(unit)
+    return _form(said, [*reversed(units), *_own(said, at.place)])
+
+
+def settled(said: Said, form: Form, places: int) -> Form:
+    """The same if only its first `places` are gone on from: all others are what the client said, in the format's own manner."""
+    at = form.said(places)
+    kept = [unit for unit in form.units.values() if unit.end <= at]
+    units = [*kept, *_own(said, at)]
+    return form if units == list(form.units.values()) else _form(said, units)
+
+
+def echoed_as(said: Said, form: Form, place: int) -> EchoedAs | None:
+    """How what stands at a place was recognised as a reply, where its client wrote it otherwise; None: it did not."""
+    unit = form.units.get(place)
+    if unit is None:
+        return None
+    if unit.end - unit.start > 1 and not said.merges:
+        return EchoedAs.SPLIT
+    return unit.echo.how if unit.echo is not None else None
+
+
+def _apart(tree: Tree, said: Said, known: Known, at: Reading, stop: int) -> Reading:
+    """Message by message, up to `stop` or where the record ends."""
+    odd = at.odd + (said.merges and at.place in said.runs)
+    while True:
+        place = at.place
+        shared, node, ends = tree.along(said.digests, place, stop, at.node, said.tools, said.options)
+        at = Reading(place + shared, node, place + ends if ends else at.covered, odd, at.units)
+        if at.place == stop or (echo := known.get((node, said.digests[at.place]))) is None:
+            return at
+        after = take(tree, said, at, Unit(at.place, at.place + 1, echo.digest, echo))
+        if after is None:
+            return at
+        at = after
+
+
+def _joined(tree: Tree, said: Said, known: Known, at: Reading, unit: Unit) -> Reading | None:
+    """With the run that begins there as one message, if that is on record."""
+    if (after := take(tree, said, at, unit)) is not None:
+        return after
+    echo = known.get((at.node, unit.digest))
+    return take(tree, said, at, unit._replace(digest=echo.digest, echo=echo)) if echo is not None else None
+
+
+def _own(said: Said, place: int) -> list[Unit]:
+    """The runs from there on as one message each, if that is the format's manner."""
+    return [unit for unit in said.runs.values() if unit.start >= place] if said.merges else []
+
+
+def _form(said: Said, units: Sequence[Unit]) -> Form:
+    messages: list[Message] = []
+    digests: list[bytes] = []
+    places: dict[int, Unit] = {}
+    at = 0
+    for unit in units:
+        messages += said.messages[at : unit.start]
+        digests += said.digests[at : unit.start]
+        places[len(messages)] = unit
+        several = unit.end - unit.start > 1
+        messages.append(joined(said.messages[unit.start : unit.end]) if several else said.messages[unit.start])
+        digests.append(unit.digest)
+        at = unit.end
+    return Form([*messages, *said.messages[at:]], [*digests, *said.digests[at:]], places)

@@ -1,0 +1,30 @@
+"""Creating a group twice: when it is the same one, and which trials it then has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steno.contracts.errors import Conflict
+from steno.contracts.records import Group, Session
+
+_MAY_DIFFER = {"created_at", "trial_ids"}
+"""What a repeated call makes anew: its own clock, and trial ids where the caller left them to us."""
+
+
+def same_group(recorded: Group, asked: Group) -> None:
+    """Raises Conflict."""
+    if recorded.model_dump(exclude=_MAY_DIFFER) != asked.model_dump(exclude=_MAY_DIFFER):
+        raise Conflict(f"group {recorded.group_id} is registered already, with other values")
+
+
+def with_recorded_ids(recorded: Group, sessions: Sequence[Session]) -> list[Session]:
+    """The sessions of a repeated call under the trial ids of the first: an interrupted creation is finished, not doubled.
+
+    Raises Conflict when there are not as many.
+    """
+    if len(sessions) != len(recorded.trial_ids):
+        raise Conflict(f"group {recorded.group_id} is registered already, with {len(recorded.trial_ids)} trials")
+    return [
+        session.model_copy(update={"trial_id": trial_id})
+        for session, trial_id in zip(sessions, recorded.trial_ids, strict=True)
+    ]

@@ -1,0 +1,104 @@
+"""A session at rest, without its turns: a document that never changes and a handful of fields that do.
+
+In Redis the fields are a hash of strings (small enough for a listpack: keep every value under 64 bytes); in memory they are
+this struct itself. `None` is an absent field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from steno.contracts.lenient import read
+from steno.contracts.records import Counts, Session
+from steno_proxy.store.codec import FORMAT
+from steno_proxy.store.texts import pack, to_json, unpack
+
+_JSON_FIELDS = ("metrics", "marks")
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """What changes of a session. Times are Unix seconds; counts as in `Counts`.
+
+    final: 1 once a harness has ended it, and not only a limit of its own. sealed: see tally.py. owed: 1 while a tombstone has
+    still to be accounted for. rotations: of the trial's key.
+    """
+
+    status: str = "open"
+    group: str | None = None
+    created: float
+    updated: float
+    first_turn: float | None = None
+    ended: float | None = None
+    end_reason: str | None = None
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+    marks: list[str] = []
+    turns: int = 0
+    prompt: int = 0
+    completion: int = 0
+    constrained: int = 0
+    forks: int = 0
+    final: int = 0
+    sealed: int = 0
+    owed: int = 0
+    rotations: int = 0
+
+
+def head_of(session: Session) -> Head:
+    counts = session.counts
+    return Head(
+        status=session.status, group=session.group_id, created=session.created_at, updated=session.updated_at,
+        first_turn=session.first_turn_at, ended=session.ended_at, end_reason=session.end_reason, reward=session.reward,
+        metrics=dict(session.metrics), marks=list(session.marks), turns=counts.turns, prompt=counts.prompt_tokens,
+        completion=counts.completion_tokens, constrained=counts.constrained_tokens, forks=counts.forks,
+        rotations=session.key_generation - 1,
+    )  # fmt: skip
+
+
+def doc_of(session: Session) -> bytes:
+    """The part that never changes, packed like a text."""
+    kept = session.model_dump(mode="json", include={"run_id", "metadata", "sampling", "limits"}, exclude_defaults=True)
+    return pack(to_json({"format": FORMAT, **kept}))
+
+
+def run_of(doc: bytes) -> str | None:
+    """The run_id in a document."""
+    run_id: str | None = unpack(doc).get("run_id")
+    return run_id
+
+
+def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
+    """Raises ValueError for a document of another format."""
+    kept: dict[str, Any] = unpack(doc)
+    if kept.pop("format") != FORMAT:
+        raise ValueError(f"the recording of trial {trial_id} is of another format than {FORMAT}")
+    return read(Session, dict(
+        trial_id=trial_id, group_id=head.group, status=head.status, end_reason=head.end_reason, reward=head.reward,
+        metrics=dict(head.metrics), marks=list(head.marks), created_at=head.created, updated_at=head.updated,
+        first_turn_at=head.first_turn, ended_at=head.ended, key_generation=head.rotations + 1, **kept,
+        counts=Counts(
+            turns=head.turns, prompt_tokens=head.prompt, completion_tokens=head.completion,
+            constrained_tokens=head.constrained, forks=head.forks,
+        ),
+    ))  # fmt: skip
+
+
+def head_to_hash(head: Head) -> list[str | bytes]:
+    """Field, value, field, value…: absent and zero ones left out."""
+    flat: list[str | bytes] = []
+    for name in Head.__struct_fields__:
+        value = getattr(head, name)
+        if value or name in ("created", "updated") or (value == 0.0 and isinstance(value, float)):
+            flat += [name, to_json(value) if name in _JSON_FIELDS else str(value)]
+    return flat
+
+
+def head_from_hash(fields: dict[bytes, bytes]) -> Head:
+    """Numbers are parsed by the struct's own types; `str(float)` is exact, so nothing is lost on the way."""
+    values: dict[str, Any] = {}
+    for key, raw in fields.items():
+        name = key.decode()
+        values[name] = msgspec.json.decode(raw) if name in _JSON_FIELDS else raw.decode()
+    return msgspec.convert(values, Head, strict=False)

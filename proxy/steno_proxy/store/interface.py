@@ -1,0 +1,237 @@
+"""What the proxy asks of its memory: the `SessionStore` protocol. `memory/` and `redis/` keep it; one suite tests both.
+
+Every method is atomic. A write that returns is durable to the degree the backing store promises (I3). Methods raise
+`NotFound`, `Gone`, `Conflict` or `StoreUnavailable` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from steno.contracts.chat import Message
+from steno.contracts.notes import Note, Notes
+from steno.contracts.records import Group, IndexRow, Session, Turn
+from steno_proxy.store.policies import PolicyStore
+from steno_proxy.store.run_interface import RunStore
+
+
+class Page(NamedTuple):
+    """`next_cursor` None: this was the last page. unreadable: trials that belong here, and that the archive does not give."""
+
+    items: list[Session]
+    next_cursor: str | None
+    unreadable: Sequence[str] = ()
+
+
+class Tail(NamedTuple):
+    """A session and the index rows of its turns from `start` on: what a replica needs to bring its tree up to date."""
+
+    session: Session
+    rows: list[IndexRow]
+
+
+class Path(NamedTuple):
+    """The tokens of a path in the conversation tree, root first, and the reply that ends it.
+
+    ids: prompt and completion ids, int32 LE: what a continuation begins with (I2).
+    """
+
+    ids: bytes
+    reply: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """Which request a turn answers, for those that clients send again.
+
+    key: 16 bytes, equal for equal requests of a trial. found: it is a retry, and what it repeats was on record when it came.
+    """
+
+    key: bytes
+    found: bool = False
+
+
+class SessionStore(Protocol):
+    """Beside the sessions: `policies`, what is remembered of policies and their updates, and `runs`, of runs and leases."""
+
+    @property
+    def policies(self) -> PolicyStore: ...
+    @property
+    def runs(self) -> RunStore: ...
+    @property
+    def waited_replicas(self) -> int:
+        """How many replicas have each write before it returns."""
+        ...
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def ping(self) -> None:
+        """Raises StoreUnavailable."""
+        ...
+
+    async def now(self) -> float:
+        """Unix seconds by the clock that deadlines and leases are timed by, whichever replica asks."""
+        ...
+
+    async def keep(self, name: str, value: bytes) -> bytes:
+        """What is kept under this name, for good: the value that came first. Replicas agree by it."""
+        ...
+
+    # -- groups and sessions
+    async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
+        """Create a group and its sessions. The same group again returns the recorded one; a different one is Conflict."""
+        ...
+
+    async def group(self, group_id: str) -> Group: ...
+    async def register(self, session: Session) -> Session:
+        """Create the session if there is none; return the recorded one. Deleted (tombstone): Gone."""
+        ...
+
+    async def session(self, trial_id: str) -> Session:
+        """NotFound; Gone when deleted."""
+        ...
+
+    async def list_sessions(
+        self,
+        *,
+        status: str | None,
+        group_id: str | None,
+        since: float | None,
+        until: float | None,
+        cursor: str | None,
+        limit: int,
+        run_id: str | None = None,
+        newest_first: bool = False,
+    ) -> Page:
+        """By creation time, oldest first or newest first. The cursor is opaque, of lists in one order, stable under concurrent
+        inserts; a bad one is BadRequest. Of a run: the others are looked at and left out, there is no index by run."""
+        ...
+
+    def due(self, *, now: float) -> AsyncIterator[Session]:
+        """The open sessions with a limit of time (`max_wall_s`, `max_idle_s`) that is spent as far as their records say: turns
+        that run are not known here. Others are not read before it can be: those that older releases made, within minutes."""
+        ...
+
+    async def complete(
+        self,
+        trial_id: str,
+        *,
+        status: str,
+        reward: float | None,
+        end_reason: str,
+        metrics: dict[str, float],
+        now: float,
+        final: bool = True,
+    ) -> Session:
+        """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone.
+
+        `settle` is to follow. final False: a limit of the trial's own ended it. Its harness may post a reward yet, or give it up,
+        and the trial's group waits for that until its deadline.
+        """
+        ...
+
+    async def settle(self, trial_id: str, *, now: float) -> None:
+        """Tell an ended session's group and run what became of it (I4): its group may get ready by this. From here on its record
+        takes no turn. Idempotent; nothing for a session that is open, or that is not there (any more).
+
+        Whoever completed a session calls it, once the turns that were in flight are recorded. Where nobody does, since the
+        process died, `expire` does it half a minute later.
+        """
+        ...
+
+    async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
+        """Remove everything, leave a tombstone. Idempotent. NotFound if there never was one."""
+        ...
+
+    async def expire(self, *, now: float, retention_s: float) -> int:
+        """Drop ended sessions older than retention_s; returns how many. Safe to call from several replicas.
+
+        Those of a group that waits for a lease, or is leased, are kept. A group that still runs is served as it is instead.
+        """
+        ...
+
+    # -- the recording
+    async def tail(self, trial_id: str, start: int) -> Tail:
+        """The session, and index rows from turn number `start` on, as durable as `commit` promises; mostly in one round trip.
+        Raises: NotFound; Gone when deleted; StoreUnavailable."""
+        ...
+
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+        """Tokens of these turns (numbers as in `Turn.index`, root first), concatenated, and the last one's reply."""
+        ...
+
+    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+        """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
+        compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
+        on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
+        still open (`finish_reason` OPEN): then this one takes its place, under its number.
+
+        asked: the turn is paired with what came of the same request elsewhere (`asked_again`), whichever is recorded first.
+
+        Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
+        flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a
+        partial turn that has ended, is booked there as `late` or `deleted`."""
+        ...
+
+    async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
+        """How many completion tokens had left for the client. Silently nothing when the session is gone."""
+        ...
+
+    async def conversation(self, trial_id: str, numbers: Sequence[int]) -> list[list[Message]]:
+        """What was said in these turns (numbers as in `Turn.index`): of each its new messages, then its reply."""
+        ...
+
+    async def hide(self, trial_id: str, turn_id: str) -> None:
+        """The turn's answer is not to be given to its client again (`hidden`); its record stays. Idempotent;
+        silently nothing when there is no such turn (any more)."""
+        ...
+
+    async def hidden(self, trial_id: str, turn_id: str) -> bool: ...
+    async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
+        """A request was refused with nothing on record: its retry, at any replica, repeats nobody else's turn. Nothing if a retry
+        of it has come already, nor if there is no such session (any more). Counts for one retry each time."""
+        ...
+
+    async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
+        """A request has come that its client marks as a retry, its `count`th. True: it was refused before, which counts for this
+        one retry. False: it is noted, to be told by `began` (its turns' `timings.queued`): a turn of an equal request that
+        began before it, and comes on record after this, is superseded by the turn of the retry, once both are there.
+
+        Of unmarked turns one at most, and that only if the retry's own `Asked.found` is False: others are legitimate siblings. Of
+        earlier retries all that count less."""
+        ...
+
+    async def note(self, trial_id: str, seen: Sequence[Note]) -> None:
+        """Add notes to a session, open or ended (`notes.merged`). Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        ...
+
+    async def notes(self, trial_id: str) -> Notes | None:
+        """What was noted, None if nothing was; also of what is not there."""
+        ...
+
+    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None: ...
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        """Go on to this generation of the agent's key (None: the next), never back. Returns the one that is good now.
+
+        Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        ...
+
+    async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
+        """In commit order, whole: messages and tools are put back from where they are stored once."""
+        ...
+
+    # -- what watchers see
+    def events(self, trial_id: str, *, after: str | None = None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Live events (cursor, {"type": "turn" | "completed" | "aborted" | "deleted", …}) of a session, those recorded
+        after cursor `after` first (None: from the beginning), then as they happen, until the session has ended.
+
+        Turns come in commit order, each once and whole: those after one that is still open wait for it."""
+        ...
+
+    async def fullness(self) -> float | None:
+        """How much of the memory that it may use is used, of 1; None: not known."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """For metrics and operators: backend, sessions by status, bytes where known."""
+        ...

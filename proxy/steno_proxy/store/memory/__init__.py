@@ -1,0 +1,1 @@
+"""Sessions, runs and leases in the memory of one process."""

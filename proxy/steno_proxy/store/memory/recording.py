@@ -1,0 +1,98 @@
+"""One trial's recording in the memory of one process: the same encoded bytes as in Redis, and what came after them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from steno.contracts.notes import Notes
+from steno.contracts.records import Turn
+from steno_proxy.store.codec import EncodedTurn, Entry, decode_entry, decode_turn, join_entry
+from steno_proxy.store.head import Head
+from steno_proxy.store.interface import Asked
+from steno_proxy.store.retries import AskedAgain
+from steno_proxy.store.texts import Text, pack, unpack
+
+
+class Recording:
+    """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit.
+    `superseded`: turn_id -> that of the turn which took its place; `retries`: the other way round, where that was
+    found out later."""
+
+    __slots__ = (
+        "again", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "notes", "numbers", "retries", "superseded",
+        "texts", "turns", "watchers",
+    )  # fmt: skip
+
+    def __init__(self, head: Head, doc: bytes) -> None:
+        self.head = head
+        self.doc = doc
+        self.turns: list[bytes] = []
+        self.ids: list[bytes] = []
+        self.logprobs: list[bytes] = []
+        self.texts: list[bytes] = []
+        self.digests: dict[bytes, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.delivered: dict[int, int] = {}
+        self.hidden: set[str] = set()
+        self.superseded: dict[str, str] = {}
+        self.retries: dict[str, str] = {}
+        self.again = AskedAgain()
+        self.notes: Notes | None = None
+        self.watchers: set[asyncio.Event] = set()
+
+    def append(self) -> None:
+        """Room for one more turn."""
+        self.turns.append(b"")
+        self.ids.append(b"")
+        self.logprobs.append(b"")
+
+    def pair(self, asked: Asked, turn: Turn, began: float) -> None:
+        """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
+        superseded = self.superseded
+        for earlier, later in self.again.recorded(
+            asked, turn.choice, turn.turn_id, began, partial=turn.partial, superseded=superseded
+        ):
+            superseded[earlier], self.retries[later] = later, earlier
+
+    def put(self, number: int, encoded: EncodedTurn, before: Entry | None) -> None:
+        """A turn in its place, or in that of what was on record of it while it was open."""
+        self.turns[number] = join_entry(encoded, self._place(encoded.texts, before.refs[-1] if before else None))
+        self.ids[number] = _exact(encoded.ids)
+        self.logprobs[number] = encoded.logprobs
+
+    def _place(self, texts: Sequence[Text], reply_at: int | None) -> list[int]:
+        """Positions of a turn's texts, after storing those that are not here yet. The last, the reply, is its own."""
+        refs = []
+        for text in texts[:-1]:
+            position = self.digests.get(text.digest)
+            if position is None:
+                position = self.digests[text.digest] = self._append(text)
+            refs.append(position)
+        if reply_at is None:
+            reply_at = self._append(texts[-1])
+        else:
+            self.texts[reply_at] = _exact(pack(texts[-1].raw))
+        refs.append(reply_at)
+        return refs
+
+    def _append(self, text: Text) -> int:
+        self.texts.append(_exact(pack(text.raw)))
+        return len(self.texts) - 1
+
+    def wake(self) -> None:
+        for watcher in self.watchers:
+            watcher.set()
+
+    def turn(self, number: int) -> Turn:
+        entry = decode_entry(self.turns[number])
+        return decode_turn(
+            number, entry, self.ids[number], self.logprobs[number], lambda at: unpack(self.texts[at]),
+            self.delivered.get(number), self.superseded.get(entry.row.turn_id), self.retries.get(entry.row.turn_id),
+        )  # fmt: skip
+
+
+def _exact(raw: bytes) -> bytes:
+    """The same bytes in memory of their own size: encoders return theirs in the buffer that they reserved, zstd's being
+    as large as the text was."""
+    return bytes(memoryview(raw))

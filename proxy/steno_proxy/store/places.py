@@ -1,0 +1,55 @@
+"""Where an archived session is, and what a store asks of whoever keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from steno.contracts.errors import ArchiveUnreadable, Gone
+from steno.contracts.records import Session, Turn
+
+
+class Place(NamedTuple):
+    """name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it; head_bytes: of the first, without turns."""
+
+    name: str
+    offset: int
+    head_bytes: int
+    length: int
+
+    def encode(self) -> str:
+        return f"{self.name}:{self.offset}:{self.head_bytes}:{self.length}"
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Place:
+        name, offset, head, length = raw.decode().split(":")
+        return cls(name, int(offset), int(head), int(length))
+
+
+class InArchive(Gone):
+    """The session has ended and left Redis: what is read of it is read there, and it changes no more."""
+
+    def __init__(self, trial_id: str, place: Place) -> None:
+        super().__init__(f"session {trial_id} has ended and is in the archive: it can be read, and not changed")
+        self.place = place
+
+
+class Shelf(Protocol):
+    async def read(self, trial_id: str, place: Place) -> tuple[Session, list[Turn]]:
+        """Raises: ArchiveUnreadable."""
+        ...
+
+    async def heads(self, places: Sequence[tuple[str, Place]]) -> list[Session | ArchiveUnreadable]: ...
+
+
+class NoShelf:
+    """Where no archive is set, and sessions are in one."""
+
+    async def read(self, trial_id: str, place: Place) -> tuple[Session, list[Turn]]:
+        raise self._error(trial_id)
+
+    async def heads(self, places: Sequence[tuple[str, Place]]) -> list[Session | ArchiveUnreadable]:
+        return [self._error(trial_id) for trial_id, _ in places]
+
+    def _error(self, trial_id: str) -> ArchiveUnreadable:
+        return ArchiveUnreadable(f"session {trial_id} is in the archive, and this proxy has none: set archive")

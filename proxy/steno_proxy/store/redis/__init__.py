@@ -1,0 +1,1 @@
+"""Sessions, runs, leases and policies in Redis, one script per write."""

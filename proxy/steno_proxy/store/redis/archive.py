@@ -1,0 +1,87 @@
+"""Which sessions have left Redis, and where they are: `archived` maps a trial to its place. How one leaves:
+
+    1 seal       its record takes no turn from here on (trial's slot); what may change yet of it is digested (`leave.lua`)
+    2 begin      the object that will hold it is noted, by who holds `archiver` (index slot)
+    3 write      the object is written, read back and compared
+    4 commit     the places of all its sessions are known, in one script, if the same replica still holds `archiver`
+    5 leave      the session leaves Redis, if its digest is the same (trial's slot); else it is archived again
+    6 publish    `ended` forgets it: lists keep it
+
+A crash before 4 leaves an object that nothing names: `archiving` says which, and the next round removes it. One after 4
+leaves sessions in both: Redis's is the one that is read, and the next round goes on with 5.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from steno_proxy.store.places import Place
+from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, notes_key, trial_keys
+
+HOLD_S = 120.0
+"""For how long a replica archives after it has last said so."""
+_KEYS = [ARCHIVER, ARCHIVING, ARCHIVED, BLANKS]
+
+
+class RedisArchive:
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
+        self._token = secrets.token_hex(8)
+        self._script, self._leave, self._bury = Script("archive"), Script("leave"), Script("bury")
+
+    async def _run(self, operation: str, *args: Any) -> bool:
+        return bool(await self._link.run(self._script, _KEYS, [operation, self._token, *args]))
+
+    async def hold(self) -> bool:
+        """Whether it is this replica that archives, for HOLD_S from now."""
+        return await self._run("hold", round(HOLD_S * 1000))
+
+    async def release(self) -> None:
+        await self._run("release")
+
+    async def begin(self, name: str) -> bool:
+        return await self._run("begin", name)
+
+    async def abandoned(self) -> str | None:
+        """An object that was begun and never committed."""
+        [found] = await self._link.ask(("GET", ARCHIVING))
+        return found.decode() if found is not None else None
+
+    async def end(self) -> None:
+        await self._run("end")
+
+    async def commit(self, places: dict[str, Place]) -> bool:
+        return await self._run("commit", *[part for t, place in places.items() for part in (t, place.encode())])
+
+    async def places(self, trial_ids: Sequence[str]) -> dict[str, Place]:
+        """Of those that are in the archive."""
+        if not trial_ids:
+            return {}
+        [found] = await self._link.ask(("HMGET", ARCHIVED, *trial_ids))
+        return {t: Place.decode(raw) for t, raw in zip(trial_ids, found, strict=True) if raw is not None}
+
+    async def forget(self, trial_id: str) -> bool:
+        """A session is deleted: its bytes are overwritten in the next round."""
+        return await self._run("forget", trial_id)
+
+    async def blanks(self) -> list[Place]:
+        [found] = await self._link.ask(("SMEMBERS", BLANKS))
+        return [Place.decode(raw) for raw in found]
+
+    async def blanked(self, place: Place) -> None:
+        await self._link.write("SREM", BLANKS, place.encode())
+
+    async def state(self, trial_id: str) -> str:
+        found: bytes = await self._link.run(self._leave, [*trial_keys(trial_id), notes_key(trial_id)], [""])
+        return found.decode()
+
+    async def leave(self, trial_id: str, state: str) -> bool:
+        """Whether it has left."""
+        keys = [*trial_keys(trial_id), notes_key(trial_id)]
+        return bool(await self._link.run(self._leave, keys, [state]) == b"left")
+
+    async def bury(self, trial_id: str, created_at: float, *, now: float, tombstone_ms: int) -> None:
+        await self._link.run(self._bury, [trial_keys(trial_id).session], [tombstone_ms, repr(created_at), repr(now)])

@@ -1,0 +1,216 @@
+"""The index of sessions in Redis: what lists show, by status and group, in order of creation.
+
+It lives on another slot than the trials, so a trial and its place in the index cannot be written together. Hence three steps:
+
+    1 announce   the trial goes on `pending` (index slot), with the time
+    2 the write  register, complete, delete (trial's slot): the truth
+    3 publish    the index is brought in line with what step 2 returned, and the announcement goes (index slot)
+
+A crash between 1 and 2 leaves an announcement of nothing; between 2 and 3 a session that lists show late, or in its old
+state (they read the truth before they show a session, so never wrongly). `sweep` ends both: whatever has been pending for longer
+than any call may take is looked up and published. Any replica may run it at any time: publishing is idempotent, and
+what was read earlier never undoes what was read later (publish.lua).
+
+`timed` says when the sweep is to look at each open session, so that it reads only those whose time may be over. Releases before
+it wrote no `timed`: what they left open is found by comparing two keys, at the start and every UNTIMED_EVERY_S.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
+from steno.contracts.lenient import read_json
+from steno.contracts.records import Group, Session
+from steno_proxy.store.head import Head, head_from_hash
+from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.schema import (
+    ALL,
+    DEAD,
+    ENDED,
+    PENDING,
+    STATUSES,
+    TIMED,
+    group_index_key,
+    group_key,
+    index_keys,
+    status_key,
+    trial_keys,
+)
+from steno_proxy.store.views import Position
+
+GRACE_S = 30.0
+"""How long an announcement is left alone: several times what a write may take (redis_link.CALL_TIMEOUT_S), and clocks differ."""
+UNTIMED_EVERY_S = 600.0
+_BATCH = 100
+
+
+class RedisIndex:
+    """Args: group_gone: is called when the last session of a group is gone, and its record with it."""
+
+    def __init__(
+        self, link: RedisLink, clock: Callable[[], float], group_gone: Callable[[Group], Awaitable[None]]
+    ) -> None:
+        self._link = link
+        self._group_gone = group_gone
+        self._clock = clock
+        self._publish = Script("publish")
+        self._untimed_at = -UNTIMED_EVERY_S
+
+    async def announce(self, trial_ids: Iterable[str]) -> dict[str, str]:
+        """Step 1. Returns: for each trial the member of `pending` that its `publish` settles."""
+        members = {trial_id: f"{trial_id}/{secrets.token_hex(4)}" for trial_id in trial_ids}
+        now = repr(self._clock())
+        scored = [part for member in members.values() for part in (now, member)]
+        await self._link.write("ZADD", PENDING, *scored)
+        return members
+
+    async def publish(
+        self,
+        trial_id: str,
+        head: Head | None,
+        member: str = "",
+        *,
+        at: float = 0.0,
+        until: float = 0.0,
+        look_at: float | None = None,
+    ) -> None:
+        """Step 3.
+
+        Args: head: what step 2 left; None: nothing. at: when it was looked for, if there is nothing.
+            until: when the tombstone expires, if there is one. look_at: when the sweep is to look at an open one first.
+        """
+        now = self._clock()
+        group = head.group if head else None
+        created = head.created if head else at
+        ended = "" if head is None or head.ended is None else repr(head.ended)
+        status = head.status if head else "missing"
+        args = [trial_id, member, status, repr(created), ended, repr(now), repr(until)]
+        args.append("" if look_at is None else repr(look_at))
+        left = await self._link.run(self._publish, index_keys(group), args)
+        if group is not None and left == 0:
+            raw = await self._link.call(self._link.client.getdel(group_key(group)))
+            if raw is not None:
+                await self._group_gone(read_json(Group, raw))
+
+    async def withdraw(self, member: str) -> None:
+        """Instead of step 3, when step 2 changed nothing."""
+        await self._link.call(self._link.client.zrem(PENDING, member))
+
+    async def settle(self, trial_id: str, member: str = "", *, at: float) -> None:
+        """Publish what is on record of a trial now. `at`: when what is to be settled was noticed."""
+        key = trial_keys(trial_id).session
+        fields = await self._link.call(self._link.client.hgetall(key))
+        left_ms = await self._link.call(self._link.client.pttl(key))
+        head = head_from_hash(fields) if fields else None
+        await self.publish(trial_id, head, member, at=at, until=self._clock() + max(left_ms, 0) / 1000)
+
+    async def sweep(self, before: Callable[[str], Awaitable[None]]) -> int:
+        """Finish what a crash left between the steps. Returns how many announcements it settled.
+
+        Args: before: what else is owed for a trial, to be done before its announcement goes.
+        """
+        client, settled, now = self._link.client, 0, self._clock()
+        await self._link.call(client.zremrangebyscore(DEAD, "-inf", repr(now)))
+        while True:
+            bounds = {"byscore": True, "offset": 0, "num": _BATCH, "withscores": True}
+            due = await self._link.call(client.zrange(PENDING, "-inf", repr(now - GRACE_S), **bounds))
+            for member, announced_at in due:
+                await before(member.decode().partition("/")[0])
+                await self.settle(member.decode().partition("/")[0], member.decode(), at=announced_at)
+            settled += len(due)
+            if len(due) < _BATCH:
+                return settled
+
+    async def due(self, now: float) -> list[str]:
+        """Trials that the sweep is to look at by now, soonest first."""
+        client, since = self._link.client, self._clock()
+        if since >= self._untimed_at + UNTIMED_EVERY_S:
+            untimed = await self._link.call(client.zdiff([status_key("open"), TIMED]))
+            for at in range(0, len(untimed), _BATCH):
+                await self._link.call(client.zadd(TIMED, dict.fromkeys(untimed[at : at + _BATCH], now), nx=True))
+            self._untimed_at = since
+        members = await self._link.call(client.zrange(TIMED, "-inf", repr(now), byscore=True))
+        return [member.decode() for member in members]
+
+    async def look_again(self, times: Mapping[str, float | None]) -> None:
+        """When the sweep is to look at these trials next; None: never, they are not open any more."""
+        client = self._link.client
+        if later := {trial_id: at for trial_id, at in times.items() if at is not None}:
+            await self._link.call(client.zadd(TIMED, later, xx=True))
+        if never := [trial_id for trial_id, at in times.items() if at is None]:
+            await self._link.call(client.zrem(TIMED, *never))
+
+    async def ended_before(self, cutoff: float, skip: int = 0) -> list[str]:
+        """Some trials that ended at or before `cutoff`, oldest first, after the first `skip`."""
+        return [trial_id for trial_id, _ in await self.ended_since(cutoff, skip)]
+
+    async def ended_since(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
+        """The same, and when each ended."""
+        bounds = {"byscore": True, "offset": skip, "num": _BATCH, "withscores": True}
+        members = await self._link.call(self._link.client.zrange(ENDED, "-inf", repr(cutoff), **bounds))
+        return [(member.decode(), at) for member, at in members]
+
+    async def any_here(self, group_id: str) -> bool:
+        """Whether a session of the group has not left for the archive yet."""
+        key = group_index_key(group_id)
+        found = await self._link.ask(*(("ZINTERCARD", 2, key, o, "LIMIT", 1) for o in (status_key("open"), ENDED)))
+        return any(found)
+
+    async def list_again(self, session: Session) -> None:
+        """A session of the archive, in the lists of a Redis that does not know it."""
+        client, trial = self._link.client, {session.trial_id: session.created_at}
+        keys = [ALL, status_key(session.status)]
+        if session.group_id is not None:
+            keys.append(group_index_key(session.group_id))
+        for key in keys:
+            await self._link.call(client.zadd(key, trial, nx=True))
+
+    async def counts(self) -> dict[str, int]:
+        """Sessions by status."""
+        return {status: await self._link.call(self._link.client.zcard(status_key(status))) for status in STATUSES}
+
+    async def walk(
+        self,
+        *,
+        status: str | None,
+        group_id: str | None,
+        since: float | None,
+        until: float | None,
+        after: Position | None,
+        newest_first: bool = False,
+    ) -> AsyncIterator[list[Position]]:
+        """Positions in order of creation, in batches, those after `after` in that order. A group's are of any status: the caller
+        looks."""
+        key = ALL if status is None else status_key(status)
+        if group_id is not None:
+            key = group_index_key(group_id)
+        low = "-inf" if since is None else repr(since)
+        high = "+inf" if until is None else f"({until!r}"
+        start, ties = None, 0  # the creation time that the next batch begins at, and how many of it have been seen
+        if after is not None:
+            beyond = (
+                until is not None and after.created >= until
+                if newest_first
+                else since is not None and after.created <= since
+            )
+            start = None if beyond else after.created
+        while True:
+            bounds = {"byscore": True, "offset": ties, "num": _BATCH, "withscores": True, "desc": newest_first}
+            ends = (
+                (low, high if start is None else repr(start))
+                if newest_first
+                else (low if start is None else repr(start), high)
+            )
+            found = await self._link.call(
+                self._link.client.zrange(key, *(reversed(ends) if newest_first else ends), **bounds)
+            )
+            places = [Position(score, member.decode()) for member, score in found]
+            yield [place for place in places if after is None or (place < after if newest_first else place > after)]
+            if len(places) < _BATCH:
+                return
+            # Go on from the last one's time, not by rank: sessions come and go meanwhile. Rank only counts among equals.
+            last = places[-1].created
+            ties = ties + _BATCH if last == start else 0
+            after = (min if newest_first else max)(places[-1], after or places[-1])
+            start = last

@@ -1,0 +1,28 @@
+-- Which sessions are in the archive, and who moves them there: one replica at a time. All on the index's slot.
+--
+-- KEYS  1 archiver  2 archiving  3 archived  4 blanks
+-- ARGV  1 operation  2 token of who asks  3… its own
+-- Returns  1; 0: somebody else archives (hold, begin, commit), or there was no such session (forget).
+local op, token = ARGV[1], ARGV[2]
+local mine = redis.call('GET', KEYS[1]) == token
+if op == 'hold' then  -- 3 for how long, ms
+  if not mine and not redis.call('SET', KEYS[1], token, 'NX') then return 0 end
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+elseif op == 'release' then
+  if mine then redis.call('DEL', KEYS[1]) end
+elseif op == 'forget' then  -- 3 trial: deleted
+  local place = redis.call('HGET', KEYS[3], ARGV[3])
+  if not place then return 0 end
+  redis.call('HDEL', KEYS[3], ARGV[3])
+  redis.call('SADD', KEYS[4], place)
+elseif not mine then
+  return 0
+elseif op == 'begin' then  -- 3 object that will be written
+  redis.call('SET', KEYS[2], ARGV[3])
+elseif op == 'end' then
+  redis.call('DEL', KEYS[2])
+elseif op == 'commit' then  -- 3… trial, place: their object is there, whole
+  for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+  redis.call('DEL', KEYS[2])
+end
+return 1

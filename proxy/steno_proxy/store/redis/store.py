@@ -1,0 +1,526 @@
+"""Sessions in Redis (I3, I5, I7): one script per write, one round trip per commit and per tail. The schema is keys.py.
+
+Durable to the degree the server is: `appendfsync always` keeps every acknowledged turn through a power failure, the usual
+`everysec` all but the last second of it. Through a failover, where each write waits for a replica. A write that raised
+StoreUnavailable may or may not have happened; each may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from steno.contracts.errors import ArchiveUnreadable, Conflict, NotFound
+from steno.contracts.lenient import read_json
+from steno.contracts.notes import Notes
+from steno.contracts.records import Group, Session, Turn
+from steno_proxy.pace import Pace
+from steno_proxy.redis_url import home_of
+from steno_proxy.store.groups import same_group, with_recorded_ids
+from steno_proxy.store.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
+from steno_proxy.store.interface import Page, Tail
+from steno_proxy.store.places import InArchive, NoShelf, Place, Shelf
+from steno_proxy.store.redis.accounts import RedisAccounts
+from steno_proxy.store.redis.archive import RedisArchive
+from steno_proxy.store.redis.index import RedisIndex
+from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.policies import RedisPolicies
+from steno_proxy.store.redis.recordings import (
+    CHUNK_TURNS,
+    CLOSED,
+    MISSING,
+    NO_ROWS,
+    OTHER,
+    RedisRecordings,
+    pairs,
+    refuse,
+)
+from steno_proxy.store.redis.runs import RedisRuns
+from steno_proxy.store.redis.schema import group_key, kept_key, notes_key, trial_keys
+from steno_proxy.store.redis.wait import Wait
+from steno_proxy.store.settlement import accountable
+from steno_proxy.store.texts import to_json
+from steno_proxy.store.timed import look_at
+from steno_proxy.store.views import END, Event, Position, end_event, past_events, position, turn_events, turns_seen
+
+log = logging.getLogger(__name__)
+
+WATCH_BLOCK_MS = 5_000  # how long a watcher waits before it looks again by itself
+WATCH_TTL_S = 60  # how long the stream outlives its last watcher
+LOOKED_AT_ONCE = 200
+"""Sessions that a sweep reads together, between which requests have their turn."""
+CREATED_AT_ONCE = 256
+"""Sessions of a group; a batch takes as many commands."""
+
+
+class RedisStore(RedisRecordings):
+    """Keeps the `SessionStore` protocol. Any number of replicas may use one Redis.
+
+    Args: url: see `read_redis_url`. wait: how many replicas must have what is written before it counts as written, and for how
+        long that is waited for. clock: wall clock, Unix seconds; only announcements and tombstones in the index are timed by it.
+    """
+
+    def __init__(
+        self, url: str, *, wait: Wait | None = None, clock: Callable[[], float] = time.time, pace: Pace | None = None,
+        shelf: Shelf | None = None, **link_options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(RedisLink(url, wait=wait, **link_options), pace)
+        # Watchers hold a connection while they wait: theirs are others than the commits'.
+        self._watch_link = RedisLink(
+            url,
+            max_connections=1024,
+            reply_timeout_s=WATCH_BLOCK_MS / 1000 + 2,
+            call_timeout_s=WATCH_BLOCK_MS / 1000 + 5,
+        )
+        self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS)
+        self._accounts = RedisAccounts(self._link, self.runs)
+        self._index = RedisIndex(self._link, clock, self._group_gone)
+        self._watchers = 0
+        self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
+        self._clock = clock
+        self.home = home_of(url)
+        self.waited_replicas = wait.replicas if wait else 0
+        self.policies = RedisPolicies(self._link)
+        self.archive = RedisArchive(self._link)
+        self._shelf = shelf or NoShelf()
+
+    async def open(self) -> None:
+        await self.ping()
+
+    async def close(self) -> None:
+        await self.runs.close()
+        await self._link.close()
+        await self._watch_link.close()
+
+    async def ping(self) -> None:
+        await self._link.ping()
+
+    async def now(self) -> float:
+        seconds, micros = await self._link.call(self._link.client.time())
+        return float(seconds) + float(micros) / 1e6
+
+    async def keep(self, name: str, value: bytes) -> bytes:
+        before: bytes | None = await self._run("once", [kept_key(name)], [value])
+        return value if before is None else before
+
+    async def kept(self, name: str) -> bytes | None:
+        """What `keep` has kept under this name."""
+        found: bytes | None = (await self._link.ask(("GET", kept_key(name))))[0]
+        return found
+
+    # -- groups and sessions
+
+    async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
+        written = group.model_dump_json().encode()
+        before = await self._run("once", [group_key(group.group_id)], [written])
+        if before is not None:
+            recorded = read_json(Group, before)
+            same_group(recorded, group)
+            group, sessions = recorded, with_recorded_ids(recorded, sessions)
+        archived = await self.archive.places([session.trial_id for session in sessions])
+        if not archived:  # else its run has let go of it
+            await self.runs.open_group(group)
+        sessions = [session for session in sessions if session.trial_id not in archived]
+        if not sessions:
+            return group
+        members = await self._index.announce([session.trial_id for session in sessions])
+        for at in range(0, len(sessions), CREATED_AT_ONCE):  # not all in one turn of the event loop
+            some = sessions[at : at + CREATED_AT_ONCE]
+            await asyncio.gather(*(self._create(session, members[session.trial_id]) for session in some))
+        return group
+
+    async def group(self, group_id: str) -> Group:
+        raw = await self._link.call(self._link.client.get(group_key(group_id)))
+        if raw is None:
+            raise NotFound(f"no group {group_id}")
+        return read_json(Group, raw)
+
+    async def register(self, session: Session) -> Session:
+        try:
+            return await self.session(session.trial_id)
+        except NotFound:
+            members = await self._index.announce([session.trial_id])
+            return await self._create(session, members[session.trial_id])
+
+    async def _create(self, session: Session, member: str) -> Session:
+        keys = trial_keys(session.trial_id)
+        head, doc = head_of(session), doc_of(session)
+        reply = await self._run("register", keys[:2], [doc, *head_to_hash(head)])
+        if reply[0] == CLOSED:
+            await self._index.withdraw(member)
+            refuse(session.trial_id, CLOSED)
+        if reply[0] == 0:
+            head, doc = head_from_hash(pairs(reply[1])), reply[2]
+        found = session_of(session.trial_id, head, doc)
+        await self._index.publish(session.trial_id, head, member, look_at=look_at(found, found.created_at))
+        return found
+
+    async def session(self, trial_id: str) -> Session:
+        try:
+            return (await self.tail(trial_id, NO_ROWS)).session
+        except InArchive as archived:
+            return await self._head(trial_id, archived.place)
+
+    async def _head(self, trial_id: str, place: Place, *, noted: bool = False) -> Session:
+        """The session in the archive. noted: with its notes, which are asked for on their own otherwise (`notes`)."""
+        [found] = await self._shelf.heads([(trial_id, place)])
+        if isinstance(found, ArchiveUnreadable):
+            raise found
+        return found if noted else found.model_copy(update={"notes": None})
+
+    async def tail(self, trial_id: str, start: int) -> Tail:
+        try:
+            return await super().tail(trial_id, start)
+        except NotFound:
+            await self._check_not_archived(trial_id)
+            raise
+
+    async def notes(self, trial_id: str) -> Notes | None:
+        found = await super().notes(trial_id)
+        if found is None and (place := (await self.archive.places([trial_id])).get(trial_id)):
+            return (await self._head(trial_id, place, noted=True)).notes
+        return found
+
+    async def _check_not_archived(self, trial_id: str) -> None:
+        """Raises: InArchive."""
+        if place := (await self.archive.places([trial_id])).get(trial_id):
+            raise InArchive(trial_id, place)
+
+    async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
+        try:
+            return await super().turns(trial_id, start=start, limit=limit)
+        except InArchive as archived:
+            place = archived.place
+        except NotFound:  # it went while it was read
+            found = (await self.archive.places([trial_id])).get(trial_id)
+            if found is None:
+                raise
+            place = found
+        _, turns = await self._shelf.read(trial_id, place)
+        return turns[start:] if limit is None else turns[start : start + limit]
+
+    async def rotate_key(self, trial_id: str, generation: int | None) -> int:
+        try:
+            return await super().rotate_key(trial_id, generation)
+        except NotFound:
+            await self._check_not_archived(trial_id)
+            raise
+
+    async def list_sessions(
+        self,
+        *,
+        status: str | None,
+        group_id: str | None,
+        since: float | None,
+        until: float | None,
+        cursor: str | None,
+        limit: int,
+        run_id: str | None = None,
+        newest_first: bool = False,
+    ) -> Page:
+        found: list[Session] = []
+        unreadable: list[str] = []
+        after = end = position(cursor)
+        walk = self._index.walk(
+            status=status, group_id=group_id, since=since, until=until, after=after, newest_first=newest_first
+        )
+        wanted = (("status", status), ("group_id", group_id), ("run_id", run_id))
+        async for places in walk:
+            for start in range(0, len(places), limit + 1):
+                for place, session in await self._listed(places[start : start + limit + 1]):
+                    if isinstance(session, Session) and any(
+                        value not in (None, getattr(session, name)) for name, value in wanted
+                    ):
+                        continue
+                    if len(found) + len(unreadable) == limit and end is not None:
+                        return Page(found, end.cursor(), unreadable)
+                    end = place
+                    if isinstance(session, Session):
+                        found.append(session)
+                    else:
+                        unreadable.append(place.trial_id)
+        return Page(found, None, unreadable)
+
+    async def _listed(self, places: Sequence[Position]) -> list[tuple[Position, Session | ArchiveUnreadable]]:
+        """The sessions at these places, also those in the archive, or why one can't be read there."""
+        found: dict[str, Session | ArchiveUnreadable] = {}
+        found |= {session.trial_id: session for session in await self._sessions_at(places)}
+        left = await self.archive.places([place.trial_id for place in places if place.trial_id not in found])
+        heads = await self._shelf.heads(list(left.items()))
+        for trial_id, head in zip(left, heads, strict=True):
+            found[trial_id] = head.model_copy(update={"notes": None}) if isinstance(head, Session) else head
+        if bad := [head for head in heads if isinstance(head, ArchiveUnreadable)]:
+            log.warning("%d sessions of a list can't be read, such as: %s", len(bad), bad[0].message)
+        return [(place, found[place.trial_id]) for place in places if place.trial_id in found]
+
+    async def _sessions_at(self, places: Sequence[Position]) -> list[Session]:
+        """The sessions that the index has at these places; those that are gone, or live again elsewhere, left out."""
+        found = await self._sessions([place.trial_id for place in places])
+        created = {place.trial_id: place.created for place in places}
+        return [session for session in found if session.created_at == created[session.trial_id]]
+
+    async def _sessions(self, trial_ids: Sequence[str]) -> list[Session]:
+        """Those of these trials that are there."""
+        if not trial_ids:
+            return []
+        pipe = self._link.client.pipeline(transaction=False)
+        for trial_id in trial_ids:
+            keys = trial_keys(trial_id)
+            pipe.hgetall(keys.session)
+            pipe.get(keys.doc)
+        replies = await self._link.call(pipe.execute())
+        return [
+            session_of(trial_id, head_from_hash(fields), doc)
+            for trial_id, fields, doc in zip(trial_ids, replies[::2], replies[1::2], strict=True)
+            if doc is not None and fields and fields[b"status"] != b"deleted"
+        ]
+
+    async def due(self, *, now: float) -> AsyncGenerator[Session, None]:
+        trial_ids = await self._index.due(now)
+        for start in range(0, len(trial_ids), LOOKED_AT_ONCE):
+            some = trial_ids[start : start + LOOKED_AT_ONCE]
+            again: dict[str, float | None] = dict.fromkeys(some)
+            over = []
+            for session in await self._sessions(some):
+                if session.status == "open":
+                    at = look_at(session, now)
+                    if at <= now:
+                        del again[session.trial_id]  # it stays due until somebody has ended it
+                        over.append(session)
+                    else:
+                        again[session.trial_id] = at
+            await self._index.look_again(again)
+            for session in over:
+                yield session
+
+    async def _living(self, lives: Sequence[tuple[str, str]]) -> list[Session]:
+        return await self._sessions_at([Position(float(life), trial_id) for trial_id, life in lives])
+
+    async def _group_gone(self, group: Group) -> None:
+        await self.runs.forget(group, self._clock())
+
+    async def complete(
+        self,
+        trial_id: str,
+        *,
+        status: str,
+        reward: float | None,
+        end_reason: str,
+        metrics: dict[str, float],
+        now: float,
+        final: bool = True,
+    ) -> Session:
+        keys = trial_keys(trial_id)
+        members = await self._index.announce([trial_id])
+        posted = "" if reward is None else repr(float(reward))
+        args = [status, posted, end_reason, to_json(metrics), repr(now), int(final)]
+        reply = await self._run("complete", [keys.session, keys.doc, keys.events], args)
+        if reply[0] != 1:
+            await self._index.withdraw(members[trial_id])
+            if reply[0] == MISSING:
+                try:
+                    await self._check_not_archived(trial_id)
+                except InArchive as archived:
+                    return await self._completed(trial_id, archived.place, status, reward)
+            if reply[0] == OTHER:
+                raise Conflict(f"session {trial_id} has ended with another status or reward")
+            refuse(trial_id, reply[0])
+        head = head_from_hash(pairs(reply[1]))
+        if accountable(head.group, run_of(reply[2])):
+            await self._index.publish(trial_id, head)
+            self._unsettled.setdefault(trial_id, []).append(members[trial_id])
+        else:
+            await self._index.publish(trial_id, head, members[trial_id])
+        return session_of(trial_id, head, reply[2])
+
+    async def _completed(self, trial_id: str, place: Place, status: str, reward: float | None) -> Session:
+        """The same values again change nothing, in the archive either."""
+        session = await self._head(trial_id, place)
+        if (session.status, session.reward) != (status, reward):
+            raise Conflict(
+                f"session {trial_id} has ended with status {session.status} and reward {session.reward}, and is in the archive"
+            )
+        return session
+
+    async def settle(self, trial_id: str, *, now: float) -> None:
+        await self._accounts.settle(trial_id, now)
+        for member in self._unsettled.pop(trial_id, []):
+            await self._index.withdraw(member)
+
+    async def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
+        await self._accounts.came_late(trial_id, turn, now)
+
+    async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
+        keys = trial_keys(trial_id)
+        if place := (await self.archive.places([trial_id])).get(trial_id):
+            await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
+        group, doc = await self._link.ask(("HGET", keys.session, "group"), ("GET", keys.doc))
+        owed = doc is None or accountable(group and group.decode(), run_of(doc))
+        members = await self._index.announce([trial_id])
+        tombstone_ms = max(1, round(tombstone_s * 1000))
+        reply = await self._run("delete", [*keys, notes_key(trial_id)], [tombstone_ms, "", repr(now), int(owed)])
+        if reply[0] == 1:
+            head = head_from_hash(pairs(reply[1]))
+            head.status = "deleted"
+            await self._accounts.settle(trial_id, now)
+            await self._index.publish(trial_id, head, members[trial_id], until=self._clock() + tombstone_s)
+        else:
+            # Deleted already, perhaps by a call that was cut short: what it left is not kept for a sweep.
+            if reply[0] != MISSING:
+                await self._accounts.settle(trial_id, now)
+            await self._index.withdraw(members[trial_id])
+            if reply[0] == MISSING:
+                refuse(trial_id, MISSING)
+
+    async def _delete_archived(self, trial_id: str, place: Place, *, now: float, tombstone_s: float) -> None:
+        """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
+        session = None
+        with contextlib.suppress(ArchiveUnreadable):  # also one that can't be read may be deleted
+            session = await self._head(trial_id, place)
+        await self.archive.forget(trial_id)
+        created = session.created_at if session else now
+        await self.archive.bury(trial_id, created, now=now, tombstone_ms=max(1, round(tombstone_s * 1000)))
+        head = head_of(session) if session else Head(created=created, updated=now)
+        head.status = "deleted"
+        await self._index.publish(trial_id, head, until=self._clock() + tombstone_s)
+
+    async def leaving(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
+        """Some sessions that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
+        return await self._index.ended_since(cutoff, skip)
+
+    async def prepare(self, trial_id: str, now: float) -> str:
+        """An ended session is to leave for the archive: it takes no turn from here on. Returns the digest of its state; "": it
+        may not leave, or not yet."""
+        found = await self._accounts.settle(trial_id, now)
+        group = found.head.group if found is not None else None
+        if found is not None and group is not None and not await self.runs.lets_go(found.run_id, group, now):
+            return ""
+        keys = trial_keys(trial_id)
+        await self._run("seal", keys[:2], [])
+        state = await self.archive.state(trial_id)
+        if not state:
+            await self._index.settle(trial_id, at=self._clock())
+        return state
+
+    async def left(self, trial_id: str, group_id: str | None, state: str) -> bool:
+        """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays."""
+        if not await self.archive.leave(trial_id, state):
+            return False
+        await self._index.settle(trial_id, at=self._clock())
+        if group_id is not None and not await self._index.any_here(group_id):
+            raw = await self._link.call(self._link.client.get(group_key(group_id)))
+            if raw is not None:
+                await self._group_gone(read_json(Group, raw))
+        return True
+
+    async def shelve(self, session: Session) -> None:
+        await self._index.list_again(session)
+
+    async def fullness(self) -> float | None:
+        client, options = self._link.client, {}
+        if self._link.cluster:
+            options["target_nodes"] = type(client).PRIMARIES
+        found = await self._link.call(client.info("memory", **options))
+        nodes = found.values() if isinstance(next(iter(found.values()), None), dict) else [found]
+        shares = [
+            node["used_memory"] / most
+            for node in nodes
+            if (most := node.get("maxmemory") or node.get("total_system_memory"))
+        ]
+        return max(shares, default=None)
+
+    async def expire(self, *, now: float, retention_s: float) -> int:
+        """Also finishes what crashes left undone (`sweep`)."""
+        await self.sweep()
+        dropped, kept, cutoff, seen = 0, 0, now - retention_s, set[str]()
+        while trials := [trial for trial in await self._index.ended_before(cutoff, kept) if trial not in seen]:
+            seen.update(trials)
+            gone = [await self._drop(trial_id, cutoff, now) for trial_id in trials]
+            dropped += sum(gone)
+            kept += len(gone) - sum(gone)
+        return dropped
+
+    async def _drop(self, trial_id: str, cutoff: float, now: float) -> bool:
+        """Drop a session that the index believes to be past its retention. False: it is not, or its group is not done with it."""
+        found = await self._accounts.settle(trial_id, now)
+        group = found.head.group if found is not None and found.head.status != "deleted" else None
+        if found is not None and group is not None and not await self.runs.lets_go(found.run_id, group, now):
+            return False
+        args = [0, repr(cutoff), repr(now), int(found is not None)]
+        reply = await self._run("delete", [*trial_keys(trial_id), notes_key(trial_id)], args)
+        if reply[0] != 1:
+            await self._index.settle(trial_id, at=self._clock())
+            return False
+        head = head_from_hash(pairs(reply[1]))
+        head.status = "missing"
+        await self._index.publish(trial_id, head)
+        return True
+
+    # -- what watchers see
+
+    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """A lost wake-up delays an event by WATCH_BLOCK_MS at most: events are read from the record, not from the stream."""
+        try:
+            await self.tail(trial_id, NO_ROWS)
+        except InArchive as archived:
+            if after != END:
+                async for event in self._past(trial_id, archived.place, turns_seen(after)):
+                    yield event
+            return
+        if after == END:
+            return
+        self._watchers += 1
+        try:
+            async for event in self._happening(trial_id, turns_seen(after)):
+                yield event
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                await self._watch_link.rest()
+
+    async def _past(self, trial_id: str, place: Place, seen: int) -> AsyncGenerator[Event, None]:
+        session, turns = await self._shelf.read(trial_id, place)
+        for event in past_events(seen, session, turns):
+            yield event
+
+    async def _happening(self, trial_id: str, seen: int) -> AsyncGenerator[Event, None]:
+        keys = trial_keys(trial_id)
+        watched = [keys.events, keys.session, keys.turns]
+        while True:
+            wake, fields, entries = await self._run("watch", watched, [seen, WATCH_TTL_S, CHUNK_TURNS], writes=False)
+            head = head_from_hash(pairs(fields)) if fields else None
+            if head is None and (place := (await self.archive.places([trial_id])).get(trial_id)):
+                async for event in self._past(trial_id, place, seen):
+                    yield event
+                return
+            ended = head is None or head.status != "open"
+            events = turn_events(seen, entries, ended=ended)
+            for event in events:
+                yield event
+            seen += len(events)
+            if len(events) == CHUNK_TURNS:
+                continue
+            if ended:
+                yield end_event(head)
+                return
+            await self._watch_link.call(
+                self._watch_link.client.xread({keys.events: wake}, count=1, block=WATCH_BLOCK_MS)
+            )
+
+    async def stats(self) -> dict[str, Any]:
+        used = None
+        if not self._link.cluster:
+            used = (await self._link.call(self._link.client.info("memory")))["used_memory"]
+        return {"backend": "redis", "sessions": await self._index.counts(), "used_bytes": used}
+
+    async def sweep(self) -> int:
+        """What crashed calls left undone: of sessions that have ended, in their runs; of all, in the index. Returns how many
+        announcements it settled. `expire` does it too."""
+        return await self._index.sweep(self._settle_again)
+
+    async def _settle_again(self, trial_id: str) -> None:
+        await self._accounts.settle(trial_id, self._clock())

@@ -1,0 +1,15 @@
+"""When a sweep is to look at an open session next: not before a limit of time of its own can be spent. Pure."""
+
+from __future__ import annotations
+
+from steno.contracts.records import Session
+from steno_proxy.sessions.limits import timed_out_at
+
+UNTIMED_S = 3600.0
+"""After which one without such a limit is looked at all the same: its name may have had another life, of an older release."""
+
+
+def look_at(session: Session, now: float) -> float:
+    """Unix seconds. At or before `now`: a limit of its time is spent, as far as its record says."""
+    at = timed_out_at(session.limits, session, now)
+    return now + UNTIMED_S if at is None else at

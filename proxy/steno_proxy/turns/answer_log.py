@@ -1,0 +1,211 @@
+"""The answer of a request, and the clients that read it: the one that came first, and retries that joined it.
+
+A `Reader` is one client. It makes its own events of what the log says, and they wait in it until they are flushed. `AnswerLog`
+says the same to all readers of one request, and keeps I3: a piece that closes a block is said once the turn so far is on record,
+the end of a choice once its turn is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from steno.contracts.chat import CanonicalRequest
+from steno.contracts.errors import StenoError
+from steno_proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, ShowsPrompt, Writer
+from steno_proxy.turns.interfaces import Client
+
+STALL_S = 2.0
+"""How long the client that came first may hold up those who joined its request, once. Seconds."""
+
+
+class Prompted(Protocol):
+    """A choice whose prompt is known. prompt_ids: int32 LE, of the whole prompt; read for clients that asked for them."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def prompt_ids(self) -> bytes: ...
+
+
+class Reader:
+    """One client of an answer.
+
+    client: who reads. streams: whether it gets events as they come, or one body at the end. writing: a write waits for the
+    client to read.
+    """
+
+    def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: Client, header: Header) -> None:
+        self.client = client
+        self.streams = asked.stream
+        self.writing = False
+        self._dialect = dialect
+        self._asked = asked
+        self._header = header
+        self._writer: Writer | None = dialect.writer(asked, header) if asked.stream else None
+        self._openings: dict[int, bytes] = {}  # by choice: the events before its first; b"" once they were put
+        self._waiting: list[bytes] = []
+        self._ended = False
+
+    # -- what the log says
+
+    def accept(self) -> None:
+        """The prompt is accepted."""
+        self.client.ready()
+
+    def closes(self, index: int, piece: Piece) -> bool:
+        """Whether the piece closes a block for this client. Asked once for each piece, before it is said."""
+        return self._writer is not None and self._writer.closes(index, piece)
+
+    def piece(self, index: int, piece: Piece, of: Prompted) -> None:
+        if self._writer is not None:
+            opening = self._open(index, of)
+            if data := self._writer.piece(index, piece):
+                self._openings[index] = b""
+                self._put(opening + data)
+
+    def finish(self, choice: Choice) -> None:
+        """A choice is on record, whole."""
+        if self._writer is not None:
+            opening = self._open(choice.index, choice)
+            self._openings[choice.index] = b""
+            self._put(opening + self._writer.finish(choice))
+
+    def end(self, choices: Sequence[Choice]) -> None:
+        """All choices are."""
+        if self._writer is not None:
+            self._waiting.append(self._writer.end(choices))
+        else:
+            self._waiting.append(self._dialect.answer(self._asked, self._header, choices))
+        self._ended = True
+
+    def fail(self, error: StenoError) -> None:
+        """No more comes. The client that came first is told by its request."""
+
+    def broken(self, error: StenoError) -> bytes:
+        """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
+        if isinstance(self._writer, Breaker):
+            return b"".join([*self._openings.values(), self._writer.broken(error)])
+        return self._dialect.broken(error)
+
+    def told(self) -> set[int]:
+        """The choices of which events were made."""
+        return {index for index, opening in self._openings.items() if not opening}
+
+    def _open(self, index: int, of: Prompted) -> bytes:
+        """The events before a choice's first, until that was put; made before it is, since events may be numbered."""
+        assert self._writer is not None
+        if index not in self._openings:
+            if self._asked.returns_ids and isinstance(self._writer, ShowsPrompt):
+                self._writer.prompt(of.prompt_ids)
+            self._openings[index] = self._writer.begin(index, of.prompt_tokens, of.cached_tokens)
+        return self._openings[index]
+
+    def _put(self, data: bytes) -> None:
+        self._waiting.append(data)
+
+    # -- what leaves
+
+    async def flush(self) -> bool:
+        """Write what waits, and return once the client has taken it. True: that was the end."""
+        data, self._waiting, ended = b"".join(self._waiting), [], self._ended  # more may come while the client reads
+        self.writing = True
+        try:
+            if ended:
+                await (self.client.end(data) if self._writer is not None else self.client.answer(data))
+            elif data:
+                await self.client.write(data)
+        finally:
+            self.writing = False
+        return ended
+
+
+class Told(Prompted, Protocol):
+    """A choice whose answer is told, as far as the log cares."""
+
+    index: int
+
+    def note_delivered(self, tokens: int) -> None:
+        """So many of its tokens have left for a client, in events."""
+        ...
+
+    async def saved(self) -> None:
+        """Have what has come so far of it on record. Raises: as `Recorder.commit`."""
+        ...
+
+
+class AnswerLog:
+    """What is said to all readers of one request.
+
+    first: the reader that the request waits for, so that a slow client slows its own turn. joined: those who came later; they
+    read at their own pace. shared: somebody has joined, and may have left.
+    """
+
+    def __init__(self, first: Reader) -> None:
+        self.first = first
+        self.joined: list[Reader] = []
+        self.shared = False
+        self._told: set[int] = set()  # choices of which readers that have left had events
+
+    def readers(self) -> list[Reader]:
+        return [self.first, *self.joined]
+
+    def add(self, reader: Reader) -> None:
+        self.joined.append(reader)
+        self.shared = True
+
+    def remove(self, reader: Reader) -> None:
+        self.joined.remove(reader)
+        self._told |= reader.told()
+
+    def accept(self) -> None:
+        for reader in self.readers():
+            reader.accept()
+
+    async def piece(self, choice: Told, piece: Piece, before: int) -> None:
+        """Say a piece. before: tokens of the choice that came before it."""
+        readers = self.readers()  # those who join while this waits have the piece from the transcript
+        asked = [reader.closes(choice.index, piece) for reader in readers]  # each of them
+        if any(asked):
+            await self.flush()
+            if self.is_read():
+                choice.note_delivered(before)
+            await choice.saved()
+        for reader in readers:
+            reader.piece(choice.index, piece, choice)
+
+    def finish(self, choice: Choice) -> None:
+        """A choice is on record, whole."""
+        for reader in self.readers():
+            reader.finish(choice)
+
+    def end(self, choices: Sequence[Choice]) -> None:
+        """All choices are."""
+        for reader in self.readers():
+            reader.end(choices)
+
+    async def flush(self) -> None:
+        """Have the first client take what waits for it. It must not hold up those who joined."""
+        if not self.joined:
+            await self.first.flush()
+            return
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self.first.flush()
+        except TimeoutError:
+            self.first.client.gone = True
+
+    def untold(self, index: int) -> bool:
+        """Whether nobody has been told anything of this choice."""
+        return index not in self._told and not any(index in reader.told() for reader in self.readers())
+
+    def has_whole(self) -> bool:
+        """Whether somebody gets the answer in one piece, which leaves right after the commit."""
+        return any(not reader.streams and not reader.client.gone for reader in self.readers())
+
+    def is_read(self) -> bool:
+        """Whether somebody gets events as they come."""
+        return any(reader.streams and not reader.client.gone for reader in self.readers())

@@ -1,0 +1,231 @@
+"""One completion of a request on its way to the record: what has come of it, and the commits that make it durable (I3).
+
+A turn is committed once it has ended, however it did, and before that, as an open turn, when a block of it is about to close.
+Knows nothing of who listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from steno.contracts.errors import Gone, StenoError
+from steno.contracts.records import IndexRow, Turn, tokenizer_key
+from steno.contracts.wire.frames import Delta, Started
+from steno_proxy import metrics
+from steno_proxy.dialects.base import Choice
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.session_state import Recording
+from steno_proxy.store.interface import Path
+from steno_proxy.turns.continuation import Plan
+from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.turn_record import Facts, turn_of
+from steno_proxy.workers.placement import Order
+from steno_proxy.workers.stream import Stream
+
+log = logging.getLogger(__name__)
+
+
+class OpenChoice:
+    """One completion while it runs.
+
+    order, stream: of the attempt that runs.
+    plan: where it stands; the request's, until the worker or a commit knows better.
+    finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
+    open of it.
+    """
+
+    __slots__ = (
+        "_recorder", "_recording", "commit", "facts", "finished", "index", "order", "plan", "saving", "stream",
+        "transcript",
+    )  # fmt: skip
+
+    def __init__(
+        self, recorder: Recorder, recording: Recording, index: int, order: Order, stream: Stream, transcript: Transcript,
+        facts: Facts, plan: Plan,
+    ) -> None:  # fmt: skip
+        self._recorder = recorder
+        self._recording = recording
+        self.index = index
+        self.order = order
+        self.stream = stream
+        self.transcript = transcript
+        self.facts = facts
+        self.plan = plan
+        self.finished: Choice | None = None
+        self.commit: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the whole prompt."""
+        return self._started.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._started.cached_tokens
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """Of the whole prompt, int32 LE, once the worker has said which it is."""
+        return self.plan.prefix_ids[: 4 * self._started.kept_tokens] + self._started.new_ids
+
+    @property
+    def _started(self) -> Started:
+        assert self.transcript.started is not None
+        return self.transcript.started
+
+    # -- attempts (failover.py)
+
+    @property
+    def tokenizer(self) -> bytes:
+        """What its ids are of."""
+        return tokenizer_key(self.stream.card.tokenizer_digest)
+
+    def moved(self, order: Order, stream: Stream) -> None:
+        """Another worker has it."""
+        self.transcript.taken_over(self.stream.worker_id, stream.card)
+        if not self.transcript.is_empty():
+            stream.mixed_kv = self.stream.mixed_kv
+        self.order, self.stream = order, stream
+
+    async def restart(self, error: StenoError, plan: Plan) -> None:
+        """Begin again from nothing. What was sampled is recorded as a turn of its own that broke (I4), and that this one is in
+        place of. Raises: as `Recorder.commit`."""
+        transcript = self.transcript
+        facts = msgspec.structs.replace(self.facts, retry_of=None, answer_id=None, request=None)
+        lost = OpenChoice(
+            self._recorder, self._recording, self.index, self.order, self.stream, transcript, facts, self.plan
+        )
+        fresh = Transcript(transcript.turn_id, transcript.call_prefix, self.stream.card)
+        transcript.turn_id = os.urandom(6).hex()
+        self.transcript, self.plan = fresh, plan
+        await lost.committed(error)
+        if lost.commit is not None and lost.commit.exception() is None and self.facts.retry_of is None:
+            self.facts = msgspec.structs.replace(self.facts, retry_of=transcript.turn_id)
+
+    # -- the record
+
+    def note_delivered(self, tokens: int) -> None:
+        """So many of its tokens have left for a client, in events."""
+        self.transcript.delivered = tokens
+
+    async def saved(self) -> None:
+        """Have the turn so far on record, before a block closes. Raises: as `Recorder.commit`."""
+        if self.commit is not None:
+            await asyncio.shield(self.commit)
+            return
+        self.saving = _to_its_end(self._save(self.saving))
+        await asyncio.shield(self.saving)
+
+    async def _save(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        self.transcript.closed = True
+        turn, row = self._record(None, self.transcript.delivered, still_open=True)
+        if not self.plan.settled:
+            self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, settled=True)
+        await self._recorder.commit(self._recording, turn, row, self.facts.request)
+
+    def cut_off(self, reason: str) -> None:
+        """Nothing more is wanted of its worker. What had arrived is of the turn all the same (I4), though nobody is told; for a
+        turn that has not begun, since nobody had looked or its prompt is not what was asked for (I2), it came too late."""
+        if self.transcript.started is None or self.facts.started is None:
+            self.stream.discard(reason)
+            return
+        self.stream.cancel(reason)
+        for event in self.stream.leftover():
+            if type(event) is Delta:
+                self.transcript.take(event)
+
+    async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
+        """Commit, to the end even if this task is cancelled meanwhile: half a commit is none. Nothing is recorded of what failed
+        before its first token in a way that passes.
+
+        Args: in_one_piece: somebody gets the answer whole, right after this. It counts as delivered, rather than being written a
+            second time; `undelivered` takes that back.
+        Raises: what the commit failed with; nothing where the turn has failed already, since `error` is raised then.
+        """
+        if self.transcript.started is None or self.commit is not None:
+            return
+        if error is not None and error.retryable and self.saving is None and self.transcript.is_empty():
+            return  # nothing was sampled, and who asks again is no sibling of nothing
+        self.commit = _to_its_end(self._commit(error, in_one_piece))
+        await asyncio.shield(self.commit)
+
+    async def _commit(self, error: StenoError | None, in_one_piece: bool) -> None:
+        recorder, transcript = self._recorder, self.transcript
+        if self.saving is not None and not self.saving.done():
+            await asyncio.wait({self.saving})
+        turn, row = self._record(error, transcript.tokens if in_one_piece else transcript.delivered)
+        try:
+            try:
+                turn.index = await recorder.commit(self._recording, turn, row, self.facts.request)
+                self._keep_path(turn)
+            except Gone as gone:
+                if turn.partial:
+                    raise
+                # Frozen while this turn ran, at another replica or in the instant before: it was in flight, so it is partial.
+                turn, row = self._record(gone, transcript.delivered)
+                turn.index = await recorder.commit(self._recording, turn, row, self.facts.request)
+                raise
+        except StenoError as failure:
+            if turn.index < 0:
+                metrics.UNRECORDED_TOKENS.labels(failure.code).inc(transcript.tokens)
+                # A session that is deleted takes what runs in it along.
+                level = logging.INFO if isinstance(failure, Gone) else logging.ERROR
+                words = "can't record turn %s (%d tokens): %s"
+                log.log(level, words, turn.turn_id, transcript.tokens, failure.message)
+            if error is None:
+                raise
+        finally:
+            if turn.index >= 0:
+                self._count(turn)
+
+    def _record(self, error: StenoError | None, delivered: int, *, still_open: bool = False) -> tuple[Turn, IndexRow]:
+        return turn_of(
+            self._recording, self.index, self.stream, self.plan, self.transcript, self.facts, error,
+            delivered, still_open,
+        )  # fmt: skip
+
+    async def undelivered(self) -> None:
+        """The client of an answer in one piece had left by the time it was committed. A failure to note it is only counted."""
+        try:
+            await self._recorder.store.mark_delivered(self._recording.trial_id, self.transcript.turn_id, 0)
+        except StenoError as error:
+            metrics.STORE_ERRORS.labels("mark_delivered").inc()
+            log.warning("turn %s: can't record how much was delivered: %s", self.transcript.turn_id, error.message)
+
+    def _keep_path(self, turn: Turn) -> None:
+        """Where the conversation stands now: its next turn begins with this."""
+        prefix = self.plan.prefix_ids if turn.parent_id is not None else b""
+        ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
+        self._recorder.keep_path(self._recording, turn.index, Path(ids, turn.reply), self.plan.parent)
+
+    def _count(self, turn: Turn) -> None:
+        dialect, tokens = turn.dialect, self.transcript.tokens
+        metrics.TURNS.labels(dialect, turn.finish_reason).inc()
+        metrics.PROMPT_TOKENS.inc(len(turn.new_prompt_ids) // 4)
+        metrics.COMPLETION_TOKENS.inc(tokens)
+        bent = sum(end - start for start, end in turn.constrained)
+        if bent:
+            metrics.CONSTRAINED_TOKENS.inc(bent)
+        how = turn.fork_reason or ("continued" if turn.parent_id else "root")
+        metrics.RECOGNISED.labels(dialect, str(how)).inc()
+        if self.plan.echoed_as is not None:
+            metrics.ECHOES.labels(dialect, str(self.plan.echoed_as)).inc()
+        if self.facts.first_token is not None:
+            metrics.TTFT.labels(dialect).observe(self.facts.first_token - self.facts.queued)
+
+
+def _to_its_end(write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Also when nobody waits for it any more. What it fails with is for who waits; the store and `_commit` have logged it."""
+    task = asyncio.ensure_future(write)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task

@@ -1,0 +1,232 @@
+"""Before a turn: which recorded conversation it goes on with, and what the worker is given for it (I2).
+
+Recognition is `sessions/tree.py` (chats) and `prompt_index.py` (plain prompts); this fetches the tokens that the prompt must
+begin with, and keeps what the turn's record and index row will say. One linear pass over the request (I5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+from steno.contracts.chat import Job, Message
+from steno.contracts.records import OPEN, ForkReason
+from steno.contracts.wire.frames import Started
+from steno_proxy.pace import MANY, Pace
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.session_state import Recording
+from steno_proxy.sessions import prompt_index
+from steno_proxy.sessions.calls import answer_reply, restore_calls
+from steno_proxy.sessions.echoes import EchoedAs, echo_of, named_turn
+from steno_proxy.sessions.normalise import ASSISTANT, options_digest, tools_digest
+from steno_proxy.sessions.reading import (
+    Form,
+    Reading,
+    Said,
+    Unit,
+    best,
+    echoed_as,
+    follow,
+    furthest,
+    read,
+    settled,
+    take,
+)
+from steno_proxy.sessions.tree import Recognition
+
+_NO_TOOLS = b"\0" * 8
+MOST_CANDIDATES = 16
+"""Turns asked at one place whose replies a message is compared with, so that 3,000 siblings cost no more than these."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one request continues.
+
+    job: for the worker; tool-call ids are the model's own, and the parent's reply stands as it was recorded.
+    parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
+    tokenizer: what prefix_ids are ids of.
+    prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
+    messages: of the request, as the client sent them, but for neighbours that are read as one (`sessions/reading.py`).
+    digests: 16 bytes for each of them; one that stands for a reply which it does not say, and is gone on from, has that reply's.
+    compared: whether these are the digests that the fork reason was observed with; False: more of the messages is known than what
+        is gone on from (their tools have changed, say).
+    echoed_as: how the reply that this goes on from was recognised, where its client wrote it otherwise; None: it did not.
+    seen_turns: how many turns the tree had by then. refused: the worker could not continue. settled: the turn is on record,
+        still open, and with it the fork reason.
+    """
+
+    job: Job
+    messages: list[Message]
+    digests: list[bytes]
+    tools: bytes
+    options: bytes
+    parent: int = -1
+    parent_id: str | None = None
+    prefix_ids: bytes = b""
+    prefix_messages: int = 0
+    prefix_finish: str = ""
+    fork_reason: ForkReason | None = None
+    seen_turns: int = 0
+    tokenizer: bytes = b""
+    refused: bool = False
+    settled: bool = False
+    compared: bool = True
+    echoed_as: EchoedAs | None = None
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.options in (prompt_index.IDS, prompt_index.TEXT)
+
+    @property
+    def new_messages(self) -> list[Message]:
+        return self.messages[self.prefix_messages :]
+
+    @property
+    def new_digests(self) -> bytes:
+        return b"".join(self.digests[self.prefix_messages :])
+
+    def refused_by(self, started: Started) -> Plan:
+        """This plan when the worker could not continue: a root of its own, and the reason that it gave."""
+        differs = started.refused.startswith(ForkReason.RENDER_DIFFERS.value)
+        return self.rerooted(ForkReason.RENDER_DIFFERS if differs else ForkReason.RENDER_REFUSED)
+
+    def rerooted(self, reason: ForkReason) -> Plan:
+        """This plan as a root of its own, since what it goes on from can't be given to a worker."""
+        return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, refused=True)
+
+
+async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *, merges: bool = False) -> Plan:
+    """Recognise the request and fetch what it continues.
+
+    Args: merges: as in `CanonicalRequest`.
+    Raises: StoreUnavailable, Gone.
+    """
+    if not job.messages:
+        return await _plan_prompt(recorder, recording, job)
+    said = Said(job.messages, merges, tools_digest(job.tools), options_digest(job.template_kwargs))
+    long = len(job.messages) + len(job.tools) > MANY
+    if long:
+        await pace.steps(said.digest())
+        await pace.turn()
+    else:
+        for _ in said.digest():
+            pass
+    seen, form = await _recognise(recorder, recording, said)
+    while seen.parent >= 0 and recording.tree.finishes[seen.parent] == OPEN:
+        await recorder.seal(recording, seen.parent)
+        seen, form = await _recognise(recorder, recording, said)
+    tree, whole = recording.tree, form
+    form = settled(said, form, seen.prefix_messages)
+    found = Plan(job, form.messages, form.digests, said.tools, said.options, compared=form is whole)
+    found.fork_reason = seen.fork_reason
+    found.seen_turns = len(tree)
+    if long:
+        await pace.turn()
+    for_worker = restore_calls(form.messages, tree)
+    if seen.parent >= 0:
+        path = await recorder.path(recording, seen.parent, tree)
+        found.parent = seen.parent
+        found.parent_id = tree.ids[seen.parent]
+        found.prefix_ids = path.ids
+        found.tokenizer = tree.tokenizers[seen.parent]
+        found.prefix_messages = seen.prefix_messages
+        found.prefix_finish = tree.finishes[seen.parent]
+        last = seen.prefix_messages - 1
+        found.echoed_as = echoed_as(said, form, last)
+        after = restore_calls([path.reply, *answer_reply(form.messages[last], path.reply, found.new_messages)], tree)
+        for_worker[last:] = after
+        for place, unit in form.units.items():
+            if place < last and unit.echo is not None:
+                [for_worker[place]] = restore_calls([unit.echo.reply], tree)
+    found.job = msgspec.structs.replace(job, messages=for_worker)
+    return found
+
+
+async def _recognise(recorder: Recorder, recording: Recording, said: Said) -> tuple[Recognition, Form]:
+    """How the request is read, and where it stands. Where it leaves what is recorded with its client's own writing of a reply
+    (`sessions/echoes.py`), that reply stands there from now on, and the request is looked at from there."""
+    tree = recording.tree
+    ends = follow(tree, said, recording.echoes)
+    found, open_ = best(ends), furthest(ends)
+    while open_ and open_[0].place >= found.covered:
+        at = open_.pop(0)
+        unit = await _echo(recorder, recording, said, at)
+        if tree is not recording.tree:  # it was read again meanwhile
+            tree = recording.tree
+            ends = follow(tree, said, recording.echoes)
+            found, open_ = best(ends), furthest(ends)
+            continue
+        if unit is None or unit.echo is None or (after := take(tree, said, at, unit)) is None:
+            continue  # or the reply on record is newer than its row here: the tree does not have it, so nothing stands in
+        recording.keep_echo(at.node, said.digest_of(unit), unit.echo)
+        ends = follow(tree, said, recording.echoes, after)
+        found, open_ = best([found, *ends]), furthest([*open_, *ends])
+    form = read(said, found)
+    return tree.recognise(form.digests, said.tools, said.options, form.call_ids()), form
+
+
+async def _echo(recorder: Recorder, recording: Recording, said: Said, at: Reading) -> Unit | None:
+    """What the next message stands for, though it says something else, or its run does: the reply of the turn which its call ids
+    name, else the newest whole one, else the newest. None: nothing that is on record.
+
+    Costs a read of the store for each turn that may be meant, MOST_CANDIDATES at most, once."""
+    tree = recording.tree
+    if at.place == len(said.digests) or said.digests[at.place][0] != ASSISTANT or not tree.replied(at.node):
+        return None
+    forms = said.forms(at.place)
+    running = set(recording.running.values())
+    newest = (n for n in tree.asked_at(at.node, said.tools, said.options) if n not in running)
+    candidates = list(islice(newest, MOST_CANDIDATES))
+    named = tree.number(next(filter(None, (named_turn(message) for _, message in forms)), ""))
+    if named >= 0 and named not in (*candidates, *running) and tree.was_asked(named, at.node, said.tools, said.options):
+        candidates = [named, *candidates[: MOST_CANDIDATES - 1]]
+    candidates.sort(key=lambda n: (n != named, tree.partial(n)))
+    for number in candidates:
+        turn_id, partial = tree.ids[number], tree.partial(number)
+        reply = recording.replies.get(number) if tree is recording.tree else None
+        if reply is None:
+            reply = await recorder.reply(recording, number)
+            if tree is recording.tree:
+                recording.keep_reply(number, reply)
+        for end, message in forms:
+            if (echo := echo_of(message, reply, turn_id, partial=partial)) is not None:
+                return Unit(at.place, end, echo.digest, echo)
+    return None
+
+
+def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
+    """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
+    if plan.settled or plan.refused or plan.is_prompt or recording.turns == plan.seen_turns:
+        return plan.fork_reason
+    form = Form(plan.messages, plan.digests, {})
+    seen = recording.tree.recognise(plan.digests, plan.tools, plan.options, form.call_ids())
+    known = seen.parent == plan.parent and (plan.compared or seen.fork_reason is ForkReason.SIBLING)
+    return seen.fork_reason if known else plan.fork_reason
+
+
+async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Plan:
+    """A plain prompt: goes on from the turn whose whole path it begins with.
+
+    A text prompt is tokenised whole by the worker, which says whether it still begins with the recorded ids."""
+    tree = recording.tree
+    if job.prompt_ids is not None:
+        seen = recording.prompts.find(prompt_index.IDS, job.prompt_ids)
+        found = Plan(job, [], [], _NO_TOOLS, prompt_index.IDS, prefix_ids=job.prompt_ids[: seen.length])
+    else:
+        text = job.prompt_text or ""
+        seen = recording.prompts.find(prompt_index.TEXT, text.encode())
+        found = Plan(job, [{"role": "prompt", "content": text}], [], _NO_TOOLS, prompt_index.TEXT)
+        if seen.parent >= 0:
+            found.prefix_ids = (await recorder.path(recording, seen.parent)).ids
+    if seen.parent >= 0:
+        found.parent = seen.parent
+        found.parent_id = tree.ids[seen.parent]
+        found.prefix_finish = tree.finishes[seen.parent]
+        found.tokenizer = tree.tokenizers[seen.parent]
+        found.fork_reason = ForkReason.DIVERGED if seen.has_children else None
+    elif recording.turns:
+        found.fork_reason = ForkReason.NEW_CONVERSATION
+    return found

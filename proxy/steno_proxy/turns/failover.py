@@ -1,0 +1,87 @@
+"""Going on with a turn whose worker was lost or gave up, so that its agent sees nothing of it (I9).
+
+    nothing sampled yet                      the same order, to another worker
+    sampled, resumable                       prompt + completion so far, to a worker that can take it over
+    sampled, not resumable, nothing told     what there is goes on record as a turn of its own, and the order starts again
+    sampled, not resumable, told             it breaks, as its dialect breaks
+
+Every attempt has a number, and a stream of its own on a channel that is not the lost one: nothing of an earlier attempt can come
+in with a later one's. Owns the choice among these four; `placement.py` knows who can take what, `choice.py` writes the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import msgspec
+
+from steno.contracts.errors import (
+    BadRequest,
+    BodyTooLarge,
+    EngineFailed,
+    NoWorker,
+    StenoError,
+    TooManyRequests,
+    WorkerLost,
+)
+from steno_proxy import metrics
+from steno_proxy.turns.choice import OpenChoice
+from steno_proxy.turns.continuation import Plan
+from steno_proxy.workers.hub import Hub
+from steno_proxy.workers.routing import NoTokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 5
+"""Of one turn. A request that ends every engine it meets must not meet them all."""
+PASSING = (WorkerLost, EngineFailed, NoWorker)
+"""Failures that another worker may not have."""
+
+
+async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, untold: bool) -> None:
+    """Give the choice another stream in place of the one that failed.
+
+    Args: plan: the request's, from before any worker had a say. untold: nobody has been told anything of this choice.
+    Raises: `error`, where it can't go on.
+    """
+    transcript, order = choice.transcript, choice.order
+    attempt = order.attempt + 1
+    if attempt >= MAX_ATTEMPTS:
+        raise error
+    # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
+    lost = isinstance(error, WorkerLost)
+    avoid = order.avoid | {choice.stream.channel if lost else choice.stream.process}
+    order = dataclasses.replace(
+        order, attempt=attempt, avoid=avoid, beside=True, known_bytes=0
+    )  # it had its place already
+    if transcript.is_empty():
+        how = "moved"
+        transcript.started = None
+        choice.plan = plan
+    elif transcript.started is not None and transcript.started.resumable and not transcript.text_only:
+        how = "taken_over"
+        order.job = msgspec.structs.replace(order.job, sampling=transcript.started.law)
+        order.prefix_ids = b"".join((choice.plan.prefix_ids, transcript.started.new_ids))
+        order.tokenizer = choice.tokenizer
+        order.sampled_ids, order.shown = bytes(transcript.ids), transcript.shown()
+        order.begun_by, order.version = order.begun_by or choice.stream.card, transcript.last_version
+    elif untold:
+        how = "restarted"
+        await choice.restart(error, plan)
+    else:
+        metrics.FAILOVERS.labels("not_resumable").inc()
+        raise error
+    try:
+        # Only what would lose something is worth waiting for. A request that has nothing yet is its client's to send again.
+        if how == "taken_over" and isinstance(error, WorkerLost):
+            stream = await hub.place(order, urgent=True)
+        else:
+            stream = hub.open(order)
+    except (NoWorker, NoTokenizer, TooManyRequests, BadRequest, BodyTooLarge) as refusal:
+        metrics.FAILOVERS.labels("no_worker").inc()
+        log.warning("turn %s can't be resumed after %s: %s", order.turn_id, error.code, refusal.message)
+        raise error from refusal
+    metrics.FAILOVERS.labels(how).inc()
+    log.info("turn %s is resumed: attempt %d, %s after %d tokens", order.turn_id, attempt, how, transcript.tokens)
+    choice.moved(order, stream)

@@ -1,0 +1,128 @@
+"""A second client of a request that runs: a retry of it, sent while the first connection still looked alive.
+
+It is a reader of the request's log that reads at its own pace: it gets what has come so far, then what comes. What it has not
+read waits here, bounded, so that it holds up neither the request nor its first client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from steno.contracts.chat import CanonicalRequest
+from steno.contracts.errors import StenoError
+from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
+from steno_proxy.turns.answer_log import Prompted, Reader
+from steno_proxy.turns.interfaces import Client, Patience
+
+MAX_WAITING_BYTES = 8 * 2**20
+"""A client that is so far behind does not read any more. What had come before it did does not count. An answer of 64,000 tokens
+is about this in events."""
+
+
+class TooSlow(StenoError):
+    """The client does not read its answer."""
+
+    status = 503
+    code = "client_too_slow"
+
+
+class Host(Protocol):
+    """The request that is joined."""
+
+    async def saved(self, index: int) -> None:
+        """What has come so far of a choice is on record."""
+        ...
+
+    def leave(self, joined: Joined) -> None: ...
+
+
+class Joined(Reader):
+    """`Answering` beside another client. Between `run` and the log's calls nothing is awaited, so events keep their order."""
+
+    def __init__(self, host: Host, dialect: Dialect, asked: CanonicalRequest, client: Client, header: Header) -> None:
+        super().__init__(dialect, asked, client, header)
+        self.done = asyncio.Event()
+        self._host = host
+        self._unsaved: list[int] = []  # choices that have closed a block before this client came
+        self._waiting_bytes = 0
+        self._woken = asyncio.Event()
+        self._reads = False  # it has begun to
+        self._accepted = False
+        self._failure: StenoError | None = None
+        self._patience = Patience()
+
+    # -- what the log says; nothing more is heard after a failure
+
+    def catch_up(self, index: int, of: Prompted, pieces: Sequence[Piece]) -> None:
+        """What has come of a choice before this client did. Blocks that this closes leave once they are on record."""
+        self.accept()
+        for piece in pieces:
+            if self.closes(index, piece) and index not in self._unsaved:
+                self._unsaved.append(index)
+            self.piece(index, piece, of)
+
+    def accept(self) -> None:
+        self._accepted = True
+        self._woken.set()
+
+    def piece(self, index: int, piece: Piece, of: Prompted) -> None:
+        if self._failure is None:
+            super().piece(index, piece, of)
+
+    def finish(self, choice: Choice) -> None:
+        if self._failure is None:
+            super().finish(choice)
+
+    def end(self, choices: Sequence[Choice]) -> None:
+        if self._failure is None:
+            super().end(choices)
+            self._woken.set()
+
+    def fail(self, error: StenoError) -> None:
+        """No more comes. Too late once everything has."""
+        if self._failure is None and not self._ended:
+            self._failure = error
+            self._woken.set()
+            self._patience.over(error)
+
+    def _put(self, data: bytes) -> None:
+        super()._put(data)
+        self._woken.set()
+        if self._reads:
+            self._waiting_bytes += len(data)
+            if self._waiting_bytes > MAX_WAITING_BYTES:
+                self.fail(TooSlow("the client has stopped reading its answer"))
+
+    # -- what the route says
+
+    def abort(self, error: StenoError) -> None:
+        self.fail(error)
+        self._patience.over(error)
+
+    def unrecorded(self) -> tuple[int, int]:
+        """The request has its turns."""
+        return 0, 0
+
+    async def run(self) -> None:
+        self._reads = True
+        try:
+            async with self._patience:
+                for index in self._unsaved:
+                    await self._host.saved(index)
+                while not await self.flush():
+                    if self._failure is not None:
+                        raise self._failure
+                    await self._woken.wait()
+        finally:
+            self._host.leave(self)
+            self.done.set()
+
+    async def flush(self) -> bool:
+        self._woken.clear()
+        self._waiting_bytes = 0
+        if self._accepted:
+            self._accepted = False
+            self.client.ready()
+        return await super().flush()

@@ -1,0 +1,338 @@
+"""One request in flight: its completions as they stream, who listens, and how it ends ("One turn" in docs/architecture.md).
+
+    started > deltas > finish > commit > the last event leaves
+
+What its clients are told is `answer_log.py`. Whatever happens (the clients leave, the session is completed, the worker dies, the
+proxy is told to stop), what was sampled until then is committed as a partial turn.
+Knows no HTTP: a client is a `Client`, the wire format a `Dialect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from steno.contracts.chat import CanonicalRequest
+from steno.contracts.errors import EngineFailed, StenoError, TooManyRequests
+from steno.contracts.wire.frames import StreamEvent
+from steno_proxy import metrics
+from steno_proxy.dialects.base import Choice, Dialect, Header
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.session_state import Recording
+from steno_proxy.sessions import limits
+from steno_proxy.turns.answer_log import AnswerLog, Reader
+from steno_proxy.turns.choice import OpenChoice
+from steno_proxy.turns.continuation import Plan
+from steno_proxy.turns.failover import PASSING, go_on
+from steno_proxy.turns.interfaces import ABORT_S, Client, ClientLeft, Stopping
+from steno_proxy.turns.joined import Joined
+from steno_proxy.turns.retry_matching import Sought
+from steno_proxy.workers.hub import Hub
+
+MOST_JOINED = 16
+"""Clients beside the first. Each may have events waiting for it; SDKs leave the connection before they ask again."""
+
+
+class Host(Protocol):
+    """What runs requests, as far as one of them cares."""
+
+    recorder: Recorder
+    hub: Hub
+    clock: Callable[[], float]
+
+    def forget(self, request: Request) -> None:
+        """The request is answered."""
+        ...
+
+    async def refused(self, request: Request) -> None:
+        """The request ended with nothing on record."""
+        ...
+
+
+class Request:
+    """One request in flight, with its `n` choices. `cache.InFlight` for those who end sessions.
+
+    again: it is a retry of what may be on record, or run at another replica.
+    """
+
+    def __init__(
+        self,
+        turns: Host,
+        recording: Recording,
+        dialect: Dialect,
+        asked: CanonicalRequest,
+        client: Client,
+        found: Plan,
+        *,
+        again: bool = False,
+    ) -> None:
+        self.again = again
+        self.recording = recording
+        self.dialect = dialect
+        self.plan = found
+        self.choices: list[OpenChoice] = []
+        self.done = asyncio.Event()
+        self.sought = Sought(dialect.name, asked, found)
+        self.log: AnswerLog  # from `begin` on
+        self._turns = turns
+        self._asked = asked
+        self._client = client
+        self._aborted: StenoError | None = None
+        self._clock: asyncio.TimerHandle | None = None  # of the wall time
+        self._ending: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._over = False  # all is on record, or it has failed: no one can join
+        self._max_tokens = recording.session.limits.max_tokens if recording.session is not None else None
+
+    def abort(self, error: StenoError) -> None:
+        """Stop; keep what was sampled as partial turns; `run` raises `error`. Idempotent, and too late once committing. A client
+        that leaves does not stop it for those who joined."""
+        if self._aborted is not None or self.done.is_set() or (isinstance(error, ClientLeft) and self.log.joined):
+            return
+        self._aborted = error
+        for choice in self.choices:
+            choice.stream.cancel(error.code)
+        if self._task is not None:
+            asyncio.get_running_loop().call_later(ABORT_S, self._unstick)
+
+    def begin(self, now: float) -> None:
+        """Its streams are open. The trial's wall time ends this request as well, if it comes to that."""
+        self.log = AnswerLog(Reader(self.dialect, self._asked, self._client, self._header()))
+        session = self.recording.session
+        left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
+        if left_s is not None:
+            self._clock = asyncio.get_running_loop().call_later(left_s, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        self._ending = asyncio.ensure_future(self._end("max_wall_s"))
+
+    async def _end(self, spent: str) -> None:
+        """The session ends, and this request with it, whether or not that can be written down now."""
+        try:
+            self.abort(await self._turns.recorder.end(self.recording.trial_id, spent))
+        except StenoError as error:
+            self.abort(error)
+
+    def unrecorded(self) -> tuple[int, int]:
+        """Turns that the recording does not count yet, and the tokens of all that it does not."""
+        turns, tokens = 0, 0
+        for choice in self.choices:
+            more = self.recording.unrecorded(choice.transcript.turn_id, choice.transcript.tokens)
+            turns, tokens = turns + more[0], tokens + more[1]
+        return turns, tokens
+
+    def _unstick(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def broken(self, error: StenoError) -> bytes:
+        """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
+        return self.log.first.broken(error)
+
+    async def run(self) -> None:
+        """Answer the client. Returns when every choice is committed and its last event has left.
+
+        Raises: StenoError: what the client should be told, if it can still be told; its turns are recorded as partial.
+        """
+        self._task = asyncio.current_task()
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            if self._aborted is None or self._task is None:
+                raise
+            self._task.uncancel()
+            raise self._aborted from None
+        finally:
+            await self._leave_off(sys.exception())
+
+    async def _leave_off(self, failure: BaseException | None) -> None:
+        """After the answer, or what it failed with. Sessions count on `done`, whatever comes in between."""
+        # From here on nothing is stuck in a write, and it must not be cancelled. The task holds this coroutine, which holds us:
+        # nothing but the collector would end that.
+        self._task, self._over = None, True
+        try:
+            for joined in self.log.joined:
+                joined.fail(
+                    failure
+                    if isinstance(failure, StenoError)
+                    else Stopping("the request that this retry had joined failed")
+                )
+            if failure is not None and not any(choice.commit or choice.saving for choice in self.choices):
+                await self._turns.refused(self)
+            if self._clock is not None:
+                self._clock.cancel()
+            pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
+            if pending:
+                await asyncio.wait(pending)
+        finally:
+            if self.recording.running:
+                for choice in self.choices:
+                    self._turns.recorder.give_up(self.recording, choice.transcript.turn_id)
+            metrics.STREAMS.dec(len(self.choices))
+            self.recording.in_flight.discard(self)
+            self._turns.forget(self)
+            self.done.set()
+
+    def _header(self) -> Header:
+        first = self.choices[0]
+        model = self._asked.model or first.stream.card.name
+        return Header(first.transcript.turn_id, int(first.facts.queued), model)
+
+    async def _run(self) -> None:
+        if len(self.choices) == 1:
+            finished = [await self._choice(self.choices[0])]
+        else:
+            finished = await self._siblings()
+        self._over = True
+        self.log.end(finished)
+        await self.log.first.flush()
+        if not self._asked.stream and self._client.gone and not self.log.shared:
+            for choice in self.choices:
+                await choice.undelivered()
+
+    # -- retries of a request that runs
+
+    def urgency(self) -> tuple[bool, float]:
+        """Sorts the requests that a retry may mean: first those that have lost their client, then the oldest."""
+        return not (self._client.gone or self.log.first.writing), self.choices[0].facts.queued
+
+    def join(self, asked: CanonicalRequest, client: Client) -> Joined | None:
+        """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
+
+        A client that a write waits for reads no longer, and has asked again: the turn ends there, and its retry is a new attempt.
+        Raises: TooManyRequests.
+        """
+        if self.log.first.writing and not self.log.joined:
+            self.abort(ClientLeft("the client sent the request again"))
+        if self._over or self._aborted is not None:
+            return None
+        if len(self.log.joined) >= MOST_JOINED:
+            raise TooManyRequests(f"{MOST_JOINED} retries of this request wait for its answer already")
+        joined = Joined(self, self.dialect, asked, client, self._header())
+        for choice in self.choices:
+            if choice.transcript.started is not None:
+                joined.catch_up(choice.index, choice, choice.transcript.pieces())
+            if choice.finished is not None:
+                joined.finish(choice.finished)
+        self.log.add(joined)
+        self.recording.in_flight.add(joined)
+        return joined
+
+    def leave(self, joined: Joined) -> None:
+        """This client has its answer, or has left."""
+        self.log.remove(joined)
+        self.recording.in_flight.discard(joined)
+        if self._client.gone and not self.log.joined and not self._over:
+            self.abort(ClientLeft("the client closed the connection"))
+
+    async def saved(self, index: int) -> None:
+        """What has come so far of a choice is on record. Raises: as `Recorder.commit`."""
+        await self.choices[index].saved()
+
+    async def _siblings(self) -> list[Choice]:
+        tasks = [asyncio.ensure_future(self._sibling(choice)) for choice in self.choices]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _sibling(self, open_choice: OpenChoice) -> Choice:
+        choice = await self._choice(open_choice)
+        await self.log.flush()
+        return choice
+
+    async def _choice(self, choice: OpenChoice) -> Choice:
+        """Stream one completion and commit it."""
+        try:
+            while choice.transcript.finish is None:
+                events = await self._events(choice)
+                untaken = iter(events)
+                try:
+                    await self._take(choice, untaken)
+                except BaseException:
+                    choice.stream.put_back(list(untaken))
+                    raise
+            reason = choice.transcript.finish.reason
+            if reason in ("cancelled", "error"):
+                raise self._aborted or EngineFailed(f"the worker ended the turn: {reason}")
+            if self._aborted is not None:
+                raise self._aborted
+        except asyncio.CancelledError:
+            error = self._aborted or Stopping("the proxy stopped")
+            choice.cut_off(error.code)
+            await choice.committed(error)
+            raise
+        except Exception as error:
+            told = error if isinstance(error, StenoError) else StenoError("unhandled exception in the proxy")
+            choice.cut_off(told.code)
+            await choice.committed(told)
+            raise
+        await choice.committed(None, in_one_piece=self.log.has_whole())
+        choice.finished = choice.transcript.choice(choice.index)
+        choice.finished.ended = choice.facts.last_token or self._turns.clock()
+        if self._asked.returns_ids:
+            choice.finished.ids, choice.finished.prompt_ids = bytes(choice.transcript.ids), choice.prompt_ids
+        self.log.finish(choice.finished)
+        return choice.finished
+
+    async def _events(self, choice: OpenChoice) -> list[StreamEvent]:
+        """What comes next, from whichever worker (I9). Raises: StenoError: nothing more will."""
+        while True:
+            try:
+                return await choice.stream.next()
+            except PASSING as error:
+                if self._aborted is not None:
+                    raise
+                untold = self.log.untold(choice.index) and not choice.saving
+                await go_on(self._turns.hub, choice, self.plan, error, untold=untold)
+                if self._aborted is not None:
+                    choice.stream.cancel(self._aborted.code)
+
+    async def _take(self, choice: OpenChoice, events: Iterator[StreamEvent]) -> None:
+        """What has arrived together leaves together."""
+        transcript, facts = choice.transcript, choice.facts
+        for event in events:
+            before = transcript.tokens
+            piece = transcript.take(event)
+            if piece is None:
+                if transcript.started is event:
+                    await self._begun(choice)
+                continue
+            facts.last_token = self._turns.clock()
+            if facts.first_token is None:
+                facts.first_token = facts.last_token
+            await self.log.piece(choice, piece, before)
+        await self.log.flush()
+        if self.log.is_read():
+            transcript.delivered = transcript.tokens
+        if self._max_tokens is not None and self._aborted is None:
+            await self._check_tokens(self._max_tokens)
+
+    async def _check_tokens(self, limit: int) -> None:
+        """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by
+        what is on its way from the workers."""
+        running = sum(request.unrecorded()[1] for request in self.recording.in_flight)
+        if self.recording.tokens + running > limit:
+            await self._end("max_tokens")
+
+    async def _begun(self, choice: OpenChoice) -> None:
+        """The worker has the prompt."""
+        started, card, session = choice.transcript.started, choice.stream.card, self.recording.session
+        assert started is not None and session is not None
+        began, choice.facts.started = self._turns.clock(), None  # another attempt may have begun before
+        if self.plan.prefix_ids and not started.kept_tokens:
+            choice.plan = choice.plan.refused_by(started)
+        if started.kept_tokens not in (0, len(self.plan.prefix_ids) // 4):
+            raise EngineFailed(
+                f"Started: kept_tokens: got {started.kept_tokens}, must be 0 or {len(self.plan.prefix_ids) // 4} recorded tokens"
+            )
+        marks = [mark for mark in ("synthetic", "text_only") if getattr(card, mark) and mark not in session.marks]
+        if marks:
+            await self._turns.recorder.store.add_marks(self.recording.trial_id, marks)
+            session.marks.extend(marks)
+        choice.facts.started = began
+        self.log.accept()

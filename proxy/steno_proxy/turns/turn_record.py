@@ -1,0 +1,190 @@
+"""From a finished stream to its record: the `Turn` and the `IndexRow` that are committed together.
+
+Pure but for reading the recording's tree. The record is built without validation, since every value was made here: pydantic's
+checks would cost more than the rest of a turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from steno.contracts.chat import CanonicalRequest, Sampling
+from steno.contracts.errors import StenoError
+from steno.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, WorkerSpan, tokenizer_key
+from steno.contracts.wire.frames import Started
+from steno_proxy.session_cache.session_state import Recording
+from steno_proxy.sessions import prompt_index
+from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.store.interface import Asked
+from steno_proxy.turns.continuation import Plan, fork_reason_now
+from steno_proxy.turns.transcript import Transcript
+from steno_proxy.workers.stream import Stream
+
+_CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_stopped"})
+"""Codes of the ends that come from outside the model: `cancelled`. Any other failure is `error`."""
+
+
+class Facts(msgspec.Struct):
+    """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
+
+    changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: as
+    its retries know it; None: nothing else will come of it.
+    """
+
+    dialect: str
+    asked: CanonicalRequest
+    changed: dict[str, Any]
+    queued: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    answer_id: str | None = None
+    retry_of: str | None = None
+    request: Asked | None = None
+
+
+def turn_of(
+    recording: Recording,
+    index: int,
+    stream: Stream,
+    plan: Plan,
+    transcript: Transcript,
+    facts: Facts,
+    error: StenoError | None,
+    delivered: int,
+    still_open: bool = False,
+) -> tuple[Turn, IndexRow]:
+    """The record of a completion, and what recognition will need of it.
+
+    Args: index: of the choice; siblings after the first fork by that. error: why it ended before the model did; None: it
+        did not. delivered: tokens that the client has, or is about to be sent in one piece. still_open: it goes on.
+
+    What a client has of a turn that breaks after a block was closed is the closed blocks, and they are what it will send back: so
+    they are the reply on record then, while the ids are all that was sampled (I4).
+    """
+    started = transcript.started
+    assert started is not None
+    finish = transcript.finish.reason if transcript.finish is not None and error is None else _end(error)
+    if still_open:
+        finish = OPEN
+    partial = still_open or error is not None
+    counted = transcript.is_counted
+    reply = transcript.message(closed=partial and transcript.closed)
+    turn = Turn.model_construct(
+        turn_id=transcript.turn_id,
+        parent_id=plan.parent_id,
+        fork_reason=_fork_reason(recording, plan, index),
+        index=-1,
+        dialect=facts.dialect,
+        model=facts.asked.model,
+        served_model=stream.card.name,
+        worker_id=stream.worker_id,
+        attempt=stream.attempt,
+        workers=_workers(transcript, stream),
+        answer_id=facts.answer_id,
+        choice=index,
+        retry_of=facts.retry_of,
+        policy=stream.card.policy,
+        new_prompt_ids=started.new_ids,
+        prompt_tokens=transcript.prompt_tokens,
+        prompt_digest=started.prompt_digest,
+        completion_ids=bytes(transcript.ids),
+        upstream_tokens=(transcript.tokens or None) if transcript.text_only else None,
+        sampling_logprobs=bytes(transcript.logprobs),
+        versions=transcript.versions(),
+        constrained=transcript.constrained(),
+        mixed_kv=stream.mixed_kv,
+        finish_reason=finish,
+        stop=transcript.finish.stop if transcript.finish is not None and not partial else "",
+        partial=partial,
+        error=f"{error.code}: {error.message}" if error is not None else None,
+        delivered=delivered if counted and not still_open else None,
+        asked=facts.asked.asked,
+        law=_law(started.law),
+        messages=plan.new_messages,
+        reply=reply,
+        call_ids=transcript.call_ids(),
+        tools=plan.job.tools,
+        options=_options(plan, facts.changed, started.dropped, facts.asked.kept),
+        thinking_kept=started.thinking_kept,
+        reasoning_tokens=transcript.reasoning_tokens,
+        cached_tokens=(transcript.finish.cached_tokens if transcript.finish is not None else 0)
+        or started.cached_tokens,
+        timings=Timings.model_construct(
+            queued=facts.queued, started=facts.started, first_token=facts.first_token, last_token=facts.last_token
+        ),
+    )
+    row = IndexRow(
+        turn_id=turn.turn_id,
+        parent=plan.parent,
+        digests=_digests(plan, started, transcript, reply),
+        tools=plan.tools,
+        options=plan.options,
+        finish=finish,
+        partial=turn.partial,
+        path_tokens=transcript.prompt_tokens + transcript.tokens,
+        own_call_ids=transcript.own_call_ids(),
+        completion_tokens=transcript.tokens if counted else None,
+        tokenizer=tokenizer_key(stream.card.tokenizer_digest),
+    )
+    return turn, row
+
+
+def _workers(transcript: Transcript, stream: Stream) -> list[WorkerSpan]:
+    """Who sampled what, where there were several."""
+    if not transcript.workers:
+        return []
+    spans = [*transcript.workers, (stream.worker_id, transcript.workers[-1][2], transcript.tokens)]
+    return [
+        WorkerSpan.model_construct(worker_id=name, start=start, end=end) for name, start, end in spans if end > start
+    ]
+
+
+def _end(error: StenoError | None) -> str:
+    return "cancelled" if error is not None and error.code in _CANCELLED else "error"
+
+
+def _fork_reason(recording: Recording, plan: Plan, index: int) -> ForkReason | None:
+    return ForkReason.SIBLING if index else fork_reason_now(recording, plan)
+
+
+def _digests(plan: Plan, started: Started, transcript: Transcript, reply: dict[str, Any]) -> bytes:
+    if not plan.is_prompt:
+        return plan.new_digests + message_digest(reply)
+    if plan.options == prompt_index.IDS:
+        prompt = plan.job.prompt_ids or b""
+        return prompt_index.digests(prompt, prompt + bytes(transcript.ids))
+    text = plan.job.prompt_text or ""
+    return prompt_index.digests(text.encode(), (text + reply["content"]).encode())
+
+
+def _law(law: Sampling) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(law, str_keys=True)
+    return found
+
+
+def _options(plan: Plan, changed: dict[str, Any], dropped: list[str], kept: dict[str, Any]) -> dict[str, Any]:
+    """How the turn was served besides its sampling law: what differs from the defaults, what the policy changed, what an
+    upstream could not take, how its history was recognised if not by what it says, and what the dialect keeps for those who ask
+    for the answer again."""
+    job = plan.job
+    options: dict[str, Any] = {}
+    if job.tool_choice != "auto":
+        options["tool_choice"] = job.tool_choice
+    if not job.parallel_tool_calls:
+        options["parallel_tool_calls"] = False
+    if job.response_format.type != "text":
+        options["response_format"] = msgspec.to_builtins(job.response_format)
+    if job.template_kwargs:
+        options["template_kwargs"] = job.template_kwargs
+    if changed:
+        options["changed"] = changed
+    if dropped:
+        options["dropped"] = dropped
+    if plan.echoed_as is not None:
+        options["echoed_as"] = str(plan.echoed_as)
+    if kept:
+        options["kept"] = kept
+    return options

@@ -1,0 +1,202 @@
+"""What one completion takes of a worker, and which of the workers there are gets it. Pure.
+
+The choice among those that can is `routing.py`; here is which ones can: the model that was asked for, the tokenizer that recorded
+ids are of (I2), and for a completion that another worker began, a policy that has not gone back (I9, I10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from steno.contracts.chat import NO_IMAGES, Job, has_images, needs
+from steno.contracts.errors import BadRequest, NoWorker
+from steno.contracts.wire.frames import TAKEOVER, TOKENIZES, Generate, ModelCard, Shown
+from steno_proxy.workers.routing import NoTokenizer, choose, of_images, of_tokenizer, offers
+
+RETURNS_IDS = "return_token_ids"
+FIRST_LINEAGE = "base"
+"""Of the weights that a run begins with: any other lineage is newer."""
+
+
+class Away(NoWorker):
+    """No worker can take this now, but one may in a while: it has lost its socket, or has yet to come."""
+
+
+@dataclass(slots=True)
+class Order:
+    """One completion to be sampled.
+
+    attempt: from 0; (turn_id, attempt) fences it (I9). model: the name that was asked for.
+    tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: there are none.
+    sampled_ids, shown, begun_by, version: of a completion that has begun elsewhere, what `Generate` says of it, the card of who
+        began it, and the policy version that sampled last; prefix_ids is the whole prompt then.
+    avoid: processes whose engine has failed an attempt, and channels that were lost under one. beside: it goes to a full worker
+        too, since it has had a place, or another choice of its request has.
+    known_bytes: `size_bytes`, once it has been refused for them. returns_ids: the client is to have the ids of its tokens.
+    """
+
+    trial_id: str
+    turn_id: str
+    job: Job
+    attempt: int = 0
+    model: str = ""
+    prefix_ids: bytes = b""
+    prefix_messages: int = 0
+    prefix_finish: str = ""
+    tokenizer: bytes | None = None
+    sampled_ids: bytes = b""
+    shown: Shown | None = None
+    begun_by: ModelCard | None = None
+    version: str = ""
+    avoid: frozenset[str] = frozenset()
+    beside: bool = False
+    known_bytes: int = 0
+    returns_ids: bool = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of the request that whoever takes it must honour."""
+        needed = needs(self.job)
+        return needed | {RETURNS_IDS} if self.returns_ids else needed
+
+    def generate(self, card: ModelCard, window_tokens: int) -> Generate:
+        """Its frame, but for the stream's number."""
+        return Generate(
+            0, self.turn_id, self.attempt, self.trial_id, self.job, self.prefix_ids, self.prefix_messages,
+            self.prefix_finish, window_tokens, card.name, self.sampled_ids, self.shown,
+        )  # fmt: skip
+
+    def size_bytes(self) -> int:
+        """Of its frame, within some hundred bytes. Encodes it. Raises BadRequest: it can't be."""
+        try:
+            return len(msgspec.msgpack.encode(self.job)) + len(self.prefix_ids) + len(self.sampled_ids)
+        except (RecursionError, OverflowError) as error:
+            raise BadRequest(f"the request can't be sent to a worker: {error}") from None
+
+    def fits(self, card: ModelCard) -> bool:
+        """Whether such a model can go on with what was begun."""
+        if self.begun_by is None:
+            return True
+        return (
+            TAKEOVER in card.capabilities
+            and (card.policy, card.synthetic) == (self.begun_by.policy, self.begun_by.synthetic)
+            and not is_older(card.policy_version, self.version)
+            and card.context_tokens > (len(self.prefix_ids) + len(self.sampled_ids)) // 4
+        )
+
+
+class Worker(Protocol):
+    """As far as placing goes. process, channel: name this boot of it, and this channel of that boot. eligible: it takes new turns
+    now. draining: it never will again. suspect: others come first."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def process(self) -> str: ...
+    @property
+    def channel(self) -> str: ...
+    @property
+    def models(self) -> list[ModelCard]: ...
+    @property
+    def load(self) -> int: ...
+    @property
+    def max_streams(self) -> int: ...
+    @property
+    def eligible(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def suspect(self) -> bool: ...
+    def serves(self, card: ModelCard) -> bool: ...
+
+
+WorkerT = TypeVar("WorkerT", bound=Worker)
+
+
+def place(order: Order, workers: Iterable[WorkerT], *, is_model: bool = False) -> tuple[WorkerT, ModelCard]:
+    """The worker for an order, and which of its models.
+
+    A worker that is away, and may come back within its grace, still has its say in what a name and a prefix mean: else a short
+    absence would send a trial to another model for good.
+
+    Args: is_model: the order's model is one that some worker has served: no other is taken for it, whoever is away.
+    Raises: NoTokenizer: the prefix can be given to none of them (of a first attempt only). Away. NoWorker. TooManyRequests: all
+        have as much as they may. BadRequest: there are images, and what is served takes none; or a field
+            of the request that no model which is meant honours (of an older worker, say).
+    """
+    offered = [offer for offer in offers(workers, order.model) if not offer[0].draining]
+    if is_model:
+        offered = [offer for offer in offered if offer[1].name == order.model]
+        if not offered:
+            raise Away(f"no worker serves the model {order.model!r} now; `steno models retire` ends the wait for it")
+    if has_images(order.job.messages):
+        every, offered = offered, of_images(offered)
+        if every and not offered:
+            raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
+    if needed := order.needs:
+        every, offered = offered, [offer for offer in offered if not lacks(offer[1], needed)]
+        if every and not offered:
+            field = min(lacks(every[0][1], needed))
+            raise BadRequest(f"{field} is not supported by the served model", field=field)
+    same = of_tokenizer(offered, order.tokenizer)
+    if offered and not same and not order.attempt:
+        raise NoTokenizer("no worker has the tokenizer that this conversation was recorded with")
+    able: dict[WorkerT, ModelCard] = {}
+    for worker, card in same:
+        avoided = worker.process in order.avoid or worker.channel in order.avoid
+        if worker.eligible and worker.serves(card) and not avoided and order.fits(card):
+            able.setdefault(worker, card)
+    if not able:
+        if same or order.attempt:
+            raise Away("no worker that can serve this request is connected now")
+        raise NoWorker("no connected worker can serve this request")
+    # A suspect worker is better than none, and worse than waiting for one that is only busy.
+    trusted = [worker for worker in able if not worker.suspect]
+    worker = choose(order.trial_id, trusted or list(able), full_too=order.beside)
+    return worker, able[worker]
+
+
+def to_tokenize(
+    trial_id: str, job: Job, workers: Iterable[WorkerT], model: str, *, is_model: bool
+) -> tuple[WorkerT, ModelCard]:
+    """The worker that says what the tokenizer of a model makes of a job, and which of its models that is.
+
+    Args: is_model: as for `place`.
+    Raises: NoWorker. BadRequest: no worker of this model says it, or there are images.
+    """
+    meant = [offer for offer in offers(workers, model) if not is_model or offer[1].name == model]
+    if not meant:
+        raise NoWorker(f"no worker serves the model {model!r} now" if is_model else "no worker is connected")
+    said = [offer for offer in meant if TOKENIZES in offer[1].capabilities]
+    if not said:
+        raise BadRequest(
+            "tokens can't be said of the model that is served: its workers are of an older release, or its upstream gives text"
+        )
+    if has_images(job.messages):
+        raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
+    able = {worker: card for worker, card in reversed(said) if worker.eligible}
+    if not able:
+        raise NoWorker("no worker that can tokenize is there now")
+    worker = choose(trial_id, list(able), full_too=True)
+    return worker, able[worker]
+
+
+def lacks(card: ModelCard, needed: frozenset[str]) -> frozenset[str]:
+    """Which of these fields such a model does not honour. The proxy itself gives ids to clients, where there are any."""
+    lacking = needed.difference(card.fields)
+    return lacking if card.text_only else lacking - {RETURNS_IDS}
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether `version`, `<lineage>/<step>`, is known to be older. Lineages are begun by resumed trainers, and nothing here knows
+    their order, except that the first is `base`."""
+    if version == than or not than:
+        return False
+    (lineage, _, step), (other, _, other_step) = version.rpartition("/"), than.rpartition("/")
+    if lineage == other and step.isdigit() and other_step.isdigit():
+        return int(step) < int(other_step)
+    return lineage == FIRST_LINEAGE

@@ -1,0 +1,133 @@
+"""Rollouts as the settings say: the parts of `harness`, put together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import BadRequest, ConfigError, NotFound
+from steno.contracts.records import Limits, SamplingPolicy
+from steno_rollouts.admission import Admission, InHand
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.harness import GroupOptions, Observer, Rollouts
+from steno_rollouts.tasks import Task, load_tasks
+from steno_rollouts.trials.command import check_command
+from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths
+from steno_rollouts.trials.executor import Executor
+from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.reward import RewardFunction
+from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+
+log = logging.getLogger(__name__)
+
+CLIENT_RETRIES = 8
+"""Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
+
+
+UNCONFINED = "trials can read everything of yours: the environment of this process, key files, other trials' folders"
+ADMIN_KEY = "the admin key among it: give these rollouts the run's own key (steno runs key RUN), and no STENO_ADMIN_KEY"
+NO_KEYS = "the proxy asks for no key: a trial can post rewards, its own among them"
+
+
+def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tuple[Confinement | None, list[str]]:
+    """How trials are confined, and what the operator must be told of it. Raises: ConfigError: `require`, and it can't be."""
+    warnings = [NO_KEYS] if settings.key is None else []
+    admin = "STENO_ADMIN_KEY" in environment or (settings.key is not None and not settings.is_run_key)
+    among = f", {ADMIN_KEY}" if admin else ""
+    if settings.confine == "off":
+        return None, [*warnings, f"{UNCONFINED} (--confine off){among}"]
+    given = [*settings.private, *settings.secret_files.values()]
+    if settings.file is not None:
+        given.append(settings.file)
+    try:
+        return Confinement.of(hidden_paths(environment, given), settings.work_dir), warnings
+    except CannotConfine as error:
+        if settings.confine == "require":
+            raise ConfigError(f"confine: {error}", field="confine") from None
+        return None, [*warnings, f"{UNCONFINED}: {error}{among}"]
+
+
+def located(command: Sequence[str]) -> tuple[str, ...]:
+    """A program that is given by a relative path means the one that is there now: trials run in folders of their own. One that is
+    not there is left as it is: the task may bring it."""
+    program, *words = command or ("",)
+    path = Path(program)
+    if "/" in program and not path.is_absolute() and path.exists():
+        program = str(path.resolve())
+    return (program, *words) if command else ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What could be checked before anything runs. `rollouts` makes of it, with a client, what runs."""
+
+    settings: RolloutSettings
+    run_id: str
+    tasks: list[Task]
+    reward: RewardFunction | None
+    confinement: Confinement | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
+        """Raises: ConfigError: tasks, command or reward function are not what they should be."""
+        tasks = load_tasks(settings.tasks, hide=settings.hide)
+        if needs_command or settings.command:
+            check_command(settings.command, tasks)
+        reward = RewardFunction(settings.reward, settings.reward_timeout_s) if settings.reward else None
+        confined, warnings = confinement(settings, os.environ)
+        return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
+
+    def client(self) -> AsyncSteno:
+        return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
+
+    async def say_over(self, client: AsyncSteno) -> None:
+        """Every group has ended: a trainer need not wait for more. Not of an evaluation, which it does not wait for."""
+        if self.settings.purpose != "train":
+            return
+        try:
+            await client.rollouts_over(self.run_id)
+        except (BadRequest, NotFound):
+            log.info(
+                "the proxy is of a release that can't be told that rollouts are over: the trainer may go on waiting"
+            )
+
+    def rollouts(
+        self,
+        client: AsyncSteno,
+        *,
+        executor: Executor | None = None,
+        in_hand: InHand | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Rollouts:
+        """Args: executor: default: processes of this machine. in_hand: as in `Rollouts`."""
+        settings = self.settings
+        options = RunnerOptions(
+            command=located(settings.command),
+            proxy_url=settings.proxy,
+            work_dir=settings.work_dir,
+            timeout_s=settings.timeout_s,
+            timeout_reward=settings.timeout_reward,
+            retries=settings.retries,
+            keep=settings.keep,
+        )
+        executor = executor or LocalExecutor(settings.grace_s, self.confinement)
+        runner = TrialRunner(client, executor, options, self.reward)
+        groups = GroupOptions(
+            run_id=self.run_id,
+            size=settings.group_size,
+            purpose=settings.purpose,
+            in_flight=settings.in_flight,
+            sequential=settings.sequential,
+            sampling=SamplingPolicy(force=settings.sampling),
+            limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
+            deadline_s=settings.deadline_s,
+            resumable=settings.run is not None,
+            stop_after_failures=settings.stop_after_failures,
+        )
+        admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
+        return Rollouts(client, runner, groups, admission=admission, in_hand=in_hand, observers=observers)

@@ -1,0 +1,126 @@
+"""The settings of rollouts: one frozen tree, checked at load. `STENO_ROLLOUT_*` in the environment."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
+from steno.contracts.rest import RUN_KEY
+
+
+class RolloutSettings(Settings):
+    """What `steno rollout` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_ROLLOUT_")
+
+    # -- what is run
+    tasks: Path = Field(
+        description="a folder of task folders (instruction.md, task.toml), one of them, or a .jsonl file"
+    )
+    command: list[str] = Field(
+        default_factory=list,
+        description="run once per trial; {field} stands for the task's field, as STENO_TASK_FIELD does",
+    )
+    group_size: int = Field(8, ge=1, le=4096, description="trials of each task, whose rewards are centred together")
+    epochs: int = Field(1, ge=1, description="how often each task is rolled out")
+    shuffle_seed: int | None = Field(None, description="shuffle the tasks of each epoch; unset: in their order")
+    hide: list[str] = Field(default_factory=list, description="task field that trials are not told: an answer, say")
+    run: str | None = Field(
+        None, min_length=1, max_length=128,
+        description="the run that these groups belong to; named again, it goes on where it stopped; unset: a new one",
+    )  # fmt: skip
+    purpose: Literal["train", "eval"] = Field("train", description="groups for evaluation are never trained")
+
+    # -- how
+    proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
+    key: SecretStr | None = Field(
+        default_factory=admin_key_here,
+        description="the run's key (steno runs key RUN), which is all that is needed, or an admin key; unset: STENO_ADMIN_KEY",
+    )
+    in_flight: int = Field(8, ge=1, le=65536, description="trials that run at a time")
+    sequential: bool = Field(False, description="one trial at a time, one group after the other")
+    groups_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="groups that the trainer takes for a step; with it, no more are in hand than it can use in time",
+    )
+    max_staleness_steps: int = Field(
+        1, ge=0, description="how old a trial may be for the trainer; bounds groups in hand"
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False,
+        description="seconds that a trial may take; unset: what its task.toml says (agent.timeout_sec), else 3600",
+    )  # fmt: skip
+    grace_s: float = Field(5.0, ge=0, description="seconds between SIGTERM and SIGKILL")
+    confine: Literal["auto", "require", "off"] = Field(
+        "auto",
+        description="hide your processes and keys from trials, by bubblewrap; auto: where that works, else with a warning",
+    )
+    private: list[Path] = Field(
+        default_factory=list, description="more files and folders that confined trials find empty"
+    )
+    retries: int = Field(1, ge=0, le=100, description="further attempts at a trial that failed before its first turn")
+    stop_after_failures: int = Field(
+        5,
+        ge=0,
+        description="trials that failed before their first turn, in a row, after which the rollouts stop; 0: never",
+    )
+
+    # -- what it is worth
+    reward: str | None = Field(
+        None, description="FILE.py:function that scores a trial; unset: reward.json or reward.txt in its working folder"
+    )
+    timeout_reward: float | None = Field(
+        None, ge=-1e6, le=1e6,
+        description="reward of a trial that reached its time limit, where nothing else scores it; unset: it is not trained",
+    )  # fmt: skip
+    reward_timeout_s: float = Field(300.0, gt=0, description="seconds that the reward function may take")
+    results: Path | None = Field(None, description="file that gets a JSON line per trial that has ended")
+
+    # -- what the proxy does with it
+    sampling: dict[str, Any] = Field(
+        default_factory=dict, description='fields of the sampling law that override the agent\'s: {"temperature": 1.0}'
+    )
+    max_turns: int | None = Field(None, ge=1, description="turns that a trial may take")
+    max_tokens: int | None = Field(None, ge=1, description="tokens that a trial may sample")
+    deadline_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds after which a group goes to the trainer as it is"
+    )
+
+    # -- what is kept
+    work_dir: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / "steno-rollouts",
+        description="where trials get their folders; default: steno-rollouts among the temporary files",
+    )
+    keep: Literal["failed", "all", "none"] = Field("failed", description="whose folders stay when they have ended")
+    progress_s: float = Field(
+        10.0, gt=0, description="seconds between two lines of progress where there is no terminal"
+    )
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is not http(s)://HOST[:PORT][/PREFIX]")
+        return value
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.purpose == "eval" and self.groups_per_step is not None:
+            raise ValueError("groups_per_step bounds what a trainer takes; groups for evaluation are never trained")
+        if self.is_run_key and self.run is None:
+            raise ValueError("the key of a run opens that run only: name it (--run)")
+        return self
+
+    @property
+    def is_run_key(self) -> bool:
+        """Whether the key is of one run; else it is an admin key, if there is one."""
+        return self.key is not None and self.key.get_secret_value().startswith(RUN_KEY)
+
+    @property
+    def trials_at_once(self) -> int:
+        return 1 if self.sequential else self.in_flight

@@ -1,0 +1,68 @@
+"""Trials that fail before their first turn: a command that is not there, an agent that can't start, a wrong address.
+
+Nothing is known of the policy by it, and the next trial would mostly fail as this one did. So the first trial runs alone until
+it has a turn on record; and what failed before its first turn is left open at the proxy until it is known why: given up once a
+trial that began later has come further (it was that one trial's own fault), left for the next start of the run once too many
+have failed in a row. Bookkeeping only: `harness.Rollouts` does what is said here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from typing import NamedTuple
+
+from steno_rollouts.trials.runner import Failed
+
+
+class Begun(NamedTuple):
+    """number: trials are numbered as they begin. alone: no other trial begins until it has had its first turn, or has ended:
+    `over` is to follow."""
+
+    number: int
+    alone: bool
+
+
+class FirstTurns:
+    """Args: stop_after: so many trials that failed before their first turn, in a row, stop the rollouts; 0: none do, and the
+    first trial does not run alone either.
+
+    Attributes:
+        stopped: the failure that stopped the rollouts; None: nothing has.
+        held: what failed before its first turn since a trial that began later has come further, by number.
+    """
+
+    def __init__(self, stop_after: int) -> None:
+        self.stop_after = stop_after
+        self.stopped: Failed | None = None
+        self.held: dict[int, Failed] = {}
+        self._proven = stop_after == 0
+        self._alone = asyncio.Lock()
+        self._numbers = itertools.count()
+
+    async def begin(self) -> Begun:
+        """Wait until a trial may begin."""
+        if not self._proven:
+            await self._alone.acquire()
+            if not self._proven:
+                return Begun(next(self._numbers), True)
+            self._alone.release()
+        return Begun(next(self._numbers), False)
+
+    def over(self) -> None:
+        self._alone.release()
+
+    def reached(self, number: float = math.inf) -> list[Failed]:
+        """The trial of this number has had its first turn, or has ended well without. Returns: those held that began before it,
+        to be given up."""
+        self._proven = True
+        return [self.held.pop(earlier) for earlier in sorted(self.held) if earlier < number]
+
+    def failed(self, number: int, failed: Failed) -> bool:
+        """Whether the rollouts are to stop (`stop`), unless one of the trials that run and began later has had a turn."""
+        self.held[number] = failed
+        return len(self.held) >= self.stop_after
+
+    def stop(self) -> None:
+        self.stopped = self.stopped or self.held[max(self.held)]

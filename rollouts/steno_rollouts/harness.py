@@ -1,0 +1,332 @@
+"""Groups on their way: which are registered when, which of their trials run, and what has become of them.
+
+    rollouts = Rollouts(client, runner, GroupOptions("my-run", size=8), admission=Admission(groups_per_step=8))
+    results = await rollouts.run(epochs(tasks, 3))
+
+A group is registered when there is a free place for its first trial and the staleness bound admits it. Its id follows from
+run, task and round, so rollouts that were killed find their groups again: trials that have ended are not run again, those
+that were running are aborted as `interrupted`, those that had not begun are run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import Conflict, NotFound, StenoError
+from steno.contracts.records import Limits, SamplingPolicy
+from steno.contracts.rest import GroupSpec, GroupTrials, Trial
+from steno_rollouts.admission import Admission, InHand
+from steno_rollouts.first_turns import Begun, FirstTurns
+from steno_rollouts.outcome import EndReason, TrialResult, recorded_result
+from steno_rollouts.tasks import Task, group_id
+from steno_rollouts.trials.runner import Assignment, Failed, TrialRunner
+
+FIRST_TURN_S = 0.5
+"""Between two looks at whether the first trial has had its first turn."""
+LOOKS = 10
+"""Looks at what is in hand between two at whom a held back group waits for."""
+
+
+class RolloutsStopped(StenoError):
+    """Too many trials failed before their first turn, one after the other."""
+
+    code = "rollouts_stopped"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A task in one round of a run."""
+
+    task: Task
+    round: str
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What groups are registered with. resumable: trials that had not begun stay open when the rollouts are cancelled.
+    stop_after_failures: in a row, before a first turn (`first_turns.py`); 0: none stop the rollouts."""
+
+    run_id: str
+    size: int
+    purpose: Literal["train", "eval"] = "train"
+    in_flight: int = 8
+    sequential: bool = False
+    sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
+    limits: Limits = field(default_factory=Limits)
+    deadline_s: float | None = None
+    resumable: bool = True
+    stop_after_failures: int = 0
+
+
+class Observer(Protocol):
+    """Who is told. Called on the event loop; must not wait."""
+
+    def group_started(self, group: GroupTrials) -> None: ...
+    def trial_started(self, trial_id: str) -> None: ...
+    def trial_ended(self, result: TrialResult) -> None: ...
+    def trial_failed(self, failed: Failed) -> None:
+        """Before its first turn; `trial_ended` follows if it is given up and not run again."""
+
+    def held_back(self, why: str | None) -> None:
+        """The staleness bound admits no group now, and why, told again as that changes; None: it does again."""
+
+
+def epochs(tasks: Sequence[Task], count: int, shuffle_seed: int | None = None) -> Iterator[Planned]:
+    """Each task once per epoch. Shuffled: the same seed gives the same order, so that a resumed run goes on in it."""
+    for epoch in range(count):
+        order = list(tasks)
+        if shuffle_seed is not None:
+            random.Random(f"{shuffle_seed}:{epoch}").shuffle(order)
+        yield from (Planned(task, f"epoch-{epoch}") for task in order)
+
+
+class Rollouts:
+    """Groups of one run. `run` may be called again, also while it runs: an evaluation, or another round of the same tasks."""
+
+    def __init__(
+        self,
+        client: AsyncSteno,
+        runner: TrialRunner,
+        options: GroupOptions,
+        *,
+        admission: Admission | None = None,
+        in_hand: InHand | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """
+        Args:
+            in_hand: groups of the run that are not acknowledged yet, for `admission`; default: as the proxy counts them.
+        """
+        self._client = client
+        self._runner = runner
+        self.options = options
+        self._admission = admission or Admission()
+        self._in_hand = in_hand or self._recorded_in_hand
+        self._observers = list(observers)
+        self._slots = asyncio.Semaphore(1 if options.sequential else options.in_flight)
+        self._waiting: dict[str, Assignment] = {}
+        self._first = FirstTurns(options.stop_after_failures)
+        self._running: dict[str, int] = {}
+
+    async def run(
+        self, planned: Iterable[Planned], *, done: Mapping[str, TrialResult] = MappingProxyType({})
+    ) -> list[TrialResult]:
+        """Run every group of `planned` to its end.
+
+        Args: done: trials known to have ended, by id (`results.ended_trials`); a group of nothing else is not looked up again.
+        Returns: results of all trials, in the order in which they ended.
+        Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
+        Raises: RolloutsStopped: too many trials failed before their first turn; those that ran have ended, those that failed so
+            are open. StenoError: the proxy refuses, or can't be reached. OSError: no folder could be made. All that ran has been
+            ended.
+        """
+        results: list[TrialResult] = []
+        try:
+            async with asyncio.TaskGroup() as running:
+                for plan in planned:
+                    if self._first.stopped is not None:
+                        break
+                    await self._plan(plan, done, running, results)
+            if self._first.stopped is None:
+                await self._give_up_failed(self._first.reached(), results)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            if not self.options.resumable:
+                await asyncio.shield(self._give_up(results))
+        if self._first.stopped is not None:
+            raise self._stopped(self._first.stopped)
+        return results
+
+    async def _plan(
+        self, plan: Planned, done: Mapping[str, TrialResult], running: asyncio.TaskGroup, results: list[TrialResult]
+    ) -> None:
+        """Start a group; or tell of one that has ended. One of which every trial failed before its first turn, when these
+        rollouts had not begun, is made anew under another name: what its trials were to say is not known yet."""
+        for again in itertools.count():
+            named = replace(plan, round=f"{plan.round}+{again}") if again else plan
+            identity = group_id(self.options.run_id, named.task.task_id, named.round)
+            ended = [done.get(f"{identity}.{i}") for i in range(self.options.size)]
+            known = [replace(result, earlier=True) for result in ended if result is not None]
+            if len(known) < len(ended):
+                if await self._start(named, identity, running, results):
+                    return
+            elif not all(result.failed_early for result in known):
+                for result in known:
+                    self._ended(result, results)
+                return
+
+    async def _start(
+        self, plan: Planned, identity: str, running: asyncio.TaskGroup, results: list[TrialResult]
+    ) -> bool:
+        """Register a group and start its trials, each as soon as there is a place for it. False: it is on record, and all of it
+        failed before its first turn."""
+        async with self._slots:  # a group is not made before its first trial can run: until then it would only grow old
+            if not await self._admitted(identity):
+                return True
+            group = await self._register(plan, identity)
+            if group.trials and all(self._recorded(trial, plan).failed_early for trial in group.trials):
+                return False
+            for observer in self._observers:
+                observer.group_started(group)
+            found = await self._open(group, plan, results)
+        trials = []
+        for assignment in found:
+            await self._slots.acquire()
+            begun = await self._first.begin()
+            if self._first.stopped is not None:
+                self._slots.release()
+                if begun.alone:
+                    self._first.over()
+                break
+            trial = running.create_task(self._one(assignment, results, begun))
+            trial.add_done_callback(lambda _: self._slots.release())
+            trials.append(trial)
+        if self.options.sequential and trials:
+            await asyncio.wait(trials)
+        return True
+
+    async def _one(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
+        trial_id = assignment.trial.session.trial_id
+        del self._waiting[trial_id]
+        for observer in self._observers:
+            observer.trial_started(trial_id)
+        self._running[trial_id] = begun.number
+        looking = asyncio.create_task(self._until_first_turn(trial_id, begun, results)) if begun.alone else None
+        try:
+            hold = bool(self.options.stop_after_failures)
+            failed = await self._runner.run(assignment, lambda result: self._ended(result, results), hold=hold)
+            if failed is None:
+                await self._give_up_failed(self._first.reached(begun.number), results)
+            else:
+                await self._failed_early(failed, begun.number, results)
+        finally:
+            del self._running[trial_id]
+            if looking is not None:
+                looking.cancel()
+                await asyncio.wait({looking})
+                if not looking.cancelled():
+                    looking.result()
+
+    async def _until_first_turn(self, trial_id: str, begun: Begun, results: list[TrialResult]) -> None:
+        try:
+            while not await self._has_turned(trial_id):  # noqa: ASYNC110  # the proxy is asked: nobody tells
+                await asyncio.sleep(FIRST_TURN_S)
+            await self._give_up_failed(self._first.reached(begun.number), results)
+        finally:
+            self._first.over()
+
+    async def _failed_early(self, failed: Failed, number: int, results: list[TrialResult]) -> None:
+        for observer in self._observers:
+            observer.trial_failed(failed)
+        if not self._first.failed(number, failed):
+            return
+        for trial_id, later in list(self._running.items()):
+            if later > min(self._first.held, default=later) and later != number and await self._has_turned(trial_id):
+                await self._give_up_failed(self._first.reached(later), results)
+        if len(self._first.held) >= self.options.stop_after_failures:
+            self._first.stop()
+
+    async def _has_turned(self, trial_id: str) -> bool:
+        return bool((await self._client.session(trial_id)).counts.turns)
+
+    async def _register(self, plan: Planned, identity: str) -> GroupTrials:
+        options = self.options
+        spec = GroupSpec(
+            group_id=identity,
+            run_id=options.run_id,
+            task=dict(plan.task.fields),
+            size=options.size,
+            deadline_s=options.deadline_s,
+            purpose=options.purpose,
+            sampling=options.sampling,
+            limits=options.limits,
+        )
+        try:
+            group = await self._client.create_group(spec)
+        except Conflict as error:
+            raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
+        return group
+
+    async def _open(self, group: GroupTrials, plan: Planned, results: list[TrialResult]) -> list[Assignment]:
+        """The trials that have not begun. Those that had when earlier rollouts were killed are ended here."""
+        found = []
+        for trial in group.trials:
+            assignment = Assignment(trial, plan.task, plan.round, group.harness_key)
+            session = trial.session
+            if session.status != "open":
+                self._ended(self._recorded(trial, plan), results)
+            elif session.counts.turns:
+                self._ended(await self._runner.abandon(assignment, EndReason.INTERRUPTED), results)
+            else:
+                found.append(assignment)
+                self._waiting[session.trial_id] = assignment
+        return found
+
+    @staticmethod
+    def _recorded(trial: Trial, plan: Planned) -> TrialResult:
+        return recorded_result(trial.session, task_id=plan.task.task_id, round_name=plan.round, earlier=True)
+
+    def _stopped(self, last: Failed) -> RolloutsStopped:
+        then = "start the same --run again: they are run again" if self.options.resumable else "start again"
+        return RolloutsStopped(
+            f"stopped: {self.options.stop_after_failures} trials in a row failed before their first turn, {last.trial_id} with "
+            f"{last.verdict.detail} (see {last.folder}); mend that and {then} (--stop-after-failures)"
+        )
+
+    async def _give_up_failed(self, found: Iterable[Failed], results: list[TrialResult]) -> None:
+        for failed in found:
+            self._ended(await self._runner.give_up(failed), results)
+
+    async def _give_up(self, results: list[TrialResult]) -> None:
+        await self._give_up_failed(self._first.reached(), results)
+        for trial_id, assignment in list(self._waiting.items()):
+            del self._waiting[trial_id]
+            self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)
+
+    def _ended(self, result: TrialResult, results: list[TrialResult]) -> None:
+        results.append(result)
+        for observer in self._observers:
+            observer.trial_ended(result)
+
+    async def _admitted(self, identity: str) -> bool:
+        """Until the staleness bound admits this group. One that is on record is in hand already, and must be gone on with. False:
+        the rollouts have been stopped meanwhile."""
+        if not self._admission.bounded or await self._is_registered(identity):
+            return True
+        looks = 0
+        while self._first.stopped is None and not await self._admission.admits(self._in_hand):
+            if looks % LOOKS == 0:
+                why = self._admission.waits_for(await self._client.run(self.options.run_id))
+                for observer in self._observers:
+                    observer.held_back(why)
+            looks += 1
+            await asyncio.sleep(self._admission.ask_again_s)  # the proxy is asked: nobody tells
+        for observer in self._observers if looks else ():
+            observer.held_back(None)
+        return self._first.stopped is None
+
+    async def _is_registered(self, identity: str) -> bool:
+        try:
+            await self._client.group(identity)
+        except NotFound:
+            return False
+        return True
+
+    async def _recorded_in_hand(self) -> int:
+        return (await self._client.run(self.options.run_id)).groups.in_hand
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first: the rest was cancelled because of it."""
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -1,0 +1,106 @@
+"""How a trial can end, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from steno.contracts.records import Session, SessionStatus
+
+
+class EndReason(StrEnum):
+    """Why a trial ended, as its session's `end_reason` says it. The session is `completed` for the first three, and for any
+    that has a reward; else `aborted`.
+
+    A completed trial without a reward is unscored: accounted for, never trained, and still open to a reward that is posted later.
+    """
+
+    COMPLETED = "completed"  # it ran to its end, and has a reward
+    NO_REWARD = "no_reward"  # it ran to its end, and nothing said what that was worth
+    REWARD_ERROR = "reward_error"  # its reward file is malformed, or the reward function raised, or took too long
+    TIMEOUT = "timeout"  # it was ended at its time limit; scored where the reward function or `timeout_reward` says so
+    EXIT_CODE = "exit_code"  # the command failed, and no reward was found
+    START_FAILED = "start_failed"  # the command could not be run at all
+    CANCELLED = "cancelled"  # ended by Ctrl-C, SIGTERM, or whoever awaited the rollouts
+    INTERRUPTED = "interrupted"  # its rollouts were killed while it ran; found when they were started again
+
+    @property
+    def early(self) -> bool:
+        """Whether a trial without a turn that ended so failed before its first turn: nothing is known of the policy by it."""
+        return self in (EndReason.EXIT_CODE, EndReason.START_FAILED)
+
+    @property
+    def status(self) -> SessionStatus:
+        done = (EndReason.COMPLETED, EndReason.NO_REWARD, EndReason.REWARD_ERROR)
+        return "completed" if self in done else "aborted"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a trial's command, before anything is posted. detail: for people; "" where there is nothing to add."""
+
+    reason: EndReason
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One line of `--results`: a trial that has ended.
+
+    end_reason: the session's: an `EndReason`, or the proxy's own (`limit:max_turns`). reward: None: unscored. wall_s: from the
+    first attempt's start to the last one's end. folder: where its working folder and output were kept; None: removed.
+    earlier: it had ended before these rollouts began.
+    """
+
+    run_id: str
+    group_id: str
+    trial_id: str
+    task_id: str
+    round: str
+    status: str
+    end_reason: str
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    detail: str = ""
+    attempts: int = 0
+    exit_code: int | None = None
+    wall_s: float = 0.0
+    turns: int = 0
+    completion_tokens: int = 0
+    folder: str | None = None
+    earlier: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Nothing to train or to count came of it."""
+        return self.reward is None
+
+    @property
+    def failed_early(self) -> bool:
+        """Before its first turn: another start of the run runs it again, if its whole group went so."""
+        early = {reason.value for reason in EndReason if reason.early}
+        return self.failed and self.turns == 0 and self.end_reason in early
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recorded_result(session: Session, *, task_id: str, round_name: str, earlier: bool) -> TrialResult:
+    """What the proxy has on record of a trial that has ended."""
+    return TrialResult(
+        run_id=session.run_id or "",
+        group_id=session.group_id or "",
+        trial_id=session.trial_id,
+        task_id=task_id,
+        round=round_name,
+        status=session.status,
+        end_reason=session.end_reason or "",
+        reward=session.reward if session.status == "completed" else None,
+        metrics=dict(session.metrics),
+        turns=session.counts.turns,
+        completion_tokens=session.counts.completion_tokens,
+        earlier=earlier,
+    )

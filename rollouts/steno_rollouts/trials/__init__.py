@@ -1,0 +1,1 @@
+"""One trial: its folder, its command, where it runs, its reward."""

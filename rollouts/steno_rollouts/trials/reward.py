@@ -1,0 +1,228 @@
+"""What a trial was worth: from a file that it wrote, or from a function of the user's.
+
+`reward.json` (`{"reward": 1.0, "metrics": {"tests_passed": 3}}`; other numbers beside `reward` are metrics too) or
+`reward.txt` (one number) in the working folder. `FILE.py:function` takes its parameters by name, from `INPUTS`, and returns a
+number, such an object, or None for "can't say". It runs in a thread of its own, so that it may wait, and block, as it likes;
+one that outlasts its time limit is given up (a thread can't be ended, but nothing waits for it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from steno.client.client import Steno
+from steno.config.plugins import load_function
+from steno.contracts.errors import ConfigError, StenoError
+from steno.contracts.records import MAX_REWARD, Session, Turn
+from steno_rollouts.outcome import EndReason, Verdict
+from steno_rollouts.tasks import Task
+
+REWARD_JSON = "reward.json"
+REWARD_TEXT = "reward.txt"
+MAX_REWARD_BYTES = 1_000_000
+"""Of a reward file: a trial writes it, and these rollouts read it whole."""
+INPUTS = "task task_folder workdir exit_code stdout stderr trial_id transcript".split()
+
+
+class RewardError(StenoError):
+    """A reward that can't be read or computed; the trial is unscored. Never leaves these rollouts."""
+
+    code = "reward_error"
+
+
+class Transcript:
+    """What was said in a trial, read from the proxy when first asked for. Blocking: for the reward's own thread."""
+
+    def __init__(self, proxy_url: str, key: str | None, trial_id: str) -> None:
+        self._proxy_url, self._key, self._trial_id = proxy_url, key, trial_id
+
+    @cached_property
+    def session(self) -> Session:
+        with Steno(self._proxy_url, self._key) as client:
+            return client.session(self._trial_id)
+
+    @cached_property
+    def turns(self) -> list[Turn]:
+        """In commit order: each with the messages that were new in it (`messages`) and what the policy replied (`reply`)."""
+        with Steno(self._proxy_url, self._key) as client:
+            return list(client.turns(self._trial_id))
+
+    @property
+    def last_reply(self) -> str:
+        """Text of the last answer; "" where there was none."""
+        return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A trial that has run, as a reward function may ask for it."""
+
+    task: Task
+    workdir: Path
+    exit_code: int | None
+    stdout: Path
+    stderr: Path
+    trial_id: str
+    transcript: Transcript
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "task": self.task.arguments(),
+            "task_folder": self.task.folder,
+            "workdir": self.workdir,
+            "exit_code": self.exit_code,
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "trial_id": self.trial_id,
+            "transcript": self.transcript,
+        }
+
+
+class RewardFunction:
+    """The function of `FILE.py:function`, sync or async."""
+
+    def __init__(self, where: str, timeout_s: float = 300.0) -> None:
+        """Raises: ConfigError: no such file or function, or a parameter that is none of `INPUTS`."""
+        self.where = where
+        self._timeout_s = timeout_s
+        self._function = load_function(where, "reward")
+        parameters = inspect.signature(self._function).parameters.values()
+        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self._names = [parameter.name for parameter in named if parameter.name in INPUTS]
+        unknown = [
+            p.name for p in parameters if p.default is p.empty and p.name not in INPUTS and p.kind is not p.VAR_KEYWORD
+        ]
+        if unknown:
+            raise ConfigError(
+                f"reward: {where}: no such input: {', '.join(unknown)}; there are {', '.join(INPUTS)}", field="reward"
+            )
+
+    async def __call__(self, scored: Scored) -> Verdict:
+        """Raises: RewardError, also for what the function raised."""
+        inputs = scored.inputs()
+        chosen = inputs if self._takes_all else {name: inputs[name] for name in self._names}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await _in_thread(lambda: self._answer(chosen), f"reward of {scored.trial_id}")
+        except TimeoutError:
+            raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
+        except Exception as error:  # the user's own code: whatever it raises is this trial's outcome
+            raise RewardError(f"{self.where} raised {type(error).__name__}: {error}") from error
+        return _verdict(answer, self.where)
+
+    def _answer(self, inputs: dict[str, Any]) -> Any:
+        answer = self._function(**inputs)
+        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+
+
+def read_reward(workdir: Path) -> Verdict | None:
+    """What the trial wrote; None: nothing. Raises: RewardError saying what is wrong with the file."""
+    text = _read(workdir / REWARD_JSON)
+    if text is not None:
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise RewardError(f"{REWARD_JSON}: not valid JSON: {error}") from None
+        if not isinstance(answer, Mapping):
+            raise RewardError(f"{REWARD_JSON}: an object with `reward` is expected, not {_shown(answer)}")
+        return _verdict(answer, REWARD_JSON)
+    text = _read(workdir / REWARD_TEXT)
+    if text is None:
+        return None
+    try:
+        return _verdict(float(text), REWARD_TEXT)
+    except ValueError:
+        raise RewardError(f"{REWARD_TEXT}: one number is expected, not {_shown(text)}") from None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        if not path.is_file() or path.is_symlink():  # a link could name any file of this machine
+            return None
+        with path.open("rb") as file:
+            raw = file.read(MAX_REWARD_BYTES + 1)
+    except OSError as error:
+        raise RewardError(f"{path.name}: {error.strerror}") from None
+    if len(raw) > MAX_REWARD_BYTES:
+        raise RewardError(f"{path.name}: more than {MAX_REWARD_BYTES} bytes")
+    return raw.decode(errors="replace")
+
+
+def _verdict(answer: Any, where: str) -> Verdict:
+    if answer is None:
+        return Verdict(EndReason.NO_REWARD, detail=f"{where}: None")
+    if not isinstance(answer, Mapping):
+        return Verdict(EndReason.COMPLETED, _reward(answer, where))
+    if "reward" not in answer:
+        raise RewardError(f"{where}: no `reward` among {', '.join(map(str, answer)) or 'nothing'}")
+    more = {str(key): value for key, value in answer.items() if key not in ("reward", "metrics")}
+    given = answer.get("metrics") or {}
+    if not isinstance(given, Mapping):
+        raise RewardError(f"{where}: metrics: an object of numbers is expected, not {_shown(given)}")
+    numbers = {key: value for key, value in more.items() if isinstance(value, bool | int | float)}
+    metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
+    if answer["reward"] is None:
+        return Verdict(EndReason.NO_REWARD, metrics=metrics, detail=f"{where}: reward is null")
+    return Verdict(EndReason.COMPLETED, _reward(answer["reward"], where), metrics)
+
+
+def _reward(value: Any, where: str) -> float:
+    number = _number(value, where, "reward")
+    if abs(number) > MAX_REWARD:
+        raise RewardError(f"{where}: reward: {number:g} is not within ±{MAX_REWARD:g}")
+    return number
+
+
+def _number(value: Any, where: str, name: str) -> float:
+    try:
+        number = float(value) if not isinstance(value, str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"{where}: {name}: a finite number is expected, not {_shown(value)}")
+    return number
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+async def _in_thread(work: Callable[[], Any], name: str) -> Any:
+    """A daemon thread of its own: an executor's threads are waited for at exit, and one that hangs takes another's place."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(answer: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def run() -> None:
+        answer, failure = None, None
+        try:
+            answer = work()
+        except BaseException as error:  # SystemExit in a reward function ends no more than its trial
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, answer, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future

@@ -1,0 +1,71 @@
+"""A trial's folder on disk: `work/` with what the task brings, `task.json` with its fields, what the command printed.
+
+    <root>/<trial_id>/work/       the command's working folder, STENO_WORKDIR
+    <root>/<trial_id>/task.json   STENO_TASK_FILE
+    <root>/<trial_id>/stdout.log, stderr.log
+
+Blocking: called in threads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from steno_rollouts.tasks import ENVIRONMENT, WITHHELD, Task
+from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
+
+
+def prepare(folder: Path, task: Task) -> tuple[Path, Path]:
+    """Make it anew; nothing of an earlier attempt is left. Returns: the working folder, and the file with the task's fields.
+
+    A file of the task that is named as a reward file is not copied: it would score every trial that says nothing.
+    """
+    remove(folder)
+    work = folder / "work"
+    work.mkdir(parents=True)
+    if task.folder is not None:
+        for source in sorted(task.folder.iterdir()):
+            if source.name not in WITHHELD:
+                _copy(source, work / source.name)
+        if (task.folder / ENVIRONMENT).is_dir():
+            for source in sorted((task.folder / ENVIRONMENT).iterdir()):
+                _copy(source, work / source.name)
+        for name in (REWARD_JSON, REWARD_TEXT):
+            (work / name).unlink(missing_ok=True)
+    task_file = folder / "task.json"
+    task_file.write_text(json.dumps(dict(task.fields), ensure_ascii=False), encoding="utf-8")
+    return work, task_file
+
+
+def remove(folder: Path) -> None:
+    """Raises: OSError, but not for a folder that is not there."""
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def dispose(folder: Path, keep: bool) -> bool:
+    """Remove it unless it is to be kept. Returns: whether it is there."""
+    if not keep:
+        remove(folder)
+    return keep and folder.exists()
+
+
+def last_line(path: Path) -> str:
+    """What a command said last, for people: one line of at most 200 characters that can be printed; "" for nothing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = next((line for line in reversed(lines) if line.strip()), "")
+    return "".join(char if char.isprintable() else " " for char in said).strip()[:200]
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)

@@ -1,0 +1,1 @@
+"""The REST client of the control plane, blocking and asynchronous."""

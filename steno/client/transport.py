@@ -1,0 +1,232 @@
+"""One call of the REST client: how it is described, sent, read and refused, alike for blocking and asynchronous clients.
+
+A row of the table (`client.py`) is a method that builds a `Request`, marked by `call`: a plain method of blocking clients and a
+coroutine method of asynchronous ones. A refusal raises the error tree of
+`contracts/errors.py`; no answer at all is `Unreachable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, overload
+
+import httpx
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from steno.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
+"""A raw body; asynchronous pieces for `AsyncClient` only."""
+
+MSGPACK = "application/msgpack"
+_BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
+
+
+class Request(Generic[T]):
+    """One call, built and not yet sent. `read` makes the result of the decoded body."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[Any], T],
+        *,
+        query: dict[str, Any] | None = None,
+        body: BaseModel | None = None,
+        content: Body | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """content: a raw body instead; in pieces it is sent once. patience_s: how long the proxy may take longer than usual."""
+        self.method, self.path, self.read = method, path, read
+        self.content, self.patience_s = content, patience_s
+        self.query = {key: value for key, value in (query or {}).items() if value is not None}
+        self.body = body
+
+
+class call(Generic[P, T]):
+    """A row of the table: a method that builds a `Request`, typed as the method of a client that sends it.
+
+    It is only a description. Each class of clients gets plain functions made of it (`_with_calls`), so that `inspect.signature`,
+    `help` and notebooks show parameters and what comes back.
+    """
+
+    def __init__(self, build: Callable[Concatenate[Any, P], Request[T]]) -> None:
+        self.build = build
+        self.__doc__ = build.__doc__
+
+    def parameters(self) -> list[Parameter]:
+        """Those of the call, without `self`, with their annotations as classes."""
+        return list(signature(self.build, eval_str=True).parameters.values())[1:]
+
+    @overload
+    def __get__(self, client: Blocking, owner: Any) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: Asynchronous, owner: Any) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, client: Any, owner: Any) -> Any:
+        return self
+
+
+class Blocking:
+    """A client whose calls return what they read. They go through `_send` of the class."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _with_calls(cls, _blocking)
+
+
+class Asynchronous:
+    """A client whose calls return it once awaited. They go through `_send` of the class."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _with_calls(cls, _awaited)
+
+
+def _blocking(build: Callable[..., Request[T]]) -> Callable[..., T]:
+    @wraps(build)
+    def method(self: Any, *args: Any, **kwargs: Any) -> T:
+        sent: T = self._send(build(self, *args, **kwargs))
+        return sent
+
+    return method
+
+
+def _awaited(build: Callable[..., Request[T]]) -> Callable[..., Awaitable[T]]:
+    @wraps(build)
+    async def method(self: Any, *args: Any, **kwargs: Any) -> T:
+        sent: T = await self._send(build(self, *args, **kwargs))
+        return sent
+
+    return method
+
+
+def _with_calls(cls: type, method_of: Callable[[Callable[..., Request[Any]]], Callable[..., Any]]) -> None:
+    """Put a function of its own into the class for each row that it inherits, with the row's signature."""
+    inherited = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+    for name, row in inherited.items():
+        if not isinstance(row, call):
+            continue
+        method = method_of(row.build)
+        shown = signature(row.build, eval_str=True)
+        (returned,) = get_args(shown.return_annotation)
+        show(method, list(shown.parameters.values()), returned)
+        method.__qualname__ = f"{cls.__qualname__}.{name}"
+        setattr(cls, name, method)
+
+
+def show(method: Callable[..., Any], parameters: list[Parameter], returned: Any) -> None:
+    """Have this signature shown for the method, whatever it takes."""
+    shown: Any = method
+    shown.__signature__ = Signature(parameters, return_annotation=returned)
+    shown.__annotations__ = {p.name: p.annotation for p in parameters if p.annotation is not Parameter.empty}
+    shown.__annotations__["return"] = returned
+
+
+def build(http: httpx.Client | httpx.AsyncClient, request: Request[Any]) -> httpx.Request:
+    body = request.body.model_dump_json(exclude_unset=True) if request.body is not None else None
+    headers = {"content-type": "application/json"} if body is not None else None
+    content: Any = body
+    if request.content is not None:
+        headers, content = {"content-type": "application/octet-stream"}, request.content
+        if isinstance(http, httpx.AsyncClient) and not isinstance(content, bytes | AsyncIterable):
+            content = _in_turn(content)
+    timeout = http.timeout
+    if request.patience_s and timeout.read is not None:
+        longer = timeout.read + request.patience_s
+        timeout = httpx.Timeout(timeout.connect, read=longer, write=longer)
+    return http.build_request(
+        request.method, request.path, params=request.query, content=content, headers=headers, timeout=timeout
+    )
+
+
+async def _in_turn(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def repeatable(request: Request[Any]) -> bool:
+    return request.content is None or isinstance(request.content, bytes)
+
+
+def result(request: Request[T], response: httpx.Response) -> T:
+    check(response)
+    is_msgpack = response.headers.get("content-type", "").startswith(MSGPACK)
+    try:
+        if not response.content:
+            return request.read(None)
+        decode = msgspec.msgpack.decode if is_msgpack else msgspec.json.decode
+        return request.read(decode(response.content))
+    except (msgspec.DecodeError, ValidationError, TypeError, KeyError) as error:
+        raise ProtocolError(f"{response.url}: this is not the answer of a Steno proxy: {error}") from error
+
+
+def check(response: httpx.Response) -> None:
+    """Raise the error that a reply stands for. The body must have been read, if it is one."""
+    if response.is_success:
+        return
+    request_id = response.headers.get("x-request-id", "")
+    try:
+        envelope = msgspec.json.decode(response.content)["error"]
+        code, message, field = str(envelope["code"]), str(envelope["message"]), envelope.get("field")
+    except (msgspec.DecodeError, KeyError, TypeError):  # not Steno's: a load balancer's page
+        code, message, field = "", f"HTTP {response.status_code} {response.reason_phrase}", None
+    kind = BY_CODE.get(code) or _BY_STATUS.get(response.status_code, StenoError)
+    error = kind(message + (f" (request {request_id})" if request_id else ""), field=field)
+    after = response.headers.get("retry-after", "")
+    if after.replace(".", "", 1).isdigit():
+        error.retry_after_s = float(after)
+    raise error
+
+
+def as_error(error: httpx.TransportError | StenoError, base_url: httpx.URL) -> StenoError:
+    if isinstance(error, StenoError):
+        return error
+    wrapped = Unreachable(f"no answer from the proxy at {str(base_url).rstrip('/')}: {error or type(error).__name__}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def pause(error: StenoError, attempt: int, retries: int) -> float:
+    """Seconds before the next attempt; raises the error when there is none."""
+    if not error.retryable or attempt > retries:
+        raise error
+    return min(error.retry_after_s or 1.0, 30.0) * attempt
+
+
+PATIENT = httpx.Timeout(30.0, read=120.0)
+"""Of an event stream: the proxy sends a comment line in every silence of 15 s."""
+
+
+class EventLines:
+    """Lines of a server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come."""
+
+    def __init__(self, after: str | None) -> None:
+        self._cursor = after
+        self._data = ""
+        self.ended = False
+
+    def headers(self) -> dict[str, str]:
+        return {"accept": "text/event-stream"} | ({"last-event-id": self._cursor} if self._cursor else {})
+
+    def check_end(self) -> None:
+        """The stream is over. Raises: Unreachable, when the session is not: a proxy that restarts ends its streams."""
+        if not self.ended:
+            raise Unreachable("the proxy ended the event stream")
+
+    def feed(self, line: str) -> tuple[str, dict[str, Any]] | None:
+        field, _, value = line.partition(":")
+        if field == "id":
+            self._cursor = value.strip()
+        elif field == "data":
+            self._data += value.removeprefix(" ")
+        elif not line and self._data:
+            event: dict[str, Any] = msgspec.json.decode(self._data)
+            self._data = ""
+            self.ended = event.get("type") in ("completed", "aborted", "deleted")
+            return self._cursor or "", event
+        return None

@@ -1,0 +1,46 @@
+"""Functions of the user's that settings name as `FILE.py:function`: a script of the worker, a reward of the rollouts."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steno.contracts.errors import ConfigError
+
+
+def load_function(where: str, field: str) -> Callable[..., Any]:
+    """Import the file and find the function; the file's folder is importable from then on.
+
+    Args: where: `FILE.py:function`. field: the setting that says so; errors begin with it.
+    Raises: ConfigError: not of this form, no such file or function, or a file that can't be imported.
+    """
+
+    def refused(what: str) -> ConfigError:
+        return ConfigError(f"{field}: {what}", field=field)
+
+    file, colon, name = where.rpartition(":")
+    if not colon or not file or not name:
+        raise refused(f"got {where!r}, must be FILE.py:function")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise refused(f"{path} is not a file")
+    spec = importlib.util.spec_from_file_location(f"steno_{field}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise refused(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise refused(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
+        raise refused(f"{path} has no function {name!r}; it has {', '.join(found) or 'none'}")
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""What proxy, worker, trainer and clients exchange: records, REST bodies, frames, errors. No I/O."""

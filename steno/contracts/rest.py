@@ -1,0 +1,153 @@
+"""Bodies of the control plane's REST calls, one definition each, for `proxy/api` and `steno/client/client.py`.
+
+The records themselves are in `records.py`. Every list is a page: `items` and what to pass to get the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+from steno.contracts.json_limits import JsonObject, storable
+from steno.contracts.records import MAX_REWARD, TRIAL_ID, Group, Limits, Sample, SamplingPolicy, Session, Turn
+
+RUN_KEY = "rk-steno-"
+"""What the key of a run begins with."""
+
+
+class SessionSpec(BaseModel):
+    """`POST /sessions` and `POST /sessions/{trial_id}`. Idempotent by trial_id; without one, a new id is made.
+
+    Of a trial that is on record, run_id, sampling and limits that are given must be its own (409); its metadata stays."""
+
+    model_config = ConfigDict(extra="forbid")
+    trial_id: str | None = Field(None, pattern=TRIAL_ID)
+    run_id: str | None = Field(None, max_length=128)
+    metadata: JsonObject = Field(default_factory=dict)
+    sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
+    limits: Limits = Field(default_factory=Limits)
+
+
+class GroupSpec(BaseModel):
+    """`POST /groups`. Idempotent by group_id; without one, a new id is made. Trials are named `<group_id>.<i>`."""
+
+    model_config = ConfigDict(extra="forbid")
+    group_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
+    run_id: str | None = Field(None, max_length=128)
+    task: JsonObject = Field(default_factory=dict)
+    size: int = Field(ge=1, le=4096)
+    deadline_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds after creation: then it is served as it is"
+    )
+    purpose: Literal["train", "eval"] = "train"
+    sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
+    limits: Limits = Field(default_factory=Limits)
+
+
+class Trial(BaseModel):
+    """A registered trial: what a harness hands to its agent.
+
+    urls: base URL for each kind of client: `openai` (ends in /v1), `anthropic` and `gemini` (without a version).
+    api_key: the agent's key; None where the proxy asks for none.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    session: Session
+    urls: dict[str, str]
+    api_key: str | None = None
+
+
+class GroupTrials(BaseModel):
+    """A group and its trials. harness_key completes and reads these trials and nothing else; None where auth is off."""
+
+    model_config = ConfigDict(extra="forbid")
+    group: Group
+    trials: list[Trial]
+    harness_key: str | None = None
+
+
+class RunKey(BaseModel):
+    """`POST /runs/{run_id}/key`. key: makes groups of the run, reads and completes its trials, reads where its groups are, and
+    nothing else; always the same until the trial secret changes. None where auth is off."""
+
+    model_config = ConfigDict(extra="forbid")
+    run_id: str
+    key: str | None = None
+
+
+class Completion(BaseModel):
+    """`POST /sessions/{trial_id}/complete`. The same body again changes nothing; another reward or status is 409."""
+
+    model_config = ConfigDict(extra="forbid")
+    reward: float | None = Field(
+        None, ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False, description="None: not scored; 0.0 is a measured zero"
+    )
+    status: Literal["completed", "aborted"] = "completed"
+    end_reason: str = Field(
+        "completed", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$", description="one line; it is logged"
+    )
+    metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
+
+
+class KeyRotation(BaseModel):
+    """`POST /sessions/{trial_id}/rotate-key`, which needs no body."""
+
+    model_config = ConfigDict(extra="forbid")
+    generation: int | None = Field(
+        None,
+        ge=1,
+        le=999_999_999,
+        description="the one to go on to, which may then be asked for again; default: the next",
+    )
+
+
+class SessionPage(BaseModel):
+    """next_cursor: pass as `cursor`; None on the last page. unreadable: trial ids that belong here, and that the archive can't
+    give now: asked for alone, each says why."""
+
+    items: list[Session]
+    next_cursor: str | None = None
+    unreadable: list[str] = Field(default_factory=list)
+
+
+class TurnPage(BaseModel):
+    """In commit order. next_start: pass as `start`; None on the last page."""
+
+    items: list[Turn]
+    next_start: int | None = None
+
+
+class UnreadableTurn(BaseModel):
+    """A turn on record that does not add up, or goes on from one: no sample holds it. completion_tokens: that were sampled."""
+
+    turn_id: str
+    reason: str
+    completion_tokens: int = 0
+
+
+class SampleList(BaseModel):
+    """One per leaf of the conversation tree, in commit order of the leaves.
+
+    unreadable: turns that no sample holds, since they, or what they go on from, do not add up: older proxies recorded whatever
+    broken workers said.
+    """
+
+    items: list[Sample]
+    unreadable: list[UnreadableTurn] = Field(default_factory=list)
+
+
+class ErrorBody(BaseModel):
+    """What went wrong. `code` is a stable word (`errors.BY_CODE`), `field` the dotted path of a field to blame."""
+
+    code: str
+    message: str
+    field: str | None = None
+    retryable: bool = False
+
+
+class ErrorEnvelope(BaseModel):
+    """The one envelope of every control-plane error. The request id also stands in the `x-request-id` header and the log."""
+
+    error: ErrorBody
+    request_id: str

@@ -1,0 +1,1 @@
+"""The command `steno`: commands, demos and the doctor. Nobody imports this package."""

@@ -1,0 +1,310 @@
+"""How known agents are pointed at a trial: the facts behind `steno env` and docs/agents.md, one entry per agent.
+
+An entry says what the agent reads (variables, a file) and how it is run without a human. `seen` is the version that was
+run against this proxy; "" says that nobody did here, and the entry is what the agent's own documentation says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from shlex import quote
+
+NO_KEY = "none"
+"""For a proxy that asks for no key: clients insist on having one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A trial, as an agent needs to know it. urls: by kind of client, as in `rest.Trial`. model: any name; it is recorded.
+
+    context_tokens: of the model that serves it, for agents that can't find out; None: not known.
+    """
+
+    trial_id: str
+    urls: dict[str, str]
+    key: str = NO_KEY
+    model: str = "policy"
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What points an agent at a target.
+
+    command: a shell line that runs one task; `$TASK` stands for it. files: name -> content, for those that need one.
+    instead: the same, for those that read one where variables and flags are not wanted.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    instead: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """title, wire: for readers. install: a shell line. seen: how and in which version it was run against this proxy; "": not."""
+
+    title: str
+    wire: str
+    install: str
+    seen: str
+    setup: Callable[[Target], Setup]
+    notes: str = ""
+
+
+_BY_TESTS = "run by the tests, version {}"
+_BY_HAND = "run by hand on {}, version {}"
+
+
+def _claude_code(target: Target) -> Setup:
+    roles = ("MODEL", "SMALL_FAST_MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
+    return Setup(
+        {
+            "ANTHROPIC_BASE_URL": target.urls["anthropic"],
+            "ANTHROPIC_API_KEY": target.key,
+            **{f"ANTHROPIC_{role}": target.model for role in roles},
+            "CLAUDE_CODE_SUBAGENT_MODEL": target.model,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "IS_SANDBOX": "1",
+        },
+        'claude -p "$TASK" --dangerously-skip-permissions --output-format json',
+    )
+
+
+def _codex(target: Target) -> Setup:
+    provider = "model_providers.steno"
+    options = {
+        "model_provider": "steno",
+        f"{provider}.name": "Steno",
+        f"{provider}.base_url": target.urls["openai"],
+        f"{provider}.env_key": "STENO_AGENT_KEY",
+        f"{provider}.wire_api": "responses",
+    }
+    words = " ".join(f"-c {name}={value}" for name, value in options.items())
+    config = (
+        f"model = {json.dumps(target.model)}\n"
+        f'model_provider = "steno"\n\n[{provider}]\nname = "Steno"\n'
+        f'base_url = "{target.urls["openai"]}"\nenv_key = "STENO_AGENT_KEY"\nwire_api = "responses"\n'
+    )
+    run = "codex exec --disable plugins --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check --json"
+    return Setup(
+        {"STENO_AGENT_KEY": target.key},
+        f'{run} -m {quote(target.model)} {words} "$TASK" </dev/null',
+        instead={"~/.codex/config.toml": config},
+    )
+
+
+def _opencode(target: Target) -> Setup:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Steno",
+        "options": {"baseURL": target.urls["openai"], "apiKey": target.key},
+        "models": {target.model: {"name": target.model, **_opencode_limit(target.context_tokens)}},
+    }
+    config = {
+        "provider": {"steno": provider},
+        "model": f"steno/{target.model}",
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    return Setup(
+        {
+            "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        },
+        f'opencode run -m {quote("steno/" + target.model)} --format json "$TASK" </dev/null',
+        instead={"opencode.json": json.dumps(config, indent=2) + "\n"},
+    )
+
+
+def _opencode_limit(context_tokens: int | None) -> dict[str, object]:
+    """What it compacts by: it reads no model list. A quarter is for the answer, up to what it asks for by itself."""
+    if context_tokens is None:
+        return {}
+    return {"limit": {"context": context_tokens, "output": min(32_000, max(1, context_tokens // 4))}}
+
+
+def _mini_swe_agent(target: Target) -> Setup:
+    base = f"-c mini.yaml -c model.model_kwargs.api_base={target.urls['openai']}"
+    return Setup(
+        {"OPENAI_API_KEY": target.key, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},
+        f'mini -y --exit-immediately -l 0 -m {quote("openai/" + target.model)} --model-class litellm {base} -t "$TASK"',
+    )
+
+
+def _swe_agent(target: Target) -> Setup:
+    config = (
+        f"agent:\n  model:\n    name: {json.dumps('openai/' + target.model)}\n    api_base: {target.urls['openai']}\n"
+        "    api_key: $OPENAI_API_KEY\n    per_instance_cost_limit: 0\n    total_cost_limit: 0\n    max_input_tokens: 0\n"
+        "    temperature: 1.0\n"
+    )
+    return Setup(
+        {"OPENAI_API_KEY": target.key},
+        'sweagent run --config config/default.yaml --config steno.yaml --problem_statement.text="$TASK"',
+        {"steno.yaml": config},
+    )
+
+
+def _openhands(target: Target) -> Setup:
+    return Setup(
+        {"LLM_MODEL": f"openai/{target.model}", "LLM_BASE_URL": target.urls["openai"], "LLM_API_KEY": target.key},
+        'openhands --headless --override-with-envs -t "$TASK"',
+    )
+
+
+def _aider(target: Target) -> Setup:
+    quiet = "--no-show-model-warnings --no-check-update --analytics-disable"
+    return Setup(
+        {"OPENAI_API_BASE": target.urls["openai"], "OPENAI_API_KEY": target.key},
+        f'aider --model {quote("openai/" + target.model)} --yes-always {quiet} --message "$TASK"',
+    )
+
+
+def _qwen_code(target: Target) -> Setup:
+    return Setup(
+        {"OPENAI_BASE_URL": target.urls["openai"], "OPENAI_API_KEY": target.key, "OPENAI_MODEL": target.model},
+        'qwen --auth-type openai --yolo -p "$TASK"',
+    )
+
+
+def _pi(target: Target) -> Setup:
+    model = {
+        "id": target.model,
+        "reasoning": True,
+        "input": ["text"],
+        "contextWindow": target.context_tokens or 128_000,
+        "maxTokens": 32_000,
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+    }
+    provider = {
+        "baseUrl": target.urls["openai"],
+        "api": "openai-completions",
+        "apiKey": "STENO_AGENT_KEY",
+        "models": [model],
+    }
+    return Setup(
+        {"PI_OFFLINE": "1", "STENO_AGENT_KEY": target.key},
+        f'pi --provider steno --model {quote(target.model)} --no-session -p "$TASK"',
+        {"~/.pi/agent/models.json": json.dumps({"providers": {"steno": provider}}, indent=2) + "\n"},
+    )
+
+
+def _copilot(target: Target) -> Setup:
+    return Setup(
+        {
+            "COPILOT_PROVIDER_BASE_URL": target.urls["openai"],
+            "COPILOT_PROVIDER_API_KEY": target.key,
+            "COPILOT_MODEL": target.model,
+        },
+        'copilot --allow-all-tools --no-auto-update -p "$TASK"',
+    )
+
+
+def _gemini_cli(target: Target) -> Setup:
+    settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+    return Setup(
+        {
+            "GOOGLE_GEMINI_BASE_URL": target.urls["gemini"],
+            "GEMINI_API_KEY": target.key,
+            "GEMINI_MODEL": target.model,
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        },
+        'gemini --yolo -p "$TASK"',
+        {"~/.gemini/settings.json": json.dumps(settings) + "\n"},
+    )
+
+
+def _openai(target: Target) -> Setup:
+    return Setup({"OPENAI_BASE_URL": target.urls["openai"], "OPENAI_API_KEY": target.key})
+
+
+def _anthropic(target: Target) -> Setup:
+    return Setup({"ANTHROPIC_BASE_URL": target.urls["anthropic"], "ANTHROPIC_API_KEY": target.key})
+
+
+def _google_genai(target: Target) -> Setup:
+    return Setup({"GOOGLE_GEMINI_BASE_URL": target.urls["gemini"], "GEMINI_API_KEY": target.key})
+
+
+AGENTS: dict[str, Agent] = {
+    "claude-code": Agent(
+        "Claude Code",
+        "Anthropic Messages, streamed",
+        "npm install -g @anthropic-ai/claude-code",
+        _BY_TESTS.format("2.1.328"),
+        _claude_code,
+        "It appends `/v1/messages` itself. `IS_SANDBOX` lets it skip permissions as root.",
+    ),
+    "codex": Agent(
+        "Codex",
+        "OpenAI Responses, streamed",
+        "npm install -g @openai/codex",
+        _BY_TESTS.format("0.169.0"),
+        _codex,
+        "Flags, or the same as a file. It waits for its standard input, hence `</dev/null`.",
+    ),
+    "opencode": Agent(
+        "OpenCode",
+        "OpenAI chat, streamed",
+        "npm install -g opencode-ai",
+        _BY_TESTS.format("1.18.33"),
+        _opencode,
+        "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary. "
+        "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts.",
+    ),
+    "mini-swe-agent": Agent(
+        "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent
+    ),
+    "swe-agent": Agent(
+        "SWE-agent", "OpenAI chat", "pip install git+https://github.com/SWE-agent/SWE-agent", "", _swe_agent,
+        "Its cost limits know no price of this model and must be off. Its own default temperature is 0. Under its name PyPI has "
+        "a preview of 2024, which can't be installed (a package that it asks for does not exist); so what its source sends by "
+        "LiteLLM's chat completions (cache marks, `n`, requeries, actions as calls and as text) was sent by hand on 2026-11-22. "
+        "A reply that it can't use (no call or several, arguments that are no JSON, a command that is blocked or that bash can't "
+        "read) it shows once more, without its calls and with a complaint, and then forgets: the requery is a fork "
+        "(`assistant_rewritten`, where there were calls), and what goes on after it is one (`history_dropped`). With "
+        "`max_requeries: 1` under `agent` nothing is asked again: the first such reply ends the task (`exit_format`), and what "
+        "is done by then is submitted; 0 would ask nothing at all. With `parse_function: {type: action_only}` under "
+        "`agent.tools` it sends no tools and takes each reply whole as a command, so that none lacks a call or has broken "
+        "arguments; the system template must then name the commands (`{{command_docs}}`). The other types of `parse_function` "
+        "that read text ask again where it holds no action.",
+    ),
+    "openhands": Agent(
+        "OpenHands", "OpenAI chat", "uv tool install openhands", _BY_HAND.format("2026-11-22", "1.16.0"), _openhands,
+        "It needs Python 3.12, and ignores the variables without `--override-with-envs`. Where a prompt is too long it "
+        "condenses: the summary is a root, and what goes on with it a fork.",
+    ),
+    "aider": Agent(
+        "aider", "OpenAI chat, streamed", "pip install aider-chat", _BY_HAND.format("2026-11-22", "0.86.2"), _aider,
+        "Its conversations call no tools: it edits files from what the model writes. The files and its map of them stand in a "
+        "prompt as they are now, before what was said about them, so a turn after an edit is a root.",
+    ),
+    "qwen-code": Agent(
+        "Qwen Code", "OpenAI chat, streamed", "npm install -g @qwen-code/qwen-code", _BY_TESTS.format("0.24.4"), _qwen_code
+    ),
+    "gemini-cli": Agent(
+        "Gemini CLI", "Gemini, streamed", "npm install -g @google/gemini-cli", _BY_TESTS.format("0.61.0"), _gemini_cli,
+        "Without the file it refuses a base URL when it runs headless. Without TLS it takes one on the same machine only.",
+    ),
+    "pi": Agent(
+        "pi", "OpenAI chat, streamed", "npm install -g @mariozechner/pi-coding-agent", _BY_TESTS.format("0.73.1"), _pi,
+        "The file is needed. With an `api` of `openai-responses`, `anthropic-messages` or `google-generative-ai` it speaks that, "
+        "each with its own base URL.",
+    ),
+    "copilot": Agent(
+        "GitHub Copilot CLI", "OpenAI chat, streamed", "npm install -g @github/copilot",
+        _BY_HAND.format("2026-11-21", "1.0.102"), _copilot,
+        "No account is needed. `COPILOT_PROVIDER_WIRE_API=responses` and `COPILOT_PROVIDER_TYPE=anthropic` (with the base URL of "
+        "Anthropic's clients) work as well.",
+    ),
+    "openai": Agent(
+        "OpenAI SDK, and what is built on it", "chat, completions, Responses", "pip install openai", "run by the tests", _openai
+    ),
+    "anthropic": Agent("Anthropic SDK", "Anthropic Messages", "pip install anthropic", "run by the tests", _anthropic),
+    "google-genai": Agent("Google Gen AI SDK", "Gemini", "pip install google-genai", "run by the tests", _google_genai),
+}  # fmt: skip

@@ -1,0 +1,47 @@
+"""`steno demo`: proxy, worker and small agents on this machine; what was recorded of them, or, with --train, what was learned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steno_cli.terminal.output import require_modules
+
+_TRAINING = "With --train"
+
+
+def demo(
+    trials: Annotated[int, typer.Option(min=1, max=64, help="How many agents run, each in a trial of its own.")] = 3,
+    keep: Annotated[
+        bool | None,
+        typer.Option("--keep/--no-keep", help="Go on serving afterwards, until Ctrl-C. Default: on a terminal, yes."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Close the loop: train on what agents did.")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Optimisation steps.", rich_help_panel=_TRAINING)] = 15,
+    seed: Annotated[int, typer.Option(help="Of the worlds and the trainer.", rich_help_panel=_TRAINING)] = 0,
+    plot: Annotated[Path, typer.Option(help="PNG of the rewards.", metavar="PATH", rich_help_panel=_TRAINING)] = Path(
+        "steno-demo.png"
+    ),
+) -> None:
+    """Run a proxy, a worker with the embedded engine and small tool-using agents; then show what was recorded.
+
+    With --train, also a trainer of two ZeRO-3 ranks: agents run, their sessions become optimisation steps, new weights go back
+    to the worker, and rewards rise. Takes a few minutes.
+
+    Needs no GPU, no Redis and no download. Ends what it started.
+    """
+    require_modules("openai", "torch", "transformers", "fastapi")
+    if train:
+        require_modules("deepspeed", "matplotlib")
+        from steno_cli.demo.train import run as run_training
+
+        run_training(steps=steps, seed=seed, plot=plot, port=port)
+        return
+    from steno_cli.demo.record import run
+
+    # Whoever watches wants to look around with the lines just printed; a script wants it to end.
+    run(trials=trials, keep=sys.stdout.isatty() if keep is None else keep, port=port)

@@ -1,0 +1,105 @@
+"""`steno rollout`: run a command once per trial, and post what each was worth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from steno_cli.terminal.output import EXIT_FAILURE, console
+
+if TYPE_CHECKING:
+    from steno_rollouts.config import RolloutSettings
+    from steno_rollouts.outcome import TrialResult
+
+
+def rollout(settings: RolloutSettings) -> None:
+    """Roll out tasks: register their groups, run a command once per trial with the trial's environment, post its reward.
+
+    Ctrl-C ends what runs and says why on record; with --run the same again goes on where it stopped. Exit code 1: no trial
+    has got a reward, or too many failed before their first turn (--stop-after-failures).
+    """
+    run_id = settings.run or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    results = asyncio.run(roll_out(settings, run_id))
+    if not any(result.reward is not None for result in results):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
+    """The results of all trials; progress goes to stderr. Raises: as `Prepared.of` and `Rollouts.run`."""
+    from steno_rollouts.build import Prepared
+    from steno_rollouts.harness import epochs
+    from steno_rollouts.preflight import about_trainer, check_command, check_proxy, until_served
+    from steno_rollouts.progress import Progress
+    from steno_rollouts.results import ResultsFile, ended_trials
+
+    prepared = Prepared.of(settings, run_id)
+    known = ended_trials(settings.results)
+    out = console(stderr=True)
+    for warning in prepared.warnings:
+        out.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    if prepared.confinement is not None:
+        out.print(
+            "trials are confined: your processes, keys and Docker's socket are hidden (--confine)",
+            style="dim",
+            markup=False,
+        )
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
+    view = await check_proxy(prepared, say)
+    await check_command(prepared)
+    if (trainer := about_trainer(prepared, view)) is not None:
+        say(trainer)
+    await until_served(prepared, say)
+    groups = len(prepared.tasks) * settings.epochs
+    out.print(
+        f"run {run_id}: {groups} groups of {settings.group_size} trials, {settings.trials_at_once} at a time",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    progress = Progress(out, groups * settings.group_size, settings.progress_s, groups=groups)
+    with contextlib.ExitStack() as files:
+        observers = [progress]
+        if settings.results is not None:
+            observers.append(files.enter_context(ResultsFile(settings.results, known)))  # type: ignore[arg-type]
+        async with prepared.client() as client:
+            rollouts = prepared.rollouts(client, observers=observers)
+            try:
+                with _cancelled_by_signals():
+                    async with progress.shown():
+                        planned = epochs(prepared.tasks, settings.epochs, settings.shuffle_seed)
+                        results = await rollouts.run(planned, done=known)
+                        await prepared.say_over(client)
+                        return results
+            except asyncio.CancelledError:
+                out.print(f"cancelled; --run {run_id} goes on", markup=False, soft_wrap=True)
+                raise KeyboardInterrupt from None
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one gives them no time for that."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        for each in asyncio.all_tasks(loop) if asked else [task]:
+            each.cancel()
+        asked = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

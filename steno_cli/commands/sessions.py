@@ -1,0 +1,179 @@
+"""`steno sessions list|show|export|tail`: read recorded sessions over the REST API."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from steno.contracts.records import Session, readable
+from steno_cli.commands.export import Format, Records, export_sessions
+from steno_cli.terminal.connection import connect
+from steno_cli.terminal.output import console
+from steno_cli.terminal.tree import conversation_tree, headline
+
+app = typer.Typer(no_args_is_help=True, help="Read recorded sessions.", rich_markup_mode="rich")
+
+
+class Status(StrEnum):
+    OPEN = "open"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+
+
+_TAIL_RETRIES = 5
+"""Attempts to reconnect without an event, about 15 s in all: a proxy that restarts is back by then."""
+
+_PANEL = "Connection"
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy", help="URL of the proxy; else STENO_PROXY, else http://127.0.0.1:8000.", rich_help_panel=_PANEL
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        help="Admin, run or harness key; else STENO_CLIENT_KEY, else STENO_ADMIN_KEY.", rich_help_panel=_PANEL
+    ),
+]
+KeyFile = Annotated[str | None, typer.Option(help="File that holds the key.", rich_help_panel=_PANEL)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead.")]
+StatusFilter = Annotated[Status | None, typer.Option(help="Only sessions with this status.")]
+GroupFilter = Annotated[str | None, typer.Option("--group", help="Only trials of this group.", metavar="GROUP_ID")]
+RunFilter = Annotated[str | None, typer.Option("--run", help="Only trials of this run.", metavar="RUN_ID")]
+
+
+@app.command("list")
+def list_sessions(
+    status: StatusFilter = None,
+    group: GroupFilter = None,
+    run: RunFilter = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Sessions on a page.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="The page that the last one named.", metavar="CURSOR")] = None,
+    oldest_first: Annotated[bool, typer.Option("--oldest-first", help="The other way round.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    key: Key = None,
+    key_file: KeyFile = None,
+) -> None:
+    """List sessions, newest first, a page at a time: what is printed last says how to see the next one."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("trial", "status", "group", "turns", "tokens", "reward", "updated", "marks"):
+        table.add_column(name, justify="right" if name in ("turns", "tokens", "reward") else "left", overflow="fold")
+    with connect(url, key, key_file) as steno:
+        page = steno.session_page(
+            status=status and status.value, group_id=group, run_id=run, newest_first=not oldest_first, cursor=cursor,
+            limit=limit,
+        )  # fmt: skip
+    for session in page.items:
+        if as_json:
+            typer.echo(json.dumps(readable(session), ensure_ascii=False))
+        else:
+            table.add_row(*_cells(session, time.time()))
+    if page.items and not as_json:
+        console().print(table)
+    elif not page.items:
+        console(stderr=True).print("no sessions")
+    if page.next_cursor is not None:
+        console(stderr=True).print(f"there are more: --cursor {page.next_cursor}", style="dim", soft_wrap=True)
+
+
+@app.command()
+def show(
+    trial_id: str,
+    as_json: Json = False,
+    url: Url = None,
+    key: Key = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Draw a session's conversation tree: tokens, how turns ended, where and why it branched."""
+    with connect(url, key, key_file) as steno:
+        session = steno.session(trial_id)
+        turns = list(steno.turns(trial_id))
+    if as_json:
+        for record in (session, *turns):
+            typer.echo(json.dumps(readable(record), ensure_ascii=False))
+        return
+    console().print(headline(session))
+    console().print(conversation_tree(session, turns))
+
+
+@app.command()
+def export(
+    trial_ids: Annotated[list[str] | None, typer.Argument(help="Trials; none: all that match the filters.")] = None,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: standard output.")] = None,
+    file_format: Annotated[
+        Format | None, typer.Option("--format", help="By default as the file's name ends, else jsonl.")
+    ] = None,
+    records: Annotated[Records, typer.Option(help="What one row is.")] = Records.TURNS,
+    status: StatusFilter = None,
+    group: GroupFilter = None,
+    run: RunFilter = None,
+    url: Url = None,
+    key: Key = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Write sessions, turns or samples as JSON lines or Parquet (needs the extra `export`)."""
+    with connect(url, key, key_file) as steno:
+        filters = {"status": status and status.value, "group_id": group, "run_id": run}
+        ids = trial_ids or [found.trial_id for found in steno.sessions(**filters)]
+        rows = export_sessions(steno, ids, records, to, file_format)
+    if to is not None:
+        console(stderr=True).print(f"{rows} {records.value} of {len(ids)} sessions in {to}")
+
+
+@app.command()
+def tail(
+    trial_id: str,
+    as_json: Json = False,
+    url: Url = None,
+    key: Key = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Follow a session's events as they happen, until it ends."""
+    with connect(url, key, key_file, retries=_TAIL_RETRIES) as steno:
+        for _, event in steno.events(trial_id):
+            if as_json:
+                typer.echo(json.dumps(event, ensure_ascii=False))
+            else:
+                console().print(_event_line(event), soft_wrap=True)
+            sys.stdout.flush()
+
+
+def _event_line(event: dict[str, Any]) -> Text:
+    at = event.get("at")
+    line = Text(time.strftime("%H:%M:%S ", time.localtime(at)) if isinstance(at, int | float) else "", style="dim")
+    line.append(f"{event.get('type', '?'):<10}", style="bold not dim")
+    for name, value in event.items():
+        if name not in ("at", "type") and value is not None and not isinstance(value, dict | list):
+            line.append(f" {name}=").append(str(value), style="not dim")
+    return line
+
+
+def _cells(session: Session, now: float) -> tuple[str | Text, ...]:
+    counts = session.counts
+    return (
+        Text(session.trial_id, style="bold"),
+        Text(session.status, style={"open": "green", "aborted": "red"}.get(session.status, "")),
+        Text(session.group_id or "-"),
+        str(counts.turns),
+        str(counts.completion_tokens),
+        "-" if session.reward is None else f"{session.reward:g}",
+        ago(now - session.updated_at),
+        Text(" ".join(session.marks)),
+    )
+
+
+def ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"

@@ -1,0 +1,1 @@
+"""`steno demo` and `steno demo --train`."""

@@ -1,0 +1,1 @@
+"""`steno doctor`: what is looked at, and what to do about it."""

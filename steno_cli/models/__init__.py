@@ -1,0 +1,1 @@
+"""How the model that ships with the project was made."""

@@ -1,0 +1,1 @@
+"""What commands share: flags from settings, the connection to a proxy, output."""

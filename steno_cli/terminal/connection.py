@@ -1,0 +1,37 @@
+"""Where `steno sessions` finds the proxy, and with which key."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr, field_validator
+
+from steno.client.client import Steno
+from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
+
+
+class ClientSettings(Settings):
+    """What `steno sessions` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_CLIENT_")
+
+    proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
+    key: SecretStr | None = Field(
+        default_factory=admin_key_here,
+        description="admin key, a run's key or a group's harness key; unset: STENO_ADMIN_KEY",
+    )
+    timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and of silence while an answer is read")
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is not http(s)://HOST[:PORT][/PREFIX]")
+        return value
+
+
+def connect(proxy: str | None, key: str | None, key_file: str | None, *, retries: int = 0) -> Steno:
+    """A client by flags, environment `STENO_CLIENT_*` and defaults. Someone at a terminal is told at once what fails.
+
+    Raises: ConfigError.
+    """
+    settings = ClientSettings.load({"proxy": proxy, "key": key, "key_file": key_file}, None)
+    return Steno(settings.proxy, settings.key, timeout_s=settings.timeout_s, retries=retries)

@@ -1,0 +1,175 @@
+"""Clients that write a reply as several neighbours go on from the turn that said it (I2). In Messages neighbours are one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from steno.contracts.wire.frames import Generate
+from steno_proxy.store.redis.store import RedisStore
+from tests.integration.http.conftest import Proxy, running
+from tests.support.parrot import ParrotEngine, Say, check_drawn
+from tests.support.redis_server import PATIENT, RedisServer
+
+Item = dict[str, Any]
+TOOL: Any = {"name": "f", "input_schema": {"type": "object"}}
+RECORDED = Path(__file__).parents[2] / "fixtures" / "neighbours-30876af.json"
+HI: Any = {"role": "user", "content": "fix it"}
+
+
+def agent(request: Generate) -> Say:
+    """Calls two tools at once three times, then answers."""
+    asked = sum(message["role"] == "assistant" for message in request.job.messages)
+    calls = [(f"own-{asked}-{i}", "f", f'{{"a": {i}}}') for i in range(2)]
+    return Say("I look.", reasoning=f"This is {asked}.", calls=calls) if asked < 3 else Say("Done.")
+
+
+async def trae(proxy: Proxy, trial_id: str, streamed: bool) -> None:
+    """As Trae Agent does with Anthropic's SDK: each text, each call and each result is a message; thinking is dropped."""
+    client = anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial_id}", api_key="none", max_retries=0, timeout=20)
+    history: list[Any] = [HI]
+    while True:
+        asked: Any = {"model": "m", "max_tokens": 500, "messages": history, "tools": [TOOL], "system": "Be good."}
+        if streamed:
+            async with client.messages.stream(**asked) as stream:
+                answer = await stream.get_final_message()
+        else:
+            answer = await client.messages.create(**asked)
+        if answer.stop_reason != "tool_use":
+            return
+        for block in answer.content:
+            if block.type == "text":
+                history.append({"role": "assistant", "content": block.text})
+            elif block.type == "tool_use":
+                history.append({"role": "assistant", "content": [block.model_dump(exclude_none=True)]})
+        for block in answer.content:
+            if block.type == "tool_use":
+                result = {"type": "tool_result", "tool_use_id": block.id, "content": "ok"}
+                history.append({"role": "user", "content": [result]})
+
+
+def check_one_exact_line(proxy: Proxy, turns: list[Any]) -> None:
+    assert [turn.fork_reason for turn in turns] == [None] * len(turns)
+    assert [turn.parent_id for turn in turns] == [None, *(turn.turn_id for turn in turns[:-1])]
+    for before, request in zip(turns, proxy.engine.requests[1:], strict=False):
+        assert request.prefix_ids.endswith(before.new_prompt_ids + before.completion_ids)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_messages_with_text_and_calls_apart_is_one_exact_line(streamed: bool) -> None:
+    async with running(ParrotEngine(agent)) as proxy:
+        await trae(proxy, "t", streamed)
+        turns = await proxy.turns("t", 4)
+        [sample] = await proxy.steno.samples("t")
+    check_one_exact_line(proxy, turns)
+    assert all("echoed_as" not in turn.options for turn in turns), "one message is what the format says that they are"
+    assert [message["role"] for message in turns[1].messages] == ["tool", "tool"]
+    rendered = proxy.engine.requests[1].job.messages
+    assert [message.get("tool_call_id") for message in rendered] == [None, None, None, "own-0-0", "own-0-1"]
+    assert sample.turn_ids == [turn.turn_id for turn in turns]
+    assert sum(sample.loss_mask) == sum(turn.completion_tokens for turn in turns)
+
+
+async def test_messages_shows_and_counts_neighbours_as_one() -> None:
+    apart: list[Item] = [HI, {"role": "user", "content": "now"}, {"role": "assistant", "content": "Yes."}]
+    apart += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Go on."}]
+    joined = [
+        {"role": "user", "content": [{"type": "text", "text": "fix it"}, {"type": "text", "text": "now"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Yes."}, {"type": "text", "text": "No."}]},
+        apart[-1],
+    ]
+    async with running(ParrotEngine()) as proxy:
+        counts = []
+        for trial_id, messages in (("apart", apart), ("joined", joined)):
+            body = {"model": "m", "max_tokens": 9, "messages": messages}
+            assert (await proxy.http.post(f"/{trial_id}/v1/messages", json=body)).status_code == 200
+            counts.append((await proxy.http.post(f"/{trial_id}/v1/messages/count_tokens", json=body)).json())
+        [first], [second] = await proxy.turns("apart", 1), await proxy.turns("joined", 1)
+    assert counts[0] == counts[1] == {"input_tokens": first.prompt_tokens}
+    assert (first.messages, first.new_prompt_ids) == (second.messages, second.new_prompt_ids)
+    assert [len(request.job.messages) for request in proxy.engine.requests] == [3, 3]
+
+
+async def test_chat_goes_on_from_a_reply_in_two_messages_and_shows_others_as_they_are() -> None:
+    async with running(ParrotEngine(agent)) as proxy:
+        history: list[Item] = [HI]
+        for _ in range(4):
+            said = (await proxy.chat("t", *history)).json()["choices"][0]["message"]
+            calls = said.get("tool_calls") or []
+            history += [{"role": "assistant", "content": said["content"]}, {"role": "assistant", "tool_calls": calls}]
+            history += [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls]
+        turns = await proxy.turns("t", 4)
+        check_one_exact_line(proxy, turns)
+        assert [turn.options.get("echoed_as") for turn in turns] == [None, *["split"] * 3]
+        own = [HI, *({"role": "assistant", "content": text} for text in ("Let me", "see.")), HI]
+        await proxy.chat("other", *own)
+    assert proxy.engine.requests[-1].job.messages == own
+
+
+async def test_responses_goes_on_from_a_reply_in_items_without_ids() -> None:
+    """Two texts with a call between them were streamed; what neither ids nor the order say to be one turn is two messages."""
+    async with running(ParrotEngine(lambda request: Say("One.\n\nTwo."))) as proxy:
+        history: list[Item] = [HI]
+        for _ in range(3):
+            await proxy.http.post("/t/v1/responses", json={"model": "m", "input": history})
+            history += [{"role": "assistant", "content": "One."}, {"role": "assistant", "content": "Two."}, HI]
+        turns = await proxy.turns("t", 3)
+    assert [(turn.fork_reason, turn.options.get("echoed_as")) for turn in turns] == [
+        (None, None),
+        *[(None, "split")] * 2,
+    ]
+
+
+@pytest.mark.parametrize("trial_id", ["old", "mixed"])
+async def test_a_session_that_an_older_replica_wrote_message_by_message_is_gone_on_from(
+    trial_id: str, redis_server: RedisServer
+) -> None:
+    """What Redis held after revision 30876af had answered, alone ("old") or in turn with a newer replica ("mixed"): two messages
+    of the user first, and each reply as text and call. Each turn of the older one is a root; the last is gone on from."""
+    recorded = json.loads(RECORDED.read_text())
+    own = f"{trial_id}-neighbours"
+    with redis_server.client() as redis:
+        for name, stored in recorded["stored"].items():
+            if f"{{{trial_id}}}" in name:
+                put_back(redis, name.replace(f"{{{trial_id}}}", f"{{{own}}}"), stored)
+    history = recorded["histories"][trial_id]
+    store = RedisStore(redis_server.url, **PATIENT)
+    async with running(ParrotEngine(lambda request: Say("\nMore.")), store=store) as proxy:
+        proxy.only_parrots = False  # that revision's parrot drew its tokens otherwise
+        before = await proxy.turns(own)
+        for _ in range(2):
+            body = {"model": "m", "max_tokens": 9, "messages": history, "tools": [TOOL]}
+            answer = await proxy.http.post(f"/{own}/v1/messages", json=body)
+            assert answer.status_code == 200
+            history += [{"role": "assistant", "content": "More."}, HI, {"role": "user", "content": "And now?"}]
+        turns = await proxy.turns(own, len(before) + 2)
+        samples = await proxy.steno.samples(own)
+    await store.close()
+    assert turns[: len(before)] == before and all(turn.reply["tool_calls"] for turn in before), "nothing is lost"
+    last, next_, after = turns[-3:]
+    check_drawn(own, [next_, after])
+    assert [(turn.parent_id, turn.fork_reason) for turn in (next_, after)] == [
+        (last.turn_id, None),
+        (next_.turn_id, None),
+    ]
+    assert [len(turn.messages) for turn in (next_, after)] == [1, 1], "new neighbours are one message"
+    first, second = proxy.engine.requests
+    assert first.prefix_ids.endswith(last.new_prompt_ids + last.completion_ids)
+    assert second.prefix_ids == first.prefix_ids + next_.new_prompt_ids + next_.completion_ids
+    assert samples[-1].turn_ids[-3:] == [last.turn_id, next_.turn_id, after.turn_id]
+
+
+def put_back(redis: Any, name: str, stored: Item) -> None:
+    """A key of the fixture, whose bytes are hex."""
+    value = stored["value"]
+    redis.delete(name)
+    if stored["type"] == "hash":
+        redis.hset(name, mapping={bytes.fromhex(key): bytes.fromhex(each) for key, each in value})
+    elif stored["type"] == "list":
+        redis.rpush(name, *map(bytes.fromhex, value))
+    else:
+        redis.set(name, bytes.fromhex(value))

@@ -1,0 +1,72 @@
+"""`steno evaluate` and `steno results`, as their users run them, on the model that the project ships."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from steno.models import TINY
+
+AGENT = """
+import json, os, urllib.request
+said = {"role": "user", "content": os.environ["STENO_TASK_INSTRUCTION"]}
+body = json.dumps({"model": "m", "max_tokens": 4, "messages": [said]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+urllib.request.urlopen(request).read()
+open("reward.txt", "w").write(os.environ["STENO_TASK_WORTH"])
+"""
+
+
+def steno(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STENO_")}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "steno", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_checkpoint_is_served_rolled_out_and_counted(tmp_path: Path) -> None:
+    tasks = [
+        {"task_id": "good", "instruction": "hello", "worth": "1"},
+        {"task_id": "bad", "instruction": "hi", "worth": "0"},
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (tmp_path / "agent.py").write_text(AGENT)
+    done = steno(
+        "evaluate", "--model", str(TINY), "--engine", "transformers", "--tasks", "tasks.jsonl", "--group-size", "2",
+        "--run", "first", "--results", "first.jsonl", "--confine", "off", "--", sys.executable, str(tmp_path / "agent.py"),
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 tasks, 4 trials with a reward, 0 without" in done.stdout
+    assert (
+        "mean reward  0.500" in done.stdout
+        and "pass@1       0.500" in done.stdout
+        and "pass@2       0.500" in done.stdout
+    )
+    rows = [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 and all(row["turns"] == 1 and row["completion_tokens"] > 0 for row in rows)
+
+    for row in rows:  # as if the policy had learned the one and forgotten nothing
+        row["reward"] = 1.0
+    (tmp_path / "second.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    both = steno("results", "first.jsonl", "second.jsonl", cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert "second - first, paired by task: +0.500" in both.stdout and "1 tasks better, 0 worse, 1 equal" in both.stdout
+
+
+def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"task_id": "a", "instruction": "x"}\n')
+    for words, said in (
+        (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "there is no --model"),
+        (
+            ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--proxy", "http://h:1", "--", "true"],
+            "proxy and model",
+        ),
+        (["results", "none.jsonl"], "none.jsonl: there is no such file"),
+    ):
+        done = steno(*words, cwd=tmp_path)
+        assert (done.returncode, said in done.stderr) == (2, True), (words, done.stderr)

@@ -1,0 +1,176 @@
+"""`python -m steno ...` as a fork of a process that has imported what it imports.
+
+Starting a worker takes seconds of processor time for torch's imports alone, and tests start hundreds of programs. The program is
+a process of its own all the same, with its own pid, environment, folder and exit code: `steno/__main__.py` runs in it from its
+first line to its last, and the interpreter ends as ever. That a fresh interpreter finds all it needs is played where the lines of
+the documentation are (tests/integration/face/test_documented.py), by the command line's own tests, the demos and the images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.support.sources import ROOT
+
+_PROXY = ("steno_cli.main", "steno_proxy.server.app", "steno_proxy.archive.archiver", "steno_proxy.store.redis.store")
+_WORKER = (
+    "steno_cli.main",
+    "steno_worker.main",
+    "steno_worker.engines.scripted.engine",
+    "steno_worker.engines.transformers.engine",
+    "uvloop",
+)
+_LITELLM = (*_PROXY, "steno_cli.commands.upstream", "steno_worker.engines.litellm.text", "uvloop")
+_READ_LATER = ("STENO_", "XDG_DATA_HOME", "PYTEST_", "PYTHONUNBUFFERED", "TORCHINDUCTOR_")
+"""Variables that nothing reads while it is imported: they may differ from those of the process that forks."""
+
+
+class Program:
+    """What the tests use of a `subprocess.Popen`."""
+
+    def __init__(self, args: list[str], pid: int, status: socket.socket) -> None:
+        self.args, self.pid, self._status = args, pid, status
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            said = self._status.recv(64)
+            assert said, f"the process that forked {self.args} is gone"
+            self.returncode = int(said)
+            self._status.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+Started = Program | subprocess.Popen[bytes]
+
+
+class _Forker:
+    """A process that has imported `modules` and forks on demand; it ends with the one that made it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            words = [sys.executable, "-m", "tests.support.forked", str(theirs.fileno()), *modules]
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            self.process = subprocess.Popen(
+                words,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(self, args: list[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes]) -> Program:
+        status, theirs = socket.socketpair()
+        with theirs, Path(os.devnull).open("rb") as nothing:
+            order = json.dumps({"args": args[3:], "environment": dict(environment), "cwd": str(cwd)}).encode()
+            socket.send_fds(self._socket, [order], [nothing.fileno(), out.fileno(), out.fileno(), theirs.fileno()])
+        pid = self._socket.recv(64)
+        assert pid, f"the process that forks ended with {self.process.wait()}"
+        return Program(args, int(pid), status)
+
+
+_forkers: dict[tuple[str, ...], _Forker] = {}
+AT_FIRST = dict(os.environ)
+"""The environment that forked programs have imported in."""
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes]) -> Started:
+    """A program with its output in `out` and nothing to read: a fork where it is this Python's `-m steno proxy` or `worker`."""
+    modules = _modules(command)
+    changed = {name for name in {*environment, *AT_FIRST} if environment.get(name) != AT_FIRST.get(name)}
+    if modules is None or any(not name.startswith(_READ_LATER) for name in changed):
+        return subprocess.Popen(
+            command, cwd=cwd, env=dict(environment), stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
+    if modules not in _forkers:
+        _forkers[modules] = _Forker(modules)
+    return _forkers[modules].start(list(command), environment, cwd, out)
+
+
+def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
+    if list(command[:3]) != [sys.executable, "-m", "steno"]:
+        return None
+    words = set(command[4:])
+    match command[3]:
+        case "proxy":
+            return _LITELLM if "--upstream" in words else _PROXY
+        case "worker" if "scripted" in words or "transformers" in words:
+            return _WORKER
+    return None
+
+
+def _fork_on_demand(orders: socket.socket) -> None:
+    """Until the other end is gone. Returns in each fork too, which has become what it is to run."""
+    running: dict[
+        int, tuple[int, socket.socket]
+    ] = {}  # by the descriptor that can be read once it has ended: pid, status
+    while True:
+        for ready in select.select([orders, *running], [], [])[0]:
+            if ready is not orders:
+                pid, status = running.pop(ready)
+                os.close(ready)
+                with status, contextlib.suppress(BrokenPipeError):
+                    status.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                continue
+            data, descriptors, _, _ = socket.recv_fds(orders, 1 << 20, 4)
+            if not data:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                for number, descriptor in enumerate(descriptors[:3]):
+                    os.dup2(descriptor, number)
+                for descriptor in (*descriptors, *running):
+                    os.close(descriptor)
+                for _, status in running.values():
+                    status.close()
+                orders.close()
+                order = json.loads(data)
+                os.chdir(order["cwd"])
+                os.environ.clear()
+                os.environ.update(order["environment"])
+                sys.argv = ["steno", *order["args"]]
+                return
+            for descriptor in descriptors[:3]:
+                os.close(descriptor)
+            running[os.pidfd_open(pid)] = pid, socket.socket(fileno=descriptors[3])
+            orders.send(str(pid).encode())
+
+
+if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module("steno", run_name="__main__", alter_sys=True)

@@ -1,0 +1,57 @@
+"""Programs of the tests that are forks: they end, and are ended, as programs that were started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import forked
+from tests.support.ports import free_port
+from tests.support.processes import process, until
+from tests.support.stack import ROOT
+
+PROXY = [sys.executable, "-m", "steno", "proxy"]
+
+
+def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, log = free_port(), tmp_path / "proxy.log"
+    for name in {*os.environ, *forked.AT_FIRST}:  # tests before this one may have set what imports read
+        if name in forked.AT_FIRST:
+            monkeypatch.setenv(name, forked.AT_FIRST[name])
+        else:
+            monkeypatch.delenv(name)
+    with process([*PROXY, "--host", "127.0.0.1"], log, {"STENO_PORT": str(port)}, cwd=tmp_path) as child:
+        assert isinstance(child, forked.Program)
+        until(lambda: str(port) in log.read_text())
+        assert Path(f"/proc/{child.pid}/cwd").resolve() == tmp_path and child.pid != os.getpid()
+        assert child.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.01)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0 == child.poll()
+        child.kill()  # of one that has ended: nothing
+
+
+def test_its_exit_code_and_the_signal_that_killed_it_are_told(tmp_path: Path) -> None:
+    with process([*PROXY, "--port", "none"], tmp_path / "wrong.log") as wrong:
+        assert wrong.wait(60) == 2
+    assert "port" in (tmp_path / "wrong.log").read_text()
+    with process([*PROXY, "--port", str(free_port())], tmp_path / "killed.log") as killed:
+        killed.kill()
+        assert killed.wait(60) == -signal.SIGKILL
+
+
+def test_what_imports_could_read_is_given_to_a_program_that_is_started(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as out:
+        environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+        child = forked.start([*PROXY, "--help"], environment, ROOT, out)
+        assert isinstance(child, subprocess.Popen) and child.wait(60) == 0
+        other = forked.start([sys.executable, "--version"], os.environ, ROOT, out)
+        assert isinstance(other, subprocess.Popen) and other.wait(60) == 0

@@ -1,0 +1,287 @@
+"""Checkpoints: everything that a trainer needs to go on as if it had never stopped, whole or not there.
+
+    <root>/step-00000040/      zero/ (float32 weights and optimizer: partitions.py)   random-<rank>.pt   state.msgpack
+                               weights-<lineage>-<step>/ (the full model, for any engine or tool that reads safetensors)
+    <root>/.writing-step-…     being written; its writer died if another one writes
+    <root>/lineages/           every start of the run (lineages.py); an older one writes no checkpoint here
+    <root>/latest              the name of the newest whole one
+
+A checkpoint is written beside, synced and renamed, and `latest` is replaced after that; older ones go last. Killed at any
+point, the newest whole checkpoint is there. What continues from one is bit-equal on a CPU, given the same ranks and batches;
+any number of ranks can go on from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from steno.contracts.errors import Superseded
+from steno_trainer.checkpoints import partitions
+from steno_trainer.checkpoints.deepspeed_files import load_engine
+from steno_trainer.checkpoints.lineages import Lineages
+from steno_trainer.data.ledger import Ledger
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.errors import BadCheckpoint
+from steno_trainer.model.zero_engine import PolicyEngine
+from steno_trainer.step.step import Stepper
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.source import ModelWeights
+
+log = logging.getLogger(__name__)
+
+FORMAT = 3
+BY_DEEPSPEED = 2
+"""The format before: the same, but what is in zero/ was written by DeepSpeed, and only as many ranks can read it."""
+LATEST, STATE, WRITING = "latest", "state.msgpack", ".writing-"
+_CONFIGURATION = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+"""Files of a model directory that go with its weights: configuration, tokenizer, chat template, code."""
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """What a run knows beside weights and optimizer.
+
+    run_id: whose groups were trained; another run's books and groups would not go with these. path: the history's lineages with
+    their last steps. ledger: `Ledger.to_bytes`. trained_groups: groups whose step is in this state, as far as their
+    acknowledgement may be lost.
+    """
+
+    run_id: str
+    path: tuple[tuple[str, int], ...]
+    ledger: bytes = b""
+    trained_groups: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run_id: str, history: History, ledger: Ledger, trained_groups: set[str]) -> RunState:
+        path = tuple((version.lineage, version.step) for version in history.path)
+        return cls(run_id, path, ledger.to_bytes(), tuple(sorted(trained_groups)))
+
+    @property
+    def history(self) -> History:
+        """As it was saved; a trainer that resumes opens a new lineage on it (`History.resumed`)."""
+        return History(tuple(Version(lineage, step) for lineage, step in self.path))
+
+    def read_ledger(self) -> Ledger:
+        return Ledger.from_bytes(self.ledger) if self.ledger else Ledger()
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    format: int
+    ranks: int
+    precision: str
+    parameters: int
+    steps_done: int
+    run: RunState
+
+
+class Checkpoints:
+    """Of one run. All methods are collectives but `newest`; all ranks see the same folder."""
+
+    def __init__(self, root: Path, stepper: Stepper, *, keep: int = 2, lineages: Lineages | None = None) -> None:
+        self.root = root
+        self._lineages = lineages
+        self._stepper = stepper
+        self._engine: PolicyEngine = stepper.engine
+        self._ranks = stepper.ranks
+        self._keep = keep
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint. Raises: BadCheckpoint: `latest` names none."""
+        try:
+            name = (self.root / LATEST).read_text().strip()
+        except FileNotFoundError:
+            return None
+        if not (self.root / name / STATE).is_file():
+            raise BadCheckpoint(f"{self.root / LATEST} names {name}, which is no whole checkpoint")
+        return self.root / name
+
+    def save(self, run: RunState) -> Path:
+        """Make everything so far durable, and return once it is. The first rank's `run` counts.
+
+        Raises: OSError, CopyFailed: on the rank that could not write; Superseded: on the first one, a later trainer writes here;
+            the others return. What was there before is untouched.
+        """
+        ranks = self._ranks
+        final = self._free(f"step-{self._stepper.steps_done:08d}")
+        writing = self.root / f"{WRITING}{final.name}"
+        ranks.barrier()
+        if ranks.first:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            writing.mkdir()
+        ranks.barrier()
+        partitions.save(self._engine, writing / "zero")
+        torch.save(_random_state(), writing / f"random-{ranks.rank}.pt")
+        lm = self._engine.lm
+        version = run.history.current
+        Copies(writing, ranks=ranks, extra=_configuration(self._engine.settings.model)).write(version, ModelWeights(lm))
+        _sync_files(writing, only=ranks.rank, of=ranks.size)
+        ranks.barrier()
+        lost = self._superseded() if ranks.first else None
+        # All ranks leave here together: the others would wait at the next barrier for the first one, which has left.
+        if ranks.share((b"superseded" if lost else b"") if ranks.first else None):
+            if lost is not None:
+                raise lost
+            return final
+        if ranks.first:
+            self._wrote(writing, final, run)
+            self._point_at(final.name)
+            self._prune()
+        ranks.barrier()
+        return final
+
+    def _superseded(self) -> Superseded | None:
+        try:
+            if self._lineages is not None:
+                self._lineages.check()
+        except Superseded as error:
+            return error
+        return None
+
+    def resume(self, run_id: str) -> RunState | None:
+        """Go on from the newest checkpoint: weights, optimizer, random numbers, steps. None: there is none, nothing was changed.
+
+        Random numbers of ranks that there were not are those of a new start.
+
+        Raises: BadCheckpoint: not whole, of another run, precision or model, or of a release before and of another number of
+            ranks: it says which.
+        """
+        found = self._ranks.share(str(self.newest() or "").encode() if self._ranks.first else None).decode()
+        if not found:
+            return None
+        folder = Path(found)
+        saved = self._read(folder, run_id)
+        if saved.format == BY_DEEPSPEED:
+            load_engine(self._engine.deepspeed, folder, "zero")
+        else:
+            partitions.load(self._engine, folder / "zero", saved.ranks)
+        if self._ranks.rank < saved.ranks:
+            _restore_random_state(torch.load(folder / f"random-{self._ranks.rank}.pt", weights_only=True))
+        self._stepper.steps_done = saved.steps_done
+        self._ranks.barrier()
+        log.info("resumed from %s%s", folder, "" if saved.ranks == self._ranks.size else f", of {saved.ranks} ranks")
+        return saved.run
+
+    def _read(self, folder: Path, run_id: str) -> _Saved:
+        try:
+            saved = msgspec.msgpack.decode((folder / STATE).read_bytes(), type=_Saved)
+        except (OSError, msgspec.DecodeError) as error:
+            raise BadCheckpoint(f"{folder}: {error}") from error
+        engine = self._engine
+        by_deepspeed = saved.format == BY_DEEPSPEED
+        if by_deepspeed and saved.ranks != self._ranks.size:
+            raise BadCheckpoint(
+                f"{folder}: an older release wrote it with {saved.ranks} ranks, and only as many can read it; there are "
+                f"{self._ranks.size} now: go on with {saved.ranks} until the next checkpoint"
+            )
+        for what, was, now in (
+            ("format", saved.format, BY_DEEPSPEED if by_deepspeed else FORMAT),
+            ("run", saved.run.run_id, run_id),
+            ("precision", saved.precision, engine.settings.precision),
+            ("parameters", saved.parameters, engine.parameters),
+        ):
+            if was != now:
+                anew = "; start anew, in another checkpoint_dir, with its weights-… folder as the model"
+                hint = anew if what != "format" else ""
+                raise BadCheckpoint(f"{folder}: {what} {was} in the checkpoint, {now} now{hint}")
+        return saved
+
+    def _wrote(self, writing: Path, final: Path, run: RunState) -> None:
+        """All parts are there and synced: say what they are, and give them their name."""
+        settings, steps = self._engine.settings, self._stepper.steps_done
+        saved = _Saved(FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run)
+        _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
+        _sync_folders(writing)
+        writing.rename(final)
+        _sync_folder(self.root)
+
+    def _point_at(self, name: str) -> None:
+        beside = self.root / f"{WRITING}{LATEST}"
+        _write_synced(beside, name.encode())
+        beside.replace(self.root / LATEST)
+        _sync_folder(self.root)
+
+    def _free(self, name: str) -> Path:
+        """A name that is not taken: a step that was saved, resumed and saved again must not replace its own checkpoint."""
+        again = 0
+        while (path := self.root / (f"{name}.{again:02d}" if again else name)).exists():
+            again += 1
+        return path
+
+    def _prune(self) -> None:
+        # By age, not by step: somebody may have gone back to an older one.
+        whole = sorted(self.root.glob(f"step-*/{STATE}"), key=lambda path: path.stat().st_mtime_ns)
+        for old in [path.parent for path in whole[: -self._keep]]:
+            doomed = self.root / f"{WRITING}old-{old.name}"
+            old.rename(doomed)  # at once, so that nobody takes half of one for a whole one
+            shutil.rmtree(doomed)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left. One trainer writes here at a time: two would fight over `latest` as well."""
+        for left in self.root.glob(f"{WRITING}*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _random_state() -> dict[str, Any]:
+    state = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _configuration(model: str) -> list[Path]:
+    folder = Path(model)
+    if not folder.is_dir():  # a name: transformers has it in its cache
+        from transformers.utils.hub import cached_file
+
+        config = cached_file(model, "config.json")
+        assert config is not None
+        folder = Path(config).parent
+    found = {path for pattern in _CONFIGURATION for path in folder.glob(pattern)}
+    return sorted(path for path in found if not path.name.endswith(".index.json") and path.name != "steno-weights.json")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _sync_files(folder: Path, *, only: int, of: int) -> None:
+    """This rank's share of the files; the work of a large model's checkpoint is in here."""
+    for number, path in enumerate(_files(folder)):
+        if number % of == only:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _sync_folders(folder: Path) -> None:
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _sync_folder(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

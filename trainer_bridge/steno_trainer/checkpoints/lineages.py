@@ -1,0 +1,108 @@
+"""Every start of this run's trainers, in a folder beside their checkpoints: what lost versions were, and who writes there now.
+
+    <checkpoint_dir>/lineages/<lineage>.json
+
+A start whose steps no checkpoint holds is in no checkpoint's history either. Its versions were pushed all the same, and agents
+were sampled by them: from here a later start knows which weights of its own they are close to, and by how many steps (`History`).
+Written by the first rank alone, beside and renamed, before what it says comes true.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from steno.contracts.errors import Superseded
+from steno_trainer.data.staleness import FIRST, Version
+
+FOLDER = "lineages"
+
+
+class Start(msgspec.Struct, kw_only=True, frozen=True):
+    """parent: the version that it went on from. pushed: the last step of its weights that may have been served. epoch: of its
+    tenure; 0: the proxy knows of none. digest: of its first weights, once they were handed over."""
+
+    run: str
+    lineage: str
+    parent: str
+    epoch: int = 0
+    pushed: int = 0
+    digest: str = ""
+
+
+class Lineages:
+    """Of one run, for the start that is running. Files of other runs, and what can't be read, are none of ours."""
+
+    def __init__(self, checkpoint_dir: Path, run: str) -> None:
+        self._folder, self._run = checkpoint_dir / FOLDER, run
+        self._mine: Start | None = None
+
+    def begin(self, lineage: str, parent: Version, epoch: int | None) -> None:
+        """A new start. From here on an older one writes no checkpoint any more."""
+        self._write(Start(run=self._run, lineage=lineage, parent=str(parent), epoch=epoch or 0, pushed=parent.step))
+
+    def pushing(self, version: Version) -> None:
+        """Weights that workers may serve from now on."""
+        if self._mine is not None:
+            self._write(msgspec.structs.replace(self._mine, pushed=version.step))
+
+    def handed_over(self, digest: str) -> None:
+        """The digest of weights that were just handed over; the first ones' is kept."""
+        if self._mine is not None and not self._mine.digest:
+            self._write(msgspec.structs.replace(self._mine, digest=digest))
+
+    def check(self) -> None:
+        """Raises: Superseded: a later trainer has begun to write here."""
+        if self._mine is None or not self._mine.epoch:
+            return
+        for start in self._starts():
+            if start.epoch > self._mine.epoch:
+                raise Superseded(f"run {self._run}: trainer {start.lineage} (epoch {start.epoch}) has taken over")
+
+    def newest_epoch(self) -> int:
+        """Of all starts so far; 0: none had one."""
+        return max((start.epoch for start in self._starts()), default=0)
+
+    def others(self) -> Mapping[str, tuple[Version, int]]:
+        """Lineage -> its parent, and the last step that it pushed; of all other starts but those that began with other weights of
+        the same name: a run that was begun again with another model."""
+        return {
+            start.lineage: (Version.parse(start.parent), start.pushed)
+            for start in self._starts()
+            if not self._is_mine(start) and not self._began_elsewhere(start)
+        }
+
+    def _is_mine(self, start: Start) -> bool:
+        return self._mine is not None and start.lineage == self._mine.lineage
+
+    def _began_elsewhere(self, start: Start) -> bool:
+        """Weights that come of no checkpoint are the same if their digests are."""
+        mine = self._mine
+        if mine is None or start.parent != mine.parent or Version.parse(start.parent).lineage != FIRST:
+            return False
+        return bool(start.digest and mine.digest) and start.digest != mine.digest
+
+    def _starts(self) -> list[Start]:
+        found = []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                start = msgspec.json.decode(path.read_bytes(), type=Start)
+                Version.parse(start.parent)
+            except (OSError, msgspec.DecodeError, ValueError):
+                continue
+            if start.run == self._run:
+                found.append(start)
+        return found
+
+    def _write(self, start: Start) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        beside = self._folder / f".writing-{start.lineage}"
+        with beside.open("wb") as file:
+            file.write(msgspec.json.encode(start))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._folder / f"{start.lineage}.json")
+        self._mine = start

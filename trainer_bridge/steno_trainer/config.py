@@ -1,0 +1,188 @@
+"""The trainer's settings: one frozen tree, checked at load, each field with its unit and the reason for its default.
+
+Owns what an operator can choose about a training run and which combinations are refused. How the values are found (command line,
+environment `STENO_TRAIN_*`, file) is `steno/config/settings.py`. Light to import: no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from steno.config.settings import Settings, SettingsConfigDict
+from steno.contracts.errors import ConfigError
+from steno_trainer.data.advantages import Estimator
+from steno_trainer.data.overlong import Overlong, OverlongFiltering
+from steno_trainer.objective.aggregation import Aggregation
+
+
+class TrainerSettings(Settings):
+    """What `steno train` runs with."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_TRAIN_")
+
+    # -- what is trained
+    model: str = Field(description="model directory (or a name, where transformers can fetch it) to start from")
+    precision: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="weights and activations; optimizer state and accumulated gradients are float32 anyway"
+    )
+    reduce_precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="what gradients are added up in over ranks; bfloat16 sends half as much, and rounds each sum to 8 bits",
+    )
+    device: Literal["auto", "cuda", "cpu"] = Field("auto", description="auto: CUDA where there is a GPU")
+    trust_remote_code: bool = Field(False, description="run the Python files that a model directory brings")
+    seed: int = Field(0, ge=0, description="of everything random here: mini-batches, dropout")
+
+    # -- the optimizer
+    learning_rate: float = Field(1e-6, gt=0, description="peak; 1e-6 is what RL of whole models usually takes")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="course of the rate after warm-up"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps from 0 to the peak rate, linearly")
+    total_steps: int | None = Field(None, ge=1, description="steps of the whole run; linear and cosine end there, at 0")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.95), description="AdamW's decays; 0.95 forgets a bad gradient in 20 steps"
+    )
+    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay; RL moves weights too little to need one")
+    max_grad_norm: float = Field(1.0, ge=0, description="gradients are scaled down to this norm; 0: never")
+
+    # -- the objective: docs/objective.md has the formulas
+    estimator: Estimator = Field(Estimator.GRPO, description="how rewards become advantages")
+    aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="what each token weighs")
+    constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
+    count_silent_groups: bool = Field(
+        True, description="groups whose rewards are all equal count in what a token is divided by, as in the papers"
+    )
+    importance_sampling_level: Literal["token", "completion", "sequence"] = Field(
+        "token",
+        description="what has one ratio, and is clipped as one: all that is trained of a sample is a `sequence` (GSPO)",
+    )
+    clip_low: float | None = Field(
+        None, ge=0, le=1,
+        description="ratio is clipped below at 1 - this, for negative advantages; unset: 0.2, and 3e-4 where tokens share one",
+    )  # fmt: skip
+    clip_high: float | None = Field(
+        None, ge=0,
+        description="ratio is clipped above at 1 + this, for positive advantages; unset: 0.28 (DAPO), and 4e-4 (GSPO)",
+    )  # fmt: skip
+    overlong_filtering: OverlongFiltering = Field(
+        OverlongFiltering.OFF,
+        description="what is left out of the loss: `completion`: completions that were cut; `trial`: trials that were, too",
+    )
+    overlong_max_tokens: int | None = Field(
+        None, ge=1, description="sampled tokens of a trial at which its punishment for length is whole; unset: none is"
+    )
+    overlong_buffer_tokens: int | None = Field(
+        None, ge=1, description="the last of these, over which the punishment grows from 0"
+    )
+    overlong_penalty_factor: float = Field(1.0, gt=0, description="the whole punishment, taken off the reward")
+    proximal: Literal["trainer", "sampler"] = Field(
+        "trainer",
+        description="whose probabilities clipping is around: the trainer's at the start of the step (with one optimizer step per "
+        "batch nothing is clipped then), or those recorded by the sampler (then `mismatch` does nothing)",
+    )
+    mismatch: Literal["off", "truncated", "masked"] = Field(
+        "truncated", description="importance weights against what the rollout engine recorded"
+    )
+    mismatch_low: float = Field(0.5, ge=0, description="least ratio that `masked` keeps")
+    mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")
+    reference_kl: float = Field(0.0, ge=0, description="weight of the k3 KL to the reference; 0 loads no reference")
+    reference: str | None = Field(None, description="model directory of the reference; default: `model`")
+    entropy_bonus: float = Field(0.0, description="weight of the entropy, in nats")
+
+    # -- a step
+    groups_per_step: int = Field(8, ge=1, description="groups that one step trains")
+    max_staleness_steps: int = Field(
+        1, ge=0, description="steps that a sample's oldest version may be behind; 0: on-policy"
+    )
+    epochs: int = Field(1, ge=1, description="times that a step goes over its samples")
+    mini_batches: int = Field(1, ge=1, description="optimizer steps per epoch; more than one clips against the start")
+    micro_batch_tokens: int = Field(
+        16384,
+        ge=2,
+        description="tokens that a GPU runs at once (a sequence-parallel group, if there are any); also the longest sample",
+    )
+    chunk_tokens: int = Field(
+        1024, ge=1, description="trained tokens whose logits exist at once: x vocabulary x 4 bytes, about 3 times"
+    )
+
+    # -- memory
+    activation_checkpointing: bool = Field(True, description="keep one state per layer and compute the rest again")
+    activation_offload: bool = Field(False, description="keep those states in the host's memory until they are needed")
+    offload_optimizer: bool = Field(False, description="optimizer state and float32 weights in the host's memory")
+    offload_parameters: bool = Field(False, description="weights in the host's memory too; needs offload_optimizer")
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="GPUs that share each sample (DeepSpeed-Ulysses); divides their number and the model's heads",
+    )
+    deepspeed: Path | None = Field(
+        None, description="JSON file laid over the DeepSpeed configuration made from these settings"
+    )
+    peak_tflops: float | None = Field(None, gt=0, description="of one GPU, for MFU; default: by its name, where known")
+
+    # -- what is kept
+    checkpoint_dir: Path = Field(Path("checkpoints"), description="folder of checkpoints, seen by all nodes")
+    checkpoint_every: int = Field(10, ge=1, description="steps between two checkpoints")
+    checkpoints_kept: int = Field(2, ge=1, description="newest checkpoints that are kept")
+
+    # -- patience
+    wait_timeout_s: float = Field(
+        86400.0,
+        gt=0,
+        description="seconds that ranks wait for the first one's next batch (on gloo, which costs nothing)",
+    )
+    collective_timeout_s: float = Field(
+        1800.0, gt=0, description="seconds after which a collective of the step has hung"
+    )
+
+    @property
+    def overlong(self) -> Overlong:
+        return Overlong(
+            self.overlong_filtering,
+            self.overlong_max_tokens,
+            self.overlong_buffer_tokens or 1,
+            self.overlong_penalty_factor,
+        )
+
+    def check(self) -> None:
+        """Raises: ConfigError: names the field of a combination that can't be."""
+        if self.precision == "float32" and self.reduce_precision != "float32":
+            raise ConfigError(
+                f"reduce_precision {self.reduce_precision} needs precision: bfloat16", field="reduce_precision"
+            )
+        if (self.aggregation is Aggregation.CONSTANT) != (self.constant_tokens is not None):
+            raise ConfigError(
+                "constant_tokens must be set with aggregation: constant, and only then", field="constant_tokens"
+            )
+        one = self.epochs * self.mini_batches == 1 and self.proximal == "trainer"
+        if self.importance_sampling_level != "token" and one:
+            raise ConfigError(
+                f"importance_sampling_level {self.importance_sampling_level} does nothing with one optimizer step per batch, "
+                "whose ratios are 1: set mini_batches or epochs, or proximal: sampler",
+                field="importance_sampling_level",
+            )
+        if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):
+            raise ConfigError(
+                "overlong_max_tokens and overlong_buffer_tokens must be set together", field="overlong_buffer_tokens"
+            )
+        if (self.overlong_buffer_tokens or 0) > (self.overlong_max_tokens or 0):
+            raise ConfigError(
+                "overlong_buffer_tokens must be at most overlong_max_tokens", field="overlong_buffer_tokens"
+            )
+        if not self.mismatch_low < self.mismatch_high:
+            raise ConfigError("mismatch_low must be below mismatch_high", field="mismatch_low")
+        if self.schedule != "constant" and self.total_steps is None:
+            raise ConfigError(f"schedule {self.schedule} needs total_steps", field="total_steps")
+        if self.total_steps is not None and self.warmup_steps > self.total_steps:
+            raise ConfigError("warmup_steps must be at most total_steps", field="warmup_steps")
+        if self.offload_parameters and not self.offload_optimizer:
+            raise ConfigError("offload_parameters needs offload_optimizer", field="offload_parameters")
+        if self.reference is not None and not self.reference_kl:
+            raise ConfigError(
+                "reference needs reference_kl above 0: without it the reference is unused", field="reference"
+            )

@@ -1,0 +1,81 @@
+"""Completions that ended before the policy ended them: what of them is left out of the loss, and what length costs a trial. Pure.
+
+Where an answer was cut says nothing about what the policy meant, and the reward of what was cut is noise.
+
+    overlong filtering, soft overlong punishment   DAPO, arXiv:2503.14476, 3.4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from steno.contracts.records import Sample, SampledRange, Session
+
+LeaveOut = Callable[[Sample, SampledRange], bool]
+"""Whether a completion of a sample is left out of the loss."""
+
+
+class OverlongFiltering(StrEnum):
+    """What is left out of the loss. Rewards count for their group's mean all the same.
+
+    OFF         nothing
+    COMPLETION  completions that were cut: by their length limit, or `partial` for whatever reason
+    TRIAL       these, and all of a trial that one of its limits ended, or of which a path ends at a length limit: then the
+                reward itself is of something that was cut. What others do with their trajectories
+    """
+
+    OFF = "off"
+    COMPLETION = "completion"
+    TRIAL = "trial"
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """max_tokens: sampled tokens of a trial at which its punishment is whole (L_max); None: there is none. buffer_tokens: the
+    last of these, over which it grows from 0 (L_cache). penalty_factor: in reward units, the whole punishment."""
+
+    filtering: OverlongFiltering = OverlongFiltering.OFF
+    max_tokens: int | None = None
+    buffer_tokens: int = 1
+    penalty_factor: float = 1.0
+
+    def left_out(self, trials: Iterable[Session], samples: Iterable[Sample], policy: str) -> LeaveOut:
+        """Args: trials, samples: of all that is judged. policy: the one in training."""
+        if self.filtering is OverlongFiltering.OFF:
+            return lambda sample, part: False
+        if self.filtering is OverlongFiltering.COMPLETION:
+            return lambda sample, part: was_cut(part)
+        whole = {trial.trial_id for trial in trials if (trial.end_reason or "").startswith("limit:")}
+        for sample in samples:
+            if sample.completions and sample.completions[-1].policy == policy and _at_its_limit(sample.completions[-1]):
+                whole.add(sample.trial_id)
+        return lambda sample, part: was_cut(part) or sample.trial_id in whole
+
+    def shaping(self, tokens: int) -> float:
+        """What is added to the reward of a trial of so many sampled tokens: 0 up to max_tokens - buffer_tokens, from there
+        linearly down to -penalty_factor at max_tokens, and no further. DAPO, equation 13."""
+        if self.max_tokens is None:
+            return 0.0
+        exceeded = (tokens - self.max_tokens + self.buffer_tokens) / self.buffer_tokens
+        return -self.penalty_factor * min(1.0, max(0.0, exceeded))
+
+
+def was_cut(part: SampledRange) -> bool:
+    """Whether something else than the policy ended this completion."""
+    return part.partial or _at_its_limit(part)
+
+
+def own_completions(samples: Iterable[Sample], policy: str) -> list[tuple[str, SampledRange]]:
+    """(trial id, completion) of the policy: each that is on a path, once, without those whose place another took."""
+    return [
+        (sample.trial_id, part)
+        for sample in samples
+        for part in sample.completions
+        if part.end > part.start and part.policy == policy and not part.shared and not part.superseded
+    ]
+
+
+def _at_its_limit(part: SampledRange) -> bool:
+    return part.finish_reason == "length"

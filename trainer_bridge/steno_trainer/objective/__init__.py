@@ -1,0 +1,1 @@
+"""The loss: importance ratios, clipping, mismatch corrections, aggregation."""

@@ -1,0 +1,185 @@
+"""The objective: clip-higher policy gradient on recorded tokens, corrected for the rollout engine's other probabilities.
+
+Per trained token, with A the advantage of its trial, w its weight from `aggregation`, m its mismatch weight from `mismatch`:
+
+    r    = exp(logprobs - proximal_logprobs), by token; by sequence as `ratios` has it (GSPO)
+    loss = w (  -m min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  reference_kl k3  -  entropy_bonus H  )
+    k3   = exp(reference_logprobs - logprobs) - (reference_logprobs - logprobs) - 1
+
+    clipped objective   PPO, arXiv:1707.06347, equation 7; two bounds: DAPO "clip-higher", arXiv:2503.14476, 3.1
+    proximal and behaviour policies apart: decoupled PPO, arXiv:2110.00641; AReaL, arXiv:2505.24298
+    k3                  Schulman, "Approximating KL Divergence" (2020); as the term of GRPO, arXiv:2402.03300, equation 4
+
+There are three policies: the sampler's (recorded), the proximal one (the trainer's at the start of the step), and the current
+one. With one optimiser step per batch the last two are the same, r is 1 and only its gradient matters: leave `proximal` out.
+Or the sampler's is the proximal one (`around_sampler`): r is to what was recorded, is clipped from the first optimiser step on,
+and every m is 1.
+
+Shapes: N tokens. Results are sums that add up over micro-batches and ranks: weights are global, nothing is averaged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from steno.contracts.errors import ConfigError
+from steno_trainer.errors import BadBatch
+from steno_trainer.objective.mismatch import Correction, Mismatch, correct
+from steno_trainer.objective.ratios import MAX_LOG_RATIO, Sequences, importance_ratios
+
+MEANS = (
+    "policy/ratio", "policy/clip_high_fraction", "policy/clip_low_fraction", "policy/kl", "policy/entropy", "reference/kl",
+    "mismatch/kl", "mismatch/kl_k3", "mismatch/ratio", "mismatch/logprob_difference", "mismatch/truncated_fraction",
+    "mismatch/masked_fraction", "policy/sequence_clip_high_fraction", "policy/sequence_clip_low_fraction",
+)  # fmt: skip
+"""Names of `Loss.sums_M2`, in order. What each one means: docs/objective.md."""
+MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
+"""Names of `Loss.maxima_X`, in order."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """clip_low, clip_high: dimensionless (`ratios.CLIP`). reference_kl: weight of k3, 0.0 needs no reference.
+    entropy_bonus: weight of the entropy in nats. around_sampler: clip around the recorded probabilities; no `mismatch` then."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    mismatch: Mismatch = field(default_factory=Mismatch)
+    reference_kl: float = 0.0
+    entropy_bonus: float = 0.0
+    around_sampler: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("clip_low", "clip_high", "reference_kl"):
+            if getattr(self, name) < 0.0:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, must be at least 0", field=name)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known of N tokens before the step. Outside the mask anything may stand, NaN included.
+
+    weights_N: from `aggregation`. loss_mask_N: bool. proximal_logprobs_N, reference_logprobs_N: at the recorded temperature, None
+    where there are none.
+    """
+
+    sampling_logprobs_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    loss_mask_N: Tensor
+    proximal_logprobs_N: Tensor | None = None
+    reference_logprobs_N: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """total: the sum over the mask of w x loss, with gradients; its graph is there even if nothing is trained.
+
+    mismatch_masked_N: bool, tokens that the mismatch correction took out (ledger reason `mismatch`).
+    sums_M2: float64 [len(MEANS), 2], sum and count of each metric; add them up over micro-batches and ranks.
+    maxima_X: float64 [len(MAXIMA)], -inf without tokens; take the maximum. `means` makes scalars of both.
+    """
+
+    total: Tensor
+    mismatch_masked_N: Tensor
+    sums_M2: Tensor
+    maxima_X: Tensor
+
+
+def policy_loss(
+    objective: Objective, tokens: Tokens, logprobs_N: Tensor, entropies_N: Tensor, sequences: Sequences | None = None
+) -> Loss:
+    """The step's loss on these tokens, as it adds to that of all others.
+
+    Args: logprobs_N, entropies_N: the current policy's, from `logprobs.token_logprobs`. sequences: what has one ratio; None:
+        every token.
+    Raises: BadBatch: shapes that differ; reference_kl without a reference.
+    """
+    mask_N = tokens.loss_mask_N
+    _check_shapes(objective, tokens, logprobs_N, entropies_N)
+    # Everything is cleaned before it is computed with: a NaN times a zero weight, or behind a where(), is a NaN in the gradient.
+    logprobs_N = torch.where(mask_N, logprobs_N, 0.0)
+    entropies_N = torch.where(mask_N, entropies_N, 0.0)
+    advantages_N = torch.where(mask_N, tokens.advantages_N, 0.0)
+    weights_N = torch.where(mask_N, tokens.weights_N, 0.0)
+    sampling_N = torch.where(mask_N, tokens.sampling_logprobs_N, 0.0)
+    given = tokens.sampling_logprobs_N if objective.around_sampler else tokens.proximal_logprobs_N
+    proximal_N = logprobs_N.detach() if given is None else torch.where(mask_N, given, 0.0)
+
+    mismatch = Mismatch(Correction.OFF) if objective.around_sampler else objective.mismatch
+    corrected = correct(mismatch, proximal_N, sampling_N, mask_N, sequences)
+    log_ratios_N = logprobs_N - proximal_N
+    ratios_N = importance_ratios(log_ratios_N, sequences)
+    clipped_N = ratios_N.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
+    losses_N = -corrected.weights_N * torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
+    reference_k3_N = None
+    if tokens.reference_logprobs_N is not None:
+        reference_k3_N = _k3(torch.where(mask_N, tokens.reference_logprobs_N, 0.0) - logprobs_N)
+        losses_N = losses_N + objective.reference_kl * reference_k3_N
+    if objective.entropy_bonus:
+        losses_N = losses_N - objective.entropy_bonus * entropies_N
+
+    with torch.no_grad():
+        rho_N = corrected.ratios_N
+        too_high_N = (advantages_N > 0) & (ratios_N > 1.0 + objective.clip_high)
+        too_low_N = (advantages_N < 0) & (ratios_N < 1.0 - objective.clip_low)
+        of_mismatch = (
+            -corrected.log_ratios_N, _k3(corrected.log_ratios_N), rho_N, corrected.log_ratios_N.abs(),
+            corrected.truncated_N, corrected.masked_N,
+        )  # fmt: skip
+        by_token = (
+            ratios_N, too_high_N, too_low_N, _k3(log_ratios_N), entropies_N, reference_k3_N,
+            *((None,) * len(of_mismatch) if objective.around_sampler else of_mismatch),  # the ratio is to the sampler itself
+        )  # fmt: skip
+        by_sequence = (None, None) if sequences is None else (too_high_N, too_low_N)
+        # Each token stands for its part of a sequence, so that these add up over ranks that share one.
+        parts_N = 1.0 if sequences is None else 1.0 / sequences.tokens_N.double()
+        sums_M2 = torch.stack(
+            [_sum_and_count(metric, mask_N) for metric in by_token]
+            + [_sum_and_count(metric, mask_N, parts_N) for metric in by_sequence]
+        )
+        maxima_X = torch.stack([_maximum(ratios_N, mask_N), _maximum(rho_N, mask_N & (not objective.around_sampler))])
+    return Loss((weights_N * losses_N).sum(), corrected.masked_N, sums_M2, maxima_X)
+
+
+def means(sums_M2: Tensor, maxima_X: Tensor) -> dict[str, float]:
+    """Scalars by name, from sums over all micro-batches and ranks. What nobody measured is absent (`reference/kl` without a
+    reference; all, where no token was trained)."""
+    found = {name: total / count for name, (total, count) in zip(MEANS, sums_M2.tolist(), strict=True) if count}
+    maxima = {name: value for name, value in zip(MAXIMA, maxima_X.tolist(), strict=True) if value != -torch.inf}
+    return found | maxima
+
+
+def _k3(log_ratios_N: Tensor) -> Tensor:
+    """exp(x) - x - 1: at least 0, and under q unbiased for KL(q || p) where x = log p - log q. Schulman (2020)."""
+    cut_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.expm1(cut_N) - cut_N
+
+
+def _sum_and_count(metric_N: Tensor | None, mask_N: Tensor, parts_N: Tensor | float = 1.0) -> Tensor:
+    if metric_N is None:
+        return torch.zeros(2, dtype=torch.float64, device=mask_N.device)
+    # float64: a float32 sum over a million tokens would lose fractions below 1e-7 of it.
+    counted_N = torch.where(mask_N, parts_N, 0.0).double()
+    return torch.stack([(torch.where(mask_N, metric_N.double(), 0.0) * counted_N).sum(), counted_N.sum()])
+
+
+def _maximum(metric_N: Tensor, mask_N: Tensor) -> Tensor:
+    lowest = metric_N.new_full((1,), -torch.inf, dtype=torch.float64)
+    return torch.cat([torch.where(mask_N, metric_N.double(), -torch.inf), lowest]).max()
+
+
+def _check_shapes(objective: Objective, tokens: Tokens, *given: Tensor) -> None:
+    known: Sequence[Tensor | None] = (
+        tokens.sampling_logprobs_N, tokens.advantages_N, tokens.weights_N, tokens.proximal_logprobs_N,
+        tokens.reference_logprobs_N, *given,
+    )  # fmt: skip
+    shapes = {tuple(tensor.shape) for tensor in known if tensor is not None}
+    if shapes != {tuple(tokens.loss_mask_N.shape)} or tokens.loss_mask_N.dtype != torch.bool:
+        raise BadBatch(f"a {tokens.loss_mask_N.dtype} mask of {tuple(tokens.loss_mask_N.shape)} over {sorted(shapes)}")
+    if objective.reference_kl and tokens.reference_logprobs_N is None:
+        raise BadBatch("reference_kl is set, but the batch has no reference log-probabilities")

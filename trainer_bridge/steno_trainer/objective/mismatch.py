@@ -1,0 +1,93 @@
+"""The rollout engine and the trainer do not compute the same probabilities: by how much, and what to do about it.
+
+Even with equal weights, other kernels, batch shapes and precisions give other log-probabilities; weights that have moved on since
+give more. What was sampled from q (`sampling_logprobs`, recorded: I1) is corrected to the trainer's p by importance weights
+
+    rho = p(token) / q(token) = exp(proximal_logprobs - sampling_logprobs)
+
+which carry no gradient. Where a sequence has one importance ratio (`ratios`), it has one rho too, of the same kind: the
+exponential of the mean of its log ratios. A weight of each token's own would turn GSPO's gradient into another one.
+
+Shapes: N tokens. Positions outside the mask may hold anything, NaN included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from steno.contracts.errors import ConfigError
+from steno_trainer.objective.ratios import MAX_LOG_RATIO, Sequences, sequence_means
+
+
+class Correction(StrEnum):
+    """The weight of a token, from rho.
+
+    OFF        1
+    TRUNCATED  min(rho, high). Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025); the
+               truncation itself: Ionides, "Truncated Importance Sampling", JCGS 17(2), 2008
+    MASKED     rho if low <= rho <= high, else 0: a token the two disagree about teaches nothing. IcePop, arXiv:2510.18855
+    """
+
+    OFF = "off"
+    TRUNCATED = "truncated"
+    MASKED = "masked"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """low is read by MASKED only. Both dimensionless; `high` 2.0 as in verl and TRL, `low` its inverse."""
+
+    correction: Correction = Correction.TRUNCATED
+    low: float = 0.5
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low < self.high:
+            raise ConfigError(
+                f"mismatch bounds: got {self.low} and {self.high}, must be 0 <= low < high", field="mismatch"
+            )
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """weights_N: float, 0 outside the mask. masked_N, truncated_N: tokens of the mask that the correction took out, or whose
+    weight it cut. ratios_N: rho by token, 1 outside the mask. log_ratios_N: log rho by token as it is, not cut, 0 outside."""
+
+    weights_N: Tensor
+    masked_N: Tensor
+    truncated_N: Tensor
+    ratios_N: Tensor
+    log_ratios_N: Tensor
+
+
+def correct(
+    settings: Mismatch, proximal_logprobs_N: Tensor, sampling_logprobs_N: Tensor, mask_N: Tensor,
+    sequences: Sequences | None = None,
+) -> Corrected:  # fmt: skip
+    """Importance weights, detached. A collective of the ranks that share the micro-batch, given sequences.
+
+    Args: mask_N: bool, the tokens to train. sequences: what has one weight; None: every token.
+    """
+    difference_N = (proximal_logprobs_N - sampling_logprobs_N).detach()
+    log_ratios_N = difference_N.masked_fill(~mask_N, 0.0)
+    ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    rho_N = ratios_N
+    if sequences is not None and settings.correction is not Correction.OFF:
+        rho_N = sequence_means(log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), sequences).exp()
+    kept_N, truncated_N = mask_N, torch.zeros_like(mask_N)
+    match settings.correction:
+        case Correction.OFF:
+            weights_N = torch.ones_like(ratios_N)
+        case Correction.TRUNCATED:
+            weights_N = rho_N.clamp(max=settings.high)
+            truncated_N = mask_N & (rho_N > settings.high)
+        case Correction.MASKED:
+            weights_N = rho_N
+            kept_N = mask_N & (rho_N >= settings.low) & (rho_N <= settings.high)
+        case _:
+            raise ConfigError(f"unknown correction: {settings.correction}", field="mismatch.correction")
+    return Corrected(weights_N.masked_fill(~kept_N, 0.0), mask_N & ~kept_N, truncated_N, ratios_N, log_ratios_N)

@@ -1,0 +1,1 @@
+"""A run's numbers: what they are, and where they go."""

@@ -1,0 +1,146 @@
+"""Where a run's numbers go: Prometheus, TensorBoard, Weights & Biases. Any of them, none of them; each imported only when asked
+for.
+
+A tracker must not end a run: one that fails is logged, and asked again at the next step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+from steno.contracts.errors import CannotListen, ConfigError
+from steno_trainer.data.ledger import Account
+from steno_trainer.reporting.metrics import MEASURES, Values
+from steno_trainer.run_config import RunSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        """Numbers of one step, by names of `measures`, and the run's ledger, over all versions. The step is that of the weights
+        afterwards: the same again where there was nothing to train."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Prometheus:
+    """Gauges on `http://<host>:<port>/metrics`."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> None:
+        """Raises: CannotListen: the port is taken."""
+        self.registry = registry or CollectorRegistry()
+        self._gauges = {m.name: Gauge(m.prometheus, m.help, registry=self.registry) for m in MEASURES}
+        self._step = Gauge("steno_train_step", "Step of the current weights", registry=self.registry)
+        self._tokens = Gauge(
+            "steno_train_ledger_tokens", "Tokens by what became of them: `sampled`, `trained`, or a reason of the ledger",
+            ["outcome"], registry=self.registry,
+        )  # fmt: skip
+        try:
+            self._server, self._thread = start_http_server(port, host, registry=self.registry)
+        except OSError as error:
+            raise CannotListen("metrics_port", host, port, error) from error
+        self.port: int = self._server.server_port
+
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        self._step.set(step)
+        for name, value in values.items():
+            self._gauges[name].set(value)
+        for outcome, tokens in _outcomes(ledger).items():
+            self._tokens.labels(outcome).set(tokens)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class TensorBoard:
+    """Event files in `folder`, for `tensorboard --logdir`."""
+
+    def __init__(self, folder: Path) -> None:
+        writer = _imported("tensorboardX", "tensorboard_dir").SummaryWriter
+        self._writer = writer(logdir=str(folder), flush_secs=10)
+
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        for name, value in {**values, **_ledger_values(ledger)}.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases. A resumed trainer goes on with the same one, since its id is the run's.
+
+    mode: `online`, or `offline` (files that `wandb sync` sends later).
+    """
+
+    def __init__(self, project: str, *, run_id: str, mode: str, folder: Path, config: Mapping[str, Any]) -> None:
+        wandb = _imported("wandb", "wandb_project")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=project, id=run_id, name=run_id, mode=mode, dir=str(folder), config=dict(config), resume="allow",
+            settings=wandb.Settings(console="off", silent=True),
+        )  # fmt: skip
+
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        self._run.log({**values, **_ledger_values(ledger)}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackers:
+    """All of a run's trackers as one. Owns that none of them can end it."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, step: int, values: Values, ledger: Account) -> None:
+        self._each(lambda tracker: tracker.log(step, values, ledger))
+
+    def close(self) -> None:
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for tracker in self._trackers:
+            try:
+                act(tracker)
+            except Exception:  # recorded: numbers that were not shown are no reason to lose a step
+                logger.exception("%s failed", type(tracker).__name__)
+
+
+def check_installed(settings: RunSettings) -> None:
+    """Raises: ConfigError: the settings want a tracker that is not installed. Imports none: that takes seconds."""
+    for name, setting in (("tensorboardX", "tensorboard_dir"), ("wandb", "wandb_project")):
+        if getattr(settings, setting) is not None and importlib.util.find_spec(name) is None:
+            raise _missing(name, setting)
+
+
+def _outcomes(ledger: Account) -> dict[str, int]:
+    untrained = {reason.value: tokens for reason, tokens in ledger.untrained.items()}
+    return {"sampled": ledger.sampled, "trained": ledger.trained, **untrained}
+
+
+def _ledger_values(ledger: Account) -> dict[str, int]:
+    return {f"ledger/{outcome}_tokens": tokens for outcome, tokens in _outcomes(ledger).items()}
+
+
+def _imported(name: str, setting: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise _missing(name, setting) from error
+
+
+def _missing(name: str, setting: str) -> ConfigError:
+    return ConfigError(f"{setting}: {name} is not installed: pip install '.[trackers]' in the checkout", field=setting)

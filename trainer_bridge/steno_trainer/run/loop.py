@@ -1,0 +1,465 @@
+"""The training loop, on the first rank: groups in, steps, checkpoints, weights out, again. Every order of things that matters
+is here.
+
+    take groups -> assemble -> step -> checkpoint -> publish -> take groups …
+                                                         then: a worker serves the weights -> let go of the groups
+
+A group is acknowledged after the checkpoint that holds its step, and never before: a trainer that dies in between finds the group
+in its checkpoint, and neither repeats nor skips it. And it counts as in hand until a worker serves weights that were trained on
+it: what is started in its place before that is sampled by older weights than admission reckons with. Weights are pushed
+while the next groups are waited for; agents go on all the time. Where steps are lost with their process, their groups are served
+again, in their order, to the trainer that takes over, and what the lost weights sampled is trained as well (ADR 16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from steno.contracts.errors import StenoError, Superseded
+from steno.contracts.leases import RunView
+from steno_trainer.checkpoints.checkpoint import RunState
+from steno_trainer.data.lease_feed import Feed, Leased
+from steno_trainer.data.ledger import Account, Ledger, Reason
+from steno_trainer.data.rows import Terms
+from steno_trainer.data.staleness import History, Version
+from steno_trainer.distributed.collective_calls import Crew
+from steno_trainer.errors import NotFinite, PushFailed
+from steno_trainer.reporting.console import View
+from steno_trainer.reporting.trackers import Trackers
+from steno_trainer.run_config import RunSettings
+from steno_trainer.step.assemble import assemble
+from steno_trainer.step.step import StepReport
+from steno_trainer.weights.publication import Publication
+
+logger = logging.getLogger(__name__)
+
+LEFT_OUT = "left-out-groups.jsonl"
+"""In the folder of checkpoints: a line for each group that can't be trained, with the reason."""
+MOST_SKIPPED = 3
+OVER_S = 5.0
+"""Between two questions whether rollouts are over, while groups are waited for."""
+LOOK_S = 0.05
+"""Between looks at how far a push is."""
+ENDING_S = 10.0
+"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away
+learns the rest from the next start."""
+
+Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
+"""(step, version) -> numbers by names of `measures`; nothing, where none is due."""
+
+
+@dataclass
+class State:
+    """Of a run: what its checkpoint has beside weights and optimizer.
+
+    run: its name. history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is
+    in this state and whose acknowledgement is not confirmed yet.
+    """
+
+    run: str
+    history: History
+    ledger: Ledger = field(default_factory=Ledger)
+    trained: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, saved: RunState) -> State:
+        return cls(saved.run_id, saved.history, saved.read_ledger(), set(saved.trained_groups))
+
+    def saved(self) -> RunState:
+        return RunState.of(self.run, self.history, self.ledger, self.trained)
+
+    @property
+    def step(self) -> int:
+        return self.history.current.step
+
+    @property
+    def version(self) -> Version:
+        return self.history.current
+
+
+class RunStatus(Protocol):
+    def run(self, run_id: str) -> Awaitable[RunView]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of what the model and the ranks take: vocabulary in ids, the longest sample in tokens."""
+
+    vocabulary: int
+    max_tokens: int
+
+
+class Loop:
+    """One run of a trainer. Args: feed: entered by `run`; state: changed in place; evaluate: before the first step and after
+    each."""
+
+    def __init__(
+        self, settings: RunSettings, crew: Crew, feed: Feed, state: State, limits: Limits, *,
+        trackers: Trackers, view: View, status: RunStatus, evaluate: Evaluate | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._crew, self._feed, self.state = crew, feed, state
+        self._limits = limits
+        self._trackers, self._view = trackers, view
+        self._status, self._evaluate = status, evaluate
+        self._pushing: asyncio.Task[None] | None = None
+        # Each waits for one push to be served, and lets go of its groups.
+        self._serving: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._pushed: dict[str, float] = {}
+        self._newest: Publication | None = None
+        self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
+        self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
+        self._skipped = 0  # steps in a row that changed no weight
+        self._stop = asyncio.Event()
+        self._ending_s = ENDING_S
+
+    def stop(self) -> None:
+        """End after the step that runs, with a checkpoint."""
+        self._stop.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End after the duty that runs, without a checkpoint: `run` raises this."""
+        self._failure = self._failure or error
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Until `total_steps`, until rollouts are over and all is trained, or `stop`.
+
+        Raises: PushFailed: no worker takes the first weights; StenoError: the proxy
+        refuses."""
+        await self._publish_first()
+        # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be
+        # sampled by these weights.
+        async with self._feed:
+            await self._train()
+
+    async def _train(self) -> None:
+        if first := await self._evaluated():
+            await self._log(first, Ledger(), stepped=False)
+        while not self._finished:
+            started = time.monotonic()
+            self._view.phase(f"waiting for {self._settings.groups_per_step} groups")
+            groups = await self._unless_stopped(self._take())
+            if groups is None:
+                break
+            if not groups:
+                logger.info("run %s: its rollouts are over, and all their groups are used", self.state.run)
+                break
+            waited_s = time.monotonic() - started
+            await self._step(groups, waited_s)
+        self._check()
+        if self._unsaved:
+            await self._save()
+        await self._pushed_or_named()
+        self._newest = None
+        await self._patiently(asyncio.gather(*self._serving))
+        self._check()
+        await self._let_go(self._unserved)
+
+    def _check(self) -> None:
+        """Raises: what a task of this loop failed with, or it was told to fail with."""
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def _finished(self) -> bool:
+        total = self._settings.total_steps
+        return self._stop.is_set() or (total is not None and self.state.step >= total)
+
+    # -- a step ------------------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> list[Leased]:
+        settings = self._settings
+        at_least = 1 if settings.take_s is not None else None
+        watching = asyncio.create_task(self._until_over())
+        try:
+            return await self._feed.take(settings.groups_per_step, at_least=at_least, wait_s=settings.take_s)
+        finally:
+            watching.cancel()
+
+    async def _until_over(self) -> None:
+        """Until rollouts have said that they are over, and all that is left is here: a last step may have fewer groups."""
+        while True:
+            await asyncio.sleep(OVER_S)
+            try:
+                found = await self._status.run(self.state.run)
+            except StenoError as error:
+                logger.warning("can't ask the proxy now whether rollouts are over: %s", error)
+                continue
+            groups = found.groups
+            elsewhere = groups.running + groups.ready + max(0, groups.leased + groups.used - self._feed.held)
+            if found.rollouts_over and not elsewhere and self._feed.settled:
+                await self._feed.no_more()
+                return
+
+    async def _step(self, groups: Sequence[Leased], waited_s: float) -> None:
+        settings, state = self._settings, self.state
+        terms = Terms(
+            history=state.history,
+            max_staleness_steps=settings.max_staleness_steps,
+            max_tokens=self._limits.max_tokens,
+            vocabulary=self._limits.vocabulary,
+            policy=settings.policy,
+        )
+        # Dynamic sampling has started others in place of silent groups: they are no part of what was drawn.
+        count_silent = settings.count_silent_groups and not settings.dynamic_sampling
+        ready = await asyncio.to_thread(
+            assemble, groups, terms, settings.estimator, settings.overlong, count_silent=count_silent
+        )
+        report: StepReport | None = None
+        if ready.batch.rows:
+            self._view.phase(f"training on {ready.trained_tokens:,} tokens")
+            report = await self._crew.do("step", ready.batch)
+            ready.books.add(report.ledger)
+        updated = report is not None and report.updated
+        if updated:
+            state.history = state.history.stepped()
+        await self._name({group: (Reason.MALFORMED, why) for group, why in ready.malformed.items()})
+        if report is not None:
+            await self._name({group: (Reason.POISONED, why) for group, why in report.poisoned.items()})
+        # Groups that say nothing are no step: the weights stay what they are, and so does their version.
+        ready.books.check()
+        state.ledger.add(ready.books)
+        used = [leased.group_id for leased in groups]
+        state.trained.update(used)
+        self._unsaved += used
+        self._unserved += used
+        if not updated:
+            await self._let_go(used)
+        values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
+        if updated:
+            values |= await self._after_step()
+        await self._log(values | await self._queue(), ready.books, stepped=updated)
+        if report is not None:
+            await self._count_skipped(updated)
+
+    async def _name(self, left_out: Mapping[str, tuple[Reason, str]]) -> None:
+        """Groups that are left out for good: in the log, and in a file, since nobody trains them again."""
+        path = self._settings.checkpoint_dir / LEFT_OUT
+        for group_id, (reason, why) in left_out.items():
+            logger.error("group %s is not trained (%s): %s", group_id, reason, why)
+            line = {"run": self.state.run, "step": self.state.step, "group": group_id, "reason": reason, "why": why}
+            await asyncio.to_thread(_append, path, json.dumps(line) + "\n")
+
+    async def _count_skipped(self, updated: bool) -> None:
+        """Raises: NotFinite: so many steps in a row changed nothing that the weights are to blame, and not the groups."""
+        self._skipped = 0 if updated else self._skipped + 1
+        if self._skipped < MOST_SKIPPED:
+            return
+        await self._save()  # with these groups in the books: started again, the run goes on with others
+        raise NotFinite(
+            f"{self._skipped} steps in a row had no finite loss or gradient after step {self.state.step}: the weights are "
+            f"probably broken; resume from an earlier checkpoint with a smaller learning_rate"
+        )
+
+    async def _after_step(self) -> dict[str, float]:
+        """Checkpoint, acknowledge, publish, evaluate: as far as each is due."""
+        settings, step = self._settings, self.state.step
+        values: dict[str, float] = {}
+        last = settings.total_steps is not None and step >= settings.total_steps
+        if step % settings.checkpoint_every == 0 or last:
+            values["time/checkpoint_s"] = await self._save()
+        if step % settings.push_every == 0 or last:
+            values["time/gather_s"] = await self._publish()
+            values |= self._pushed
+            self._pushed = {}
+        return values | await self._evaluated()
+
+    async def _save(self) -> float:
+        """Make what was trained durable. Returns: seconds for which training stood still."""
+        self._check()
+        started = time.monotonic()
+        self._view.phase("writing a checkpoint")
+        await self._crew.do("save", self.state)
+        seconds = time.monotonic() - started
+        unsaved, self._unsaved = self._unsaved, []
+        if served := [group_id for group_id in unsaved if group_id not in self._unserved]:
+            await self._patiently(self._feed.acknowledge(served))
+        return seconds
+
+    async def _let_go(self, groups: Sequence[str]) -> None:
+        """Others may be started in the place of these groups; those that a checkpoint holds are acknowledged. Once is enough."""
+        groups = [group_id for group_id in groups if group_id in self._unserved]
+        self._unserved = [group_id for group_id in self._unserved if group_id not in groups]
+        if durable := [group_id for group_id in groups if group_id not in self._unsaved]:
+            await self._patiently(self._feed.acknowledge(durable))
+        await self._patiently(self._feed.used([group_id for group_id in groups if group_id in self._unsaved]))
+
+    # -- weights ------------------------------------------------------------------------------------------------------------
+
+    async def _publish_first(self) -> None:
+        """Before any data is waited for: a broken path to the workers fails here, and not after the first hour."""
+        self._view.phase("pushing the first weights")
+        await self._publish()
+        await self._pushed_or_named()
+        if not self._pushed and not self._stop.is_set():
+            failed = self._newest.failed if self._newest is not None else {}
+            why = "".join(f"; worker {worker_id}: {reason}" for worker_id, reason in failed.items())
+            raise PushFailed(f"no worker serves {self.state.version}{why}")
+        self._pushed = {}
+
+    async def _publish(self) -> float:
+        """Hand the weights over; they travel in the background. Returns: seconds for which training stood still."""
+        await self._pushed_or_named()
+        self._check()
+        started = time.monotonic()
+        self._view.phase("handing the weights over")
+        publication: Publication = await self._crew.do("publish", self.state.version)
+        self._newest = publication
+        serving = asyncio.create_task(self._let_go_once_served(publication, list(self._unserved)))
+        self._serving.add(serving)
+        serving.add_done_callback(self._served)
+        self._pushing = asyncio.create_task(self._follow(publication))
+        return time.monotonic() - started
+
+    async def _let_go_once_served(self, publication: Publication, groups: Sequence[str]) -> None:
+        """Args: groups: that these weights are the first to be trained on. One that nobody takes is posted again, or a newer one
+        comes, which has these groups too: until then, what is sampled anew would be older than admission reckons with."""
+        while not publication.served:
+            if publication is not self._newest:
+                return
+            await asyncio.sleep(LOOK_S)
+        await self._let_go(groups)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        """An acknowledgement that failed for good ends the run, whichever push it was of."""
+        self._serving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def _follow(self, publication: Publication) -> None:
+        self._view.push(f"pushing {publication.version}")
+        until = time.monotonic() + self._settings.push_deadline_s + 60.0
+        while not publication.settled and time.monotonic() < until:  # noqa: ASYNC110  # set by a thread
+            await asyncio.sleep(LOOK_S)
+        try:
+            update = publication.wait(0.0)
+        except (PushFailed, TimeoutError) as error:
+            if isinstance(error.__cause__, Superseded):
+                raise error.__cause__ from None
+            logger.warning("weights: %s", error)
+            self._view.push(f"{publication.version} was not taken: {error}")
+            return
+        pauses = [worker.pause_s for worker in update.workers if worker.pause_s is not None]
+        if update.state == "done":
+            self._pushed = {"time/push_s": publication.push_s or 0.0, "time/pause_s": max(pauses, default=0.0)}
+        for worker_id, why in publication.failed.items():
+            logger.warning("worker %s does not serve %s: %s", worker_id, publication.version, why)
+        served = sum(worker.state == "served" for worker in update.workers)
+        self._view.push(f"{publication.version} is served by {served} of {len(update.workers)} workers")
+
+    async def _pushed_or_named(self) -> None:
+        if self._pushing is not None:
+            pushing, self._pushing = self._pushing, None
+            await self._patiently(pushing)
+
+    # -- numbers ------------------------------------------------------------------------------------------------------------
+
+    async def _evaluated(self) -> dict[str, float]:
+        if self._evaluate is None or self._stop.is_set():
+            return {}
+        self._view.phase("evaluating, where it is due")
+        await self._pushed_or_named()
+        values = await self._unless_stopped(self._evaluate(self.state.step, str(self.state.version))) or {}
+        if "eval/reward" in values:
+            self._view.evaluated(self.state.step, values["eval/reward"])
+        return values
+
+    async def _queue(self) -> dict[str, float]:
+        values = {"queue/waiting_groups": float(self._feed.waiting)}
+        try:
+            run = await self._unless_stopped(self._status.run(self._settings.run))
+        except StenoError as error:
+            if not error.retryable:
+                raise
+            logger.warning("can't ask the proxy now how many groups are in hand: %s", error)
+            return values
+        if run is None:
+            return values
+        groups = run.groups
+        values["queue/in_hand_groups"] = float(groups.in_hand)
+        self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased, used=groups.used)
+        return values
+
+    async def _log(self, values: dict[str, float], books: Ledger, *, stepped: bool) -> None:
+        """books: of this step; of the versions in it the accounts are shown as they stand now."""
+        state = self.state
+        accounts = state.ledger.accounts()
+        touched = {version: accounts[version] for version in books.accounts()}
+        total = state.ledger.total()
+        self._trackers.log(state.step, values, total)
+        self._view.stepped(str(state.version), values, total, touched)
+        if self._settings.metrics_file is not None:
+            line = metrics_line(state, values, touched, stepped)
+            await asyncio.to_thread(_append, self._settings.metrics_file, line)
+
+    async def _unless_stopped(self, wait: Awaitable[Any]) -> Any:
+        """What is awaited, or None once `stop` was called. It is cancelled then."""
+        waiting = asyncio.ensure_future(wait)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            waiting.cancel()
+            await self._while_ending(waiting)
+            return None
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+
+    async def _patiently(self, told: Awaitable[Any]) -> None:
+        """What waits for the proxy, or for workers: to its end, but not for long once `stop` was called."""
+        telling = asyncio.ensure_future(told)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({telling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await self._while_ending(telling)
+            if telling.done():
+                telling.result()
+            else:
+                logger.warning("the proxy does not answer, and this trainer stops: its next start will report the rest")
+        finally:
+            for task in (telling, stopping):
+                task.cancel()
+
+    async def _while_ending(self, task: asyncio.Future[Any]) -> None:
+        """Until it is done, for as much of `ENDING_S` as is left."""
+        if not task.done():
+            since = time.monotonic()
+            await asyncio.wait({task}, timeout=self._ending_s)
+            self._ending_s = max(0.0, self._ending_s - (time.monotonic() - since))
+
+
+def metrics_line(state: State, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:
+    """One line of the metrics file: what the step measured, and the books so far, over all versions and of those that the step
+    touched. stepped: False: there was nothing to train, or it is the evaluation before the first step."""
+    body = {
+        "step": state.step,
+        "version": str(state.version),
+        "time": time.time(),
+        "stepped": stepped,
+        "values": values,
+        "ledger": _plain(state.ledger.total()),
+        "ledger_by_version": {version: _plain(account) for version, account in touched.items()},
+    }
+    return json.dumps(body) + "\n"
+
+
+def _plain(account: Account) -> dict[str, Any]:
+    untrained = {reason.value: tokens for reason, tokens in account.untrained.items()}
+    return {"sampled": account.sampled, "trained": account.trained, "untrained": untrained}
+
+
+def _append(file: Path, line: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as out:
+        out.write(line)

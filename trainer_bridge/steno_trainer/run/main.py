@@ -1,0 +1,284 @@
+"""`steno train`: the same program on every rank. The first one runs the loop, the others follow it.
+
+Wires and nothing else: which parts there are and in which order they are opened and closed. A rank that fails ends its process,
+so that the launcher ends the others; nothing is waited for that can't come any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+
+from steno.client.client import AsyncSteno, Steno
+from steno.contracts.errors import StenoError, Superseded
+from steno_rollouts.build import CLIENT_RETRIES, Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.evaluation import Evaluator, greedy
+from steno_trainer.checkpoints.checkpoint import Checkpoints, RunState
+from steno_trainer.checkpoints.lineages import Lineages
+from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.staleness import FIRST, History, Version
+from steno_trainer.distributed.collective_calls import Crew
+from steno_trainer.distributed.ranks import Ranks
+from steno_trainer.model.zero_engine import PolicyEngine
+from steno_trainer.reporting.console import View
+from steno_trainer.reporting.trackers import (
+    Prometheus,
+    TensorBoard,
+    Tracker,
+    Trackers,
+    WeightsAndBiases,
+    check_installed,
+)
+from steno_trainer.run.loop import Evaluate, Limits, Loop, State
+from steno_trainer.run.tenure import LEAVE_S, Hold
+from steno_trainer.run_config import RunSettings
+from steno_trainer.step.assemble import says_something
+from steno_trainer.step.scoring import PolicyProbe
+from steno_trainer.step.step import Stepper
+from steno_trainer.weights.address import meeting_address
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.exchange import beside_first
+from steno_trainer.weights.probe import Limits as ProbeLimits
+from steno_trainer.weights.publication import Publication
+from steno_trainer.weights.publisher import Publisher
+from steno_trainer.weights.source import ModelWeights
+from steno_trainer.weights.transports import Filesystem, Stream, Transport
+
+logger = logging.getLogger(__name__)
+
+
+def train(settings: RunSettings) -> None:
+    """Run this rank to its end. Raises: ConfigError; TrainerAlive, Superseded: another trainer has the run; StenoError: what
+    ended it."""
+    check_beforehand(settings)
+    ranks = Ranks.open(
+        settings.device, sequence_size=settings.sequence_parallel, wait_s=settings.wait_timeout_s,
+        collective_s=settings.collective_timeout_s,
+    )  # fmt: skip
+    # Every start is a lineage of its own: a version that a killed trainer pushed and did not save is never given again (I10).
+    lineage = secrets.token_hex(4) if ranks.first else None
+    with _hold(settings, ranks, lineage) as hold:
+        if not (lineage := ranks.share(lineage.encode() if lineage is not None else None).decode()):
+            return
+        engine = PolicyEngine.open(settings, ranks)
+        duties = Duties(settings, engine, lineage, hold.epoch if hold is not None else None)
+        crew = Crew(ranks, duties.table())
+        lost: Superseded | None = None
+        if hold is not None:
+            lost = asyncio.run(_lead(settings, engine, crew, duties, hold))
+        else:
+            _leave_signals_to_the_first()
+            crew.follow()
+        duties.close()
+        ranks.barrier()
+        ranks.close()
+        if lost is not None:
+            raise lost
+
+
+def check_beforehand(settings: RunSettings) -> None:
+    """What would otherwise be missed only once the model is loaded. Raises: ConfigError: a combination that can't be, a tracker
+    that is not installed, an evaluation whose tasks, command or reward function are not what they should be."""
+    settings.check()
+    if os.environ.get("RANK", "0") != "0":  # as launchers number ranks: the first one has trackers and evaluates
+        return
+    check_installed(settings)
+    if settings.eval_config is not None:
+        _prepared_evaluation(settings, settings.eval_config)
+
+
+@contextlib.contextmanager
+def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[Hold | None]:
+    """On the first rank: the run, taken over before the model is loaded and the checkpoint is read, for as long as this goes
+    on. Where it can't be had the others are told that there is nothing to do, so that how this rank ends is how the run ended."""
+    if lineage is None:
+        yield None
+        return
+    with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client:
+        try:
+            hold = Hold.take(
+                client, settings.run, consumer_of(lineage), force=settings.take_over,
+                known=Lineages(settings.checkpoint_dir, settings.run).newest_epoch(), patience_s=settings.push_deadline_s,
+            )  # fmt: skip
+        except StenoError:
+            ranks.share(b"")
+            raise
+        with hold:
+            try:
+                _check_meeting(client, settings)
+            except StenoError:
+                ranks.share(b"")
+                raise
+            yield hold
+
+
+def _check_meeting(client: Steno, settings: RunSettings) -> None:
+    """Before the model is loaded. Raises: ConfigError: workers that there are now can't meet this machine over NCCL."""
+    if settings.transport == "nccl":
+        meeting_address(client.workers(), settings.proxy, settings.nccl_address)
+
+
+def consumer_of(lineage: str) -> str:
+    """What this start of a trainer is called to operators and to the proxy."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+    return f"{host}-{lineage}"
+
+
+class Duties:
+    """What all ranks do together. The same object on every rank; only the first one's is given arguments."""
+
+    def __init__(self, settings: RunSettings, engine: PolicyEngine, lineage: str, epoch: int | None) -> None:
+        self._settings, self._engine, self._ranks = settings, engine, engine.ranks
+        self._stepper = Stepper(engine)
+        limits = ProbeLimits.of(settings.probe_precision, settings.probe_tolerance)
+        self._probe = PolicyProbe(engine, tokens=settings.probe_tokens, limits=limits)
+        self._lineages = Lineages(settings.checkpoint_dir, settings.run)
+        self._checkpoints = Checkpoints(
+            settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept, lineages=self._lineages
+        )
+        saved = self._checkpoints.resume(settings.run)
+        self.state = State.of(saved) if saved is not None else State(settings.run, History((Version(FIRST, 0),)))
+        self._parent = self.state.version
+        self.state.history = self.state.history.resumed(lineage)
+        if self._ranks.first:
+            self._lineages.begin(lineage, self._parent, epoch)
+            self.state.history = self.state.history.knowing(self._lineages.others())
+        self._publisher = Publisher(
+            self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
+            ranks=self._ranks, policy=settings.policy, run_id=settings.run, kv=settings.kv,
+            deadline_s=settings.push_deadline_s,
+        )  # fmt: skip
+
+    def table(self) -> dict[str, Callable[[Any], Any]]:
+        return {"step": self._stepper.step, "publish": self._publish, "save": self._save}
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    def _publish(self, version: Version | None) -> Publication:
+        told = self._ranks.share(str(version).encode() if version is not None else None)
+        probe = self._probe.make()
+        dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
+        source = ModelWeights(self._engine.lm, dtype=dtype)
+        pushed = Version.parse(told.decode())
+        if self._ranks.first:
+            self._lineages.pushing(pushed)
+        publication = self._publisher.publish(pushed, source, probe, parent=self._parent)
+        if self._ranks.first and pushed.step == self._parent.step:
+            self._lineages.handed_over(publication.spec.manifest.digest)
+            self.state.history = self.state.history.knowing(self._lineages.others())
+        return publication
+
+    def _save(self, state: State | None) -> None:
+        told = self._ranks.share(msgspec.msgpack.encode(state.saved()) if state is not None else None)
+        self._checkpoints.save(msgspec.msgpack.decode(told, type=RunState))
+
+    def _transport(self) -> Transport:
+        settings = self._settings
+        if settings.transport == "nccl":
+            from steno_trainer.weights.nccl import Nccl, workers_of
+
+            steno = Steno(settings.proxy, settings.key)
+            return Nccl(
+                self._ranks, workers_of(steno, settings.policy), processes=settings.nccl_processes,
+                address=lambda: meeting_address(steno.workers(), settings.proxy, settings.nccl_address),
+                deadline_s=settings.push_deadline_s,
+            )  # fmt: skip
+        if settings.transport == "stream":
+            return Stream(Copies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks)))
+        copies = Copies(settings.weights_dir, ranks=self._ranks)
+        seen_as = settings.weights_dir_at_workers
+        return Filesystem(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
+
+
+def _leave_signals_to_the_first() -> None:
+    """Launchers pass SIGTERM, and terminals Ctrl-C, to all ranks: one that ended at once would take the last checkpoint with it,
+    which all ranks write together. What the first one decides is heard in `follow`; if it died, its sockets close."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+async def _lead(
+    settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties, hold: Hold
+) -> Superseded | None:
+    """The first rank's part. Returns: that another trainer has taken over; then all ranks end as after any other run, so that
+    what their launcher is told is this rank's exit code."""
+    state = duties.state
+    trackers = Trackers(_trackers(settings))
+    limits = Limits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(trackers.close)
+        client = await stack.enter_async_context(
+            AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=hold.epoch)
+        )
+        evaluate = await _evaluation(settings, stack)
+        feed = Feed(
+            client, run_id=settings.run, consumer=hold.trainer, ahead=settings.groups_per_step,
+            trained=state.trained, ttl_s=settings.lease_ttl_s,
+            counts=says_something if settings.dynamic_sampling else lambda lease: True,
+        )  # fmt: skip
+        view = stack.enter_context(View(Console(stderr=True), run=settings.run, steps=settings.total_steps))
+        loop = Loop(settings, crew, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, loop.stop)
+        here = asyncio.get_running_loop()
+        hold.on_lost(lambda error: here.call_soon_threadsafe(loop.fail, error))
+        lost = None
+        try:
+            await loop.run()
+        except Superseded as error:  # between two duties: the others listen
+            lost = error
+        await crew.dismiss()
+        return lost
+
+
+def _prepared_evaluation(settings: RunSettings, file: Path) -> Prepared:
+    given = {"proxy": settings.proxy, "run": settings.run}
+    return greedy(Prepared.of(RolloutSettings.load(given, file), settings.run))
+
+
+async def _evaluation(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluate | None:
+    if settings.eval_config is None or settings.eval_every is None:
+        return None
+    prepared = _prepared_evaluation(settings, settings.eval_config)
+    for warning in prepared.warnings:
+        logger.warning("evaluation: %s", warning)
+    client = await stack.enter_async_context(prepared.client())
+    evaluator = Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every)
+
+    async def evaluate(step: int, version: str) -> dict[str, float]:
+        return (await evaluator.run(step, version)).scalars() if evaluator.due(step) else {}
+
+    return evaluate
+
+
+def _trackers(settings: RunSettings) -> list[Tracker]:
+    trackers: list[Tracker] = []
+    if settings.metrics_port is not None:
+        prometheus = Prometheus(settings.metrics_port, settings.metrics_host)
+        logger.info("metrics on http://%s:%d/metrics", settings.metrics_host, prometheus.port)
+        trackers.append(prometheus)
+    if settings.tensorboard_dir is not None:
+        trackers.append(TensorBoard(settings.tensorboard_dir))
+    if settings.wandb_project is not None:
+        trackers.append(
+            WeightsAndBiases(
+                settings.wandb_project, run_id=settings.run, mode=settings.wandb_mode, folder=settings.wandb_dir,
+                config=settings.resolved(),
+            )
+        )  # fmt: skip
+    return trackers

@@ -1,0 +1,117 @@
+"""The settings of a whole training run: those of the optimisation, and of the loop around it. `STENO_TRAIN_*` in the
+environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from steno.config.settings import PROXY_HELP, admin_key_here, proxy_here
+from steno.contracts.errors import ConfigError
+from steno_trainer.config import TrainerSettings
+
+
+class RunSettings(TrainerSettings):
+    """What `steno train` runs with."""
+
+    # -- where groups come from
+    proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
+    key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
+    run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
+    policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
+    lease_ttl_s: float = Field(
+        600.0, ge=10, description="seconds after which the groups of a trainer that died are served again"
+    )
+    take_over: bool = Field(
+        False,
+        description="take the run over also from a trainer that the proxy heard of in the last 15 s; that one ends",
+    )
+    take_s: float | None = Field(
+        None, gt=0,
+        description="seconds after which a step takes the groups that there are, one at least; unset: it waits for all",
+    )  # fmt: skip
+    dynamic_sampling: bool = Field(
+        False,
+        description="a step waits for groups whose rewards differ; others are started in place of the rest (DAPO)",
+    )
+
+    # -- where weights go
+    transport: Literal["filesystem", "stream", "nccl"] = Field(
+        "filesystem",
+        description="filesystem: a folder that workers see; stream: through the proxy; nccl: between the GPUs",
+    )
+    weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights")
+    weights_dir_at_workers: str | None = Field(
+        None, description="the same folder as workers see it, where that is another path (filesystem)"
+    )
+    nccl_processes: int = Field(
+        1, ge=1, description="processes of each worker's engine: tensor x pipeline x data parallel (nccl)"
+    )
+    nccl_address: str | None = Field(
+        None, min_length=1, max_length=255,
+        description="address or name of the first rank's machine, as workers reach it; unset: on the route to them (nccl)",
+    )  # fmt: skip
+    push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
+    push_deadline_s: float = Field(
+        600.0, gt=0, description="a worker that has not loaded them by then is named as failed"
+    )
+    kv: Literal["recompute", "keep"] = Field(
+        "recompute", description="what becomes of requests in flight: their cache is computed again, or kept"
+    )
+    probe_tokens: int = Field(
+        64, ge=0, le=4096, description="tokens whose log-probabilities workers compare before they serve; 0: no probe"
+    )
+    probe_tolerance: float | None = Field(
+        None, gt=0,
+        description="largest difference of one of them, in nats; also bounded are the 90th percentile, by 0.15 of it, and the "
+        "mean, by 0.05 of it (of the default, where that is more); unset: 1 in bfloat16, 0.02 in float32",
+    )  # fmt: skip
+    send_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="floating-point type of the weights as they are sent; unset: as they are trained"
+    )
+
+    # -- evaluation
+    eval_every: int | None = Field(
+        None, ge=1, description="steps between two evaluations; there is one before the first step"
+    )
+    eval_config: Path | None = Field(
+        None, description="settings of the rollouts of an evaluation (as of steno rollout --config), in YAML or TOML"
+    )
+
+    # -- how it is watched
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of Prometheus metrics; 0: a free one; unset: none"
+    )
+    metrics_host: str = Field("127.0.0.1", description="address of the Prometheus metrics")
+    tensorboard_dir: Path | None = Field(None, description="folder of TensorBoard's files")
+    wandb_project: str | None = Field(None, description="project of Weights & Biases")
+    wandb_mode: Literal["online", "offline"] = Field("online", description="offline: files for `wandb sync`")
+    wandb_dir: Path = Field(Path("wandb"), description="folder of its files")
+    metrics_file: Path | None = Field(None, description="file that gets a JSON line per step")
+
+    @property
+    def probe_precision(self) -> str:
+        """The least that workers may compute in: what is trained in, or what is sent."""
+        return "bfloat16" if "bfloat16" in (self.precision, self.send_dtype) else "float32"
+
+    def check(self) -> None:
+        """Raises: ConfigError: names the field of a combination that can't be."""
+        super().check()
+        if self.push_every > self.max_staleness_steps + 1:
+            raise ConfigError(
+                f"push_every {self.push_every}: agents would sample by weights {self.push_every - 1} steps behind, and "
+                f"max_staleness_steps is {self.max_staleness_steps}",
+                field="push_every",
+            )
+        if (self.eval_every is None) != (self.eval_config is None):
+            raise ConfigError("eval_every and eval_config go together", field="eval_config")
+        if self.eval_every is not None and self.eval_every % self.push_every:
+            raise ConfigError("eval_every must be a multiple of push_every: pushed weights answer", field="eval_every")
+        if self.weights_dir_at_workers is not None and self.transport != "filesystem":
+            raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
+        if self.nccl_processes != 1 and self.transport != "nccl":
+            raise ConfigError("nccl_processes goes with transport: nccl", field="nccl_processes")
+        if self.nccl_address is not None and self.transport != "nccl":
+            raise ConfigError("nccl_address goes with transport: nccl", field="nccl_address")

@@ -1,0 +1,1 @@
+"""One optimisation step: its plan, the samples' scores, the update."""

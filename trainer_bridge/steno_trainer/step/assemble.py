@@ -1,0 +1,134 @@
+"""Leased groups into one step's batch, and everything that is known of them into numbers. Pure: values in, values out.
+
+Every token of these groups is booked on the way, in the books of the step (I4): what was sampled, from the turns; what can't be
+trained, by reason. What is left is what the step trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from steno.contracts.leases import Lease
+from steno.contracts.records import MAX_REWARD
+from steno_trainer.data.advantages import Estimator, Scored, group_advantages, unusable
+from steno_trainer.data.lease_feed import Leased
+from steno_trainer.data.ledger import Ledger, Reason
+from steno_trainer.data.overlong import Overlong, OverlongFiltering, own_completions, was_cut
+from steno_trainer.data.rows import Row, Terms, read_samples
+from steno_trainer.step.step_plan import Batch, make_batch
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
+    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it."""
+
+    batch: Batch
+    books: Ledger
+    values: dict[str, float]
+    malformed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(row.trained_tokens for row in self.batch.rows)
+
+
+def says_something(lease: Lease) -> bool:
+    """Whether the rewards of a group differ, so that its trials have advantages."""
+    scored = [Scored(t.trial_id, lease.group.group_id, t.reward) for t in lease.trials if t.reward is not None]
+    return not group_advantages(scored, Estimator.GRPO).dropped
+
+
+def assemble(
+    groups: Sequence[Leased], terms: Terms, estimator: Estimator, overlong: Overlong, *, count_silent: bool = True
+) -> Assembled:
+    """Everything that these groups bring to a step by weights that `terms.history` ends in. count_silent: as in `make_batch`."""
+    books = Ledger()
+    for leased in groups:
+        books.add(leased.books)
+    samples = [sample for leased in groups for sample in leased.samples]
+    trials = [trial for leased in groups for trial in leased.lease.trials]
+    rows = read_samples(samples, terms, books, overlong.left_out(trials, samples, terms.policy))
+    completions = own_completions(samples, terms.policy)
+    lengths: Counter[str] = Counter()
+    for trial_id, part in completions:
+        lengths[trial_id] += part.end - part.start
+    scored = [
+        Scored(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(lengths[trial.trial_id]))
+        for leased in groups
+        for trial in leased.lease.trials
+        if trial.reward is not None
+    ]
+    batch, dropped = make_batch(rows, scored, estimator, books, count_silent=count_silent)
+    malformed = {
+        trial.group_id: f"trial {trial.trial_id}: reward: got {trial.reward}, must be within ±{MAX_REWARD:g}"
+        for trial in scored
+        if unusable(trial)
+    }
+    scored = [trial for trial in scored if trial.group_id not in malformed]
+    values = _values(groups, scored, batch, dropped)
+    if completions:
+        values["length/truncated_fraction"] = _mean([was_cut(part) for _, part in completions])
+    return Assembled(batch, books, values | _overlong(overlong, scored, books), malformed)
+
+
+def _values(
+    groups: Sequence[Leased], scored: Sequence[Scored], batch: Batch, dropped: dict[str, Reason]
+) -> dict[str, float]:
+    rows = batch.rows
+    values: dict[str, float] = {
+        "batch/groups": len(groups),
+        "batch/groups_trained": len({row.group_id for row in rows}),
+        "batch/trials": len(scored),
+        "batch/samples": len(rows),
+        "batch/tokens": sum(row.tokens for row in rows),
+        "batch/trained_tokens": sum(row.trained_tokens for row in rows),
+    }
+    if groups:
+        equal = sum(reason is Reason.ZERO_VARIANCE for reason in dropped.values())
+        values["reward/zero_variance_fraction"] = equal / len(groups)
+    if scored:
+        rewards = [trial.reward for trial in scored]
+        values |= {"reward/mean": _mean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
+        values["reward/std"] = math.sqrt(_mean([(reward - values["reward/mean"]) ** 2 for reward in rewards]))
+        turns = [trial.counts.turns for leased in groups for trial in leased.lease.trials]
+        values["length/turns_mean"] = _mean(turns)
+    if rows:
+        advantages = [batch.advantages[row.trial_id] for row in rows]
+        lengths = [row.tokens for row in rows]
+        values |= {
+            "advantage/mean": _mean(advantages),
+            "advantage/abs_mean": _mean([abs(advantage) for advantage in advantages]),
+            "length/sample_mean": _mean(lengths),
+            "length/sample_max": max(lengths),
+            "length/trained_mean": values["batch/trained_tokens"] / len(rows),
+        }
+        values |= _staleness(rows)
+    return values
+
+
+def _overlong(overlong: Overlong, scored: Sequence[Scored], books: Ledger) -> dict[str, float]:
+    values: dict[str, float] = {}
+    total = books.total()
+    if overlong.filtering is not OverlongFiltering.OFF and total.sampled:
+        values["overlong/masked_fraction"] = total.untrained.get(Reason.OVERLONG, 0) / total.sampled
+    if overlong.max_tokens is not None and scored:
+        values["overlong/penalty"] = _mean([-trial.shaping for trial in scored])
+    return values
+
+
+def _staleness(rows: Sequence[Row]) -> dict[str, float]:
+    steps = [row.verdict.staleness_steps or 0 for row in rows]
+    return {
+        "staleness/mean": _mean(steps),
+        "staleness/max": max(steps),
+        "staleness/in_flight": _mean([row.verdict.in_flight_steps or 0 for row in rows]),
+        "staleness/queue": _mean([row.verdict.queue_steps or 0 for row in rows]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,260 @@
+"""Full copies of the weights on disk: read by workers, uploaded to them, kept for those that come late.
+
+    <root>/weights-<lineage>-<step>/   shards, `model.safetensors.index.json`, `steno-weights.json`: complete, or not there
+    <root>/.writing-<...>              a copy being written; its writer holds `.writing-<...>.lock`, and is dead if nobody does
+
+A copy is written beside and renamed, so a crash between leaves the older ones whole. The newest are kept, and an older one goes
+only once a newer one is there. transformers loads a copy as it is, given a configuration beside it (`extra`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from steno.contracts.errors import StenoError
+from steno.contracts.policy import Manifest, ShardEntry, TensorEntry
+from steno_trainer.data.staleness import Version
+from steno_trainer.distributed.ranks import Ranks
+from steno_trainer.errors import CopyFailed
+from steno_trainer.weights.exchange import Exchange
+from steno_trainer.weights.shards import shard_name, write_shard
+from steno_trainer.weights.source import WeightSource
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = "steno-weights.json"
+INDEX = "model.safetensors.index.json"
+PREFIX, WRITING, REMOVING = "weights-", ".writing-", ".removing-"
+DEFAULT_KEEP = 2
+"""The newest, and the one that workers may still be reading when it is posted."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A complete copy. version: `<lineage>/<step>`."""
+
+    folder: Path
+    version: str
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, folder: Path) -> Copy:
+        """Raises: CopyFailed: not a copy, or one that can't be read."""
+        try:
+            body = json.loads((folder / DESCRIPTION).read_text())
+            return cls(folder, body["version"], Manifest.model_validate(body["manifest"]))
+        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            raise CopyFailed(f"{folder}: not a copy of weights: {error}") from error
+
+
+Written = tuple[int, ShardEntry, list[TensorEntry]]
+"""(number of the bucket, its file, its tensors)"""
+
+
+class Copies:
+    """The copies under one folder.
+
+    `write` is a collective; all ranks of `writers` must see the folder under this path. Several trainers may write to one folder.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        ranks: Ranks | None = None,
+        writers: Sequence[int] | None = None,
+        keep: int = DEFAULT_KEEP,
+        extra: Sequence[Path] = (),
+    ) -> None:
+        """
+        Args:
+            ranks: None: this process alone.
+            writers: ranks that write, each its share of the shards; None: all.
+            keep: how many complete copies stay, the newest.
+            extra: files to put into each copy: the model's configuration, its tokenizer.
+        """
+        if keep < 1:
+            raise ValueError(f"keep: {keep} would remove the newest copy")
+        self.root = root
+        self._exchange = Exchange(ranks)
+        self._rank = self._exchange.rank
+        self._writers = list(writers) if writers is not None else list(range(self._exchange.size))
+        self._keep = keep
+        self._extra = list(extra)
+
+    def write(self, version: Version, source: WeightSource) -> Copy:
+        """A full copy of `source` as `version`. A collective; it returns on all ranks, or raises on all.
+
+        Idempotent: a version that is there with the same weights stays. Peak memory beside the source's bucket: two of a
+        writer's own buckets.
+
+        Raises: CopyFailed: a rank could not write, or the version is there with other weights.
+        """
+        with contextlib.ExitStack() as cleanup:
+            folder = Path(self._exchange.first(lambda: str(self._begin(version, cleanup)), failure=CopyFailed))
+            outcomes = self._exchange.gather(self._write_mine(folder, source))
+            done = self._exchange.first(lambda: self._finish(folder, version, outcomes or []), failure=CopyFailed)
+        return Copy(Path(done["folder"]), str(version), Manifest.model_validate(done["manifest"]))
+
+    def complete(self) -> list[Copy]:
+        """Oldest first, by when they were completed."""
+        described = list(self.root.glob(f"{PREFIX}*/{DESCRIPTION}"))
+        found = []
+        for path in described:
+            try:
+                found.append((path.stat().st_mtime_ns, path.parent))
+            except FileNotFoundError:
+                continue  # removed by another trainer since it was listed
+        return [Copy.read(folder) for _, folder in sorted(found)]
+
+    # -- one rank's part ------------------------------------------------------------------------------------------------------
+
+    def _write_mine(self, folder: Path, source: WeightSource) -> list[Written] | str:
+        """What this rank has written, or why it could not. It takes all buckets in any case: the others gather them too."""
+        problem = ""
+        done: list[Written] = []
+        pending: Future[Written] | None = None
+        count = len(source.plan())
+        with ThreadPoolExecutor(1, thread_name_prefix="steno-shards") as thread:
+            for index, bucket in enumerate(source.buckets()):
+                if problem or self._writers[index % len(self._writers)] != self._rank:
+                    continue
+                mine = {name: _own(tensor) for name, tensor in bucket.items()}
+                if pending is not None:
+                    problem = _collect(pending, done)
+                pending = thread.submit(_write_one, folder, index, count, mine)
+                del mine
+            if pending is not None:
+                problem = _collect(pending, done) or problem
+        return (problem and f"rank {self._rank}: {problem}") or done
+
+    # -- the first rank's part ------------------------------------------------------------------------------------------------
+
+    def _begin(self, version: Version, cleanup: contextlib.ExitStack) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        folder, lock = self._locked(version, cleanup)
+        cleanup.callback(lock.unlink)
+        folder.mkdir()
+        cleanup.callback(_remove, folder)  # renamed by then, unless something failed
+        return folder
+
+    def _locked(self, version: Version, cleanup: contextlib.ExitStack) -> tuple[Path, Path]:
+        """A name for a folder to be, and its lock, held."""
+        while True:
+            folder = self.root / f"{WRITING}{_name(version)}-{uuid.uuid4().hex[:8]}"
+            lock = _lock_of(folder)
+            held = cleanup.enter_context(lock.open("w"))
+            fcntl.flock(held, fcntl.LOCK_EX)
+            # Between the two lines above, another trainer may have taken it for a dead writer's and removed it.
+            with contextlib.suppress(FileNotFoundError):
+                if lock.stat().st_ino == os.fstat(held.fileno()).st_ino:
+                    return folder, lock
+
+    def _finish(self, folder: Path, version: Version, outcomes: list[list[Written] | str]) -> dict[str, Any]:
+        problems = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        if problems:
+            raise CopyFailed("; ".join(problems))
+        written = sorted((one for outcome in outcomes if not isinstance(outcome, str) for one in outcome), key=_number)
+        manifest = Manifest(
+            tensors=[tensor for _, _, tensors in written for tensor in tensors],
+            shards=[shard for _, shard, _ in written],
+        )
+        for _, shard, _ in written:
+            if not (folder / shard.name).is_file():
+                raise CopyFailed(
+                    f"{shard.name}: another rank wrote this file, but this rank can't see it: is the folder shared?"
+                )
+        for path in self._extra:
+            shutil.copyfile(path, folder / path.name)
+        weight_map = {tensor.name: shard.name for _, shard, tensors in written for tensor in tensors}
+        index = {"metadata": {"total_size": manifest.size}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index))
+        body = {"version": str(version), "manifest": manifest.model_dump()}
+        (folder / DESCRIPTION).write_text(json.dumps(body))
+        final = self.root / _name(version)
+        try:
+            folder.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if Copy.read(final).manifest.digest != manifest.digest:
+                raise CopyFailed(f"{final} holds other weights of version {version}") from None
+            return body | {"folder": str(final)} | {"manifest": Copy.read(final).manifest.model_dump()}
+        self._prune()
+        return body | {"folder": str(final)}
+
+    def _prune(self) -> None:
+        for copy in self.complete()[: -self._keep]:
+            doomed = self.root / f"{REMOVING}{uuid.uuid4().hex}"
+            try:
+                copy.folder.rename(doomed)  # at once, so that nobody takes half a copy for a whole one
+            except FileNotFoundError:
+                continue  # another trainer was faster
+            _remove(doomed)
+
+    def _sweep(self) -> None:
+        """Remove what crashed writers and removers left."""
+        for doomed in self.root.glob(f"{REMOVING}*"):
+            _remove(doomed)
+        for lock in self.root.glob(f"{WRITING}*.lock"):
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), lock.open() as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by its writer: not dead
+                log.info("removing %s, whose writer has died", lock.with_suffix(""))
+                _remove(lock.with_suffix(""))
+                lock.unlink()
+
+
+def _name(version: Version) -> str:
+    return f"{PREFIX}{version.lineage}-{version.step}"
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")
+
+
+def _number(written: Written) -> int:
+    return written[0]
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy on the CPU: the original is gone once the next bucket is gathered."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+
+def _write_one(folder: Path, index: int, count: int, tensors: dict[str, Tensor]) -> Written:
+    shard, entries = write_shard(folder / shard_name(index, count), tensors)
+    return index, shard, entries
+
+
+def _collect(pending: Future[Written], done: list[Written]) -> str:
+    try:
+        done.append(pending.result())
+    except (OSError, StenoError) as error:
+        return str(error)
+    return ""
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        if folder.exists():
+            raise
+        # another trainer swept at the same time

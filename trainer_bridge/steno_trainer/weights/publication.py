@@ -1,0 +1,95 @@
+"""One update as the trainer sees it: set by the thread that follows it, read and waited for by the training loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from steno.contracts.errors import StenoError
+from steno.contracts.policy import Update, UpdateSpec
+from steno_trainer.errors import PushFailed
+
+
+class Publication:
+    """Weights on their way. `update` is the newest known state, None until the proxy has answered once.
+
+    copy_s: how long the training loop stood still: for the full copy, or (`nccl`) until all was sent. push_s: from the post until
+    the update was settled; None until it is. bytes_sent: uploaded (`stream`). trouble: why it does not get on, if it does not.
+    """
+
+    def __init__(self, spec: UpdateSpec, folder: Path | None = None) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.copy_s = 0.0
+        self.push_s: float | None = None
+        self.bytes_sent = 0
+        self.update: Update | None = None
+        self.trouble: StenoError | None = None
+        self._started = time.monotonic()
+        self._refused: StenoError | None = None
+        self._ended: Update | None = None  # as it last was when it was not running: one that failed may be tried again
+        self._settled = threading.Event()
+
+    @property
+    def version(self) -> str:
+        return self.spec.version
+
+    @property
+    def served(self) -> bool:
+        """Whether some worker serves it: new turns are sampled by it from then on."""
+        update = self.update
+        return update is not None and (update.state == "done" or any(w.state == "served" for w in update.workers))
+
+    @property
+    def settled(self) -> bool:
+        """Whether every worker has served it or has been named, a newer one came, or it was refused."""
+        return self._settled.is_set()
+
+    @property
+    def outcome(self) -> str:
+        """In words, as far as it is known."""
+        if self._refused is not None:
+            return f"refused: {self._refused}"
+        return self.update.state if self.update else "not accepted yet"
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """worker id -> why it does not serve these weights. They are tried again by the proxy and may leave this table."""
+        workers = self.update.workers if self.update else []
+        return {worker.worker_id: worker.error or "" for worker in workers if worker.state == "failed"}
+
+    def wait(self, timeout_s: float | None = None) -> Update:
+        """Until it is settled.
+
+        Returns: the update; its state says how it ended. Raises: PushFailed: refused by the proxy (409: the version exists with
+        other weights), or given up for a newer one; TimeoutError, which names what stands in the way.
+        """
+        if not self._settled.wait(timeout_s):
+            state = self.update.state if self.update else "not accepted yet"
+            seconds = time.monotonic() - self._started
+            raise TimeoutError(
+                f"update {self.version} is {state} after {seconds:.0f} s: {self.trouble or 'no trouble'}"
+            )
+        if self._refused is not None:
+            raise PushFailed(f"update {self.version}: {self._refused}") from self._refused
+        assert self._ended is not None
+        return self._ended
+
+    # -- from the thread that follows it --------------------------------------------------------------------------------------
+
+    def seen(self, update: Update) -> None:
+        self.update = update
+        self.trouble = None
+        if update.state != "running":
+            self._ended = update
+            self._settle()
+
+    def refuse(self, error: StenoError) -> None:
+        self._refused = error
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.push_s is None:
+            self.push_s = time.monotonic() - self._started
+        self._settled.set()

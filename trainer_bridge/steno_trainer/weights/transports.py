@@ -1,0 +1,86 @@
+"""Workers read a full copy from a folder that they share with the trainer; or get it uploaded from there (`stream`).
+
+Either way the training loop stands still only while the copy is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal, Protocol
+
+from steno.contracts.policy import Manifest
+from steno_trainer.data.staleness import Version
+from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.publication import Publication
+from steno_trainer.weights.source import WeightSource
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk."""
+
+    location: str
+    manifest: Manifest
+    folder: Path | None
+
+
+class Transport(Protocol):
+    """How weights get from the trainer to where workers can load them."""
+
+    @property
+    def name(self) -> Literal["filesystem", "stream", "nccl"]: ...
+
+    def stage(self, version: Version, source: WeightSource) -> Staged:
+        """Make `version` of what the source holds now. A collective; idempotent."""
+        ...
+
+    def carry(self, publication: Publication, source: WeightSource) -> bool:
+        """What is left to do once the update was posted; after it, what the source holds may change. A collective.
+
+        Returns: False: to be staged and posted again.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Filesystem:
+    """Workers see the copies' folder too, under `seen_as` if it is mounted elsewhere on their machines."""
+
+    name: Literal["filesystem"] = "filesystem"
+
+    def __init__(self, copies: Copies, *, seen_as: PurePosixPath | None = None) -> None:
+        self._copies = copies
+        self._seen_as = seen_as
+
+    def stage(self, version: Version, source: WeightSource) -> Staged:
+        copy = self._copies.write(version, source)
+        root = self._seen_as or self._copies.root.absolute()
+        return Staged(str(root / copy.folder.name), copy.manifest, copy.folder)
+
+    def carry(self, publication: Publication, source: WeightSource) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The copies stay: workers may be reading, and late ones will."""
+
+
+class Stream:
+    """The proxy is all that both sides reach. The first rank uploads, so its machine must have the whole copy: without a shared
+    folder, let the ranks beside it write (`Copies(writers=beside_first(ranks))`)."""
+
+    name: Literal["stream"] = "stream"
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+
+    def stage(self, version: Version, source: WeightSource) -> Staged:
+        copy = self._copies.write(version, source)
+        return Staged("", copy.manifest, copy.folder)
+
+    def carry(self, publication: Publication, source: WeightSource) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The copies stay, for the next publisher of the same version."""
