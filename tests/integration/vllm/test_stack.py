@@ -25,7 +25,8 @@ VLLM = ["--engine", "vllm", "--model", str(TINY), "--", "--enforce-eager", "--dt
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(tmp_path_factory.mktemp("stack"), [*VLLM, "--tool-call-parser", "hermes"]) as stack:
+    worker = [*VLLM, "--tool-call-parser", "hermes"]
+    with running(tmp_path_factory.mktemp("stack"), worker, proxy=["--queue-s", "5"]) as stack:
         yield stack
 
 
@@ -60,7 +61,8 @@ def test_the_demos_agent_finishes_and_its_record_is_exact(stack: Stack) -> None:
 
 
 def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> None:
-    """Runs last: nobody serves any more. The exit code tells a supervisor to start a new worker."""
+    """Runs last: nobody serves any more. The exit code tells a supervisor to start a new worker. The model's name is kept, so a
+    request for it waits `queue_s` for a worker."""
     (worker,) = stack.workers
     for process in psutil.Process(worker.pid).children(recursive=True):
         process.kill()
