@@ -25,13 +25,17 @@ find_python() {
   die "no Python 3.11, 3.12 or 3.13 found on PATH. Debian and Ubuntu: apt install python3 python3-venv"
 }
 
-# need_commands COMMAND=PACKAGE...: Debian's packages of the commands that are missing, installed by apt where that may be done; else
-# all that is missing is named in one line.
+# need_commands COMMAND=PACKAGE...: Debian's packages of the commands that are missing, and what .venv needs, installed by apt where
+# that may be done; else all that is missing is named in one line.
 need_commands() {
-  local pair missing=()
+  local pair python missing=()
   for pair in "$@"; do
     command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
   done
+  if ! has_pip "$PWD/.venv"; then
+    python=$(find_python)
+    has_venv "$python" || missing+=(python3-venv)
+  fi
   need_packages "${missing[@]}"
 }
 
@@ -40,15 +44,25 @@ need_packages() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "missing: $*. Debian and Ubuntu: sudo apt install $*"
   say "installing $*"
   apt-get update -qq || die "missing: $*, and apt-get update failed: is there a network?"
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  local said
+  said=$(mktemp)
+  if ! DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$said" 2>&1; then
+    tail -n 20 "$said" >&2
+    rm "$said"
+    die "apt-get could not install $* (its last lines are above). Try: apt-get install $*"
+  fi
+  rm "$said"
 }
+
+has_pip() { "$1/bin/python" -m pip --version >/dev/null 2>&1; }
+has_venv() { "$1" -c 'import venv, ensurepip' 2>/dev/null; }
 
 # make_venv FOLDER: a virtual environment with pip, made anew if the one there does not work (a moved checkout, a Python that is gone).
 make_venv() {
   local folder=$1 python
-  if "$folder/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  if has_pip "$folder"; then return; fi
   python=$(find_python)
-  "$python" -c 'import venv, ensurepip' 2>/dev/null || need_packages python3-venv
+  has_venv "$python" || need_packages python3-venv
   say "making ${folder#"$PWD"/} with $("$python" --version)"
   "$python" -m venv --clear "$folder"
 }

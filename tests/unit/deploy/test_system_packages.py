@@ -1,0 +1,54 @@
+"""What the scripts say of system packages that are missing: scripts/lib.sh, with an apt and a Python of the test's own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+NO_VENV = 'case "$2" in *ensurepip*) exit 1 ;; esac'
+
+
+def run(folder: Path, command: str, **programs: str) -> subprocess.CompletedProcess[str]:
+    """A command with scripts/lib.sh, in an empty folder; `programs`: bodies of shell scripts, found before the system's."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, body in programs.items():
+        program = folder / "bin" / name.replace("_", "-")
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    (folder / "requirements").mkdir(exist_ok=True)
+    (folder / "requirements/runtime.txt").write_text("torch==9.9\n")
+    script = f'set -euo pipefail; . "{ROOT}/scripts/lib.sh"; {command}'
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env={"PATH": f"{folder}/bin:/usr/bin:/bin", "STENO_TEST_PYTHON": "python3"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_all_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
+    refused = run(tmp_path, "need_commands no-such-1=one sh=dash no-such-2=two", id="echo 1000", python3=NO_VENV)
+    assert refused.returncode != 0
+    [line] = refused.stderr.splitlines()
+    assert "missing: one two python3-venv. Debian and Ubuntu: sudo apt install one two python3-venv" in line
+
+
+def test_nothing_is_asked_for_where_all_is_there(tmp_path: Path) -> None:
+    found = run(tmp_path, "need_commands sh=dash", id="echo 1000", python3="exit 0")
+    assert found.returncode == 0 and found.stderr == ""
+
+
+def test_packages_that_apt_could_not_install_are_named_below_its_reason(tmp_path: Path) -> None:
+    failing = 'case "$1" in install) echo "dpkg: error processing package one"; exit 100 ;; esac'
+    refused = run(tmp_path, "need_packages one two", id="echo 0", apt_get=failing)
+    assert refused.returncode != 0
+    *_, why, last = refused.stderr.splitlines()
+    assert why == "dpkg: error processing package one"
+    assert "apt-get could not install one two" in last and "apt-get install one two" in last
+
+
+def test_a_good_install_says_only_that_it_installs(tmp_path: Path) -> None:
+    noisy = 'case "$1" in install) echo noise; echo more >&2 ;; esac'
+    done = run(tmp_path, "need_packages one", id="echo 0", apt_get=noisy)
+    assert (done.returncode, done.stdout) == (0, "")
+    [line] = done.stderr.splitlines()
+    assert "installing one" in line
