@@ -249,7 +249,8 @@ class RunList(BaseModel):
 
 class GroupPlace(BaseModel):
     """A group in a list. state: as counted in `RunGroups`; `over`: an evaluation that has ended. ended: how many of its trials
-    have. trainer: who holds its lease. created_at: Unix seconds; None: made by a proxy of an older version."""
+    have. trainer: who holds its lease. created_at: Unix seconds; None: made by a proxy of an older version. archived: all of its
+    trials are in the archive; the state is that in which it was."""
 
     model_config = ConfigDict(extra="forbid")
     group_id: str
@@ -260,6 +261,7 @@ class GroupPlace(BaseModel):
     grants: int
     trainer: str | None = None
     created_at: float | None = None
+    archived: bool = False
 
 
 class GroupList(BaseModel):

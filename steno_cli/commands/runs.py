@@ -69,7 +69,8 @@ def list_groups(
     for group in found[:limit]:
         made = "-" if group.created_at is None else ago(time.time() - group.created_at)
         ended = f"{group.ended}/{group.size}"
-        table.add_row(Text(group.group_id, style="bold"), group.purpose, group.state, ended, made, group.trainer or "-")
+        state = f"{group.state}, archived" if group.archived else group.state
+        table.add_row(Text(group.group_id, style="bold"), group.purpose, state, ended, made, group.trainer or "-")
     _print(table, f"no groups of a run {run_id}")
     if len(found) > limit:
         console(stderr=True).print(f"the newest {limit} of {len(found)} are shown; --limit shows more", style="dim")

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+from urllib.parse import quote
 
 from steno.contracts.errors import ArchiveUnreadable, Gone
 from steno.contracts.records import Session, Turn
 
 
 class Place(NamedTuple):
-    """name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it; head_bytes: of the first, without turns."""
+    """name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it; head_bytes: of the first, without turns.
+    run: of the session, as `run_mark` writes it; None: not noted."""
 
     name: str
     offset: int
     head_bytes: int
     length: int
+    run: str | None = None
 
     def encode(self) -> str:
-        return f"{self.name}:{self.offset}:{self.head_bytes}:{self.length}"
+        return ":".join(map(str, self if self.run is not None else self[:4]))
 
     @classmethod
     def decode(cls, raw: bytes) -> Place:
-        name, offset, head, length = raw.decode().split(":")
-        return cls(name, int(offset), int(head), int(length))
+        name, offset, head, length, *run = raw.decode().split(":")
+        return cls(name, int(offset), int(head), int(length), run[0] if run else None)
+
+    def may_be_of(self, run_id: str) -> bool:
+        return self.run in (None, run_mark(run_id))
+
+
+def run_mark(run_id: str | None) -> str:
+    """Percent-encoded; empty: of no run."""
+    return quote(run_id or "", safe="")
 
 
 class InArchive(Gone):

@@ -213,6 +213,49 @@ async def test_a_group_is_there_after_its_trials_have_left(store: RedisStore, se
         assert client.zcard(RUNS) == 0
 
 
+async def test_lists_of_groups_name_those_whose_trials_have_left(store: RedisStore) -> None:
+    group, sessions = make_group("old", 2)
+    await store.create_group(group, sessions)
+    for one in sessions:
+        await store.complete(one.trial_id, status="completed", **(END | {"reward": None}))
+        await store.settle(one.trial_id, now=END["now"])
+    await store.create_group(*make_group("new", 1, created_at=8.0))
+    [new, before] = await store.runs.groups("r")
+    assert (before.group_id, before.state, before.ended, before.archived) == ("old", "empty", 2, False)
+    assert await move(store) == 2
+    assert await store.runs.groups("r") == [new, before.model_copy(update={"archived": True})]
+    assert (await store.runs.groups("another")) == []
+
+    for trial_id in group.trial_ids:
+        await store.delete(trial_id, now=END["now"] + LATER, tombstone_s=60.0)
+    assert await store.runs.groups("r") == [new]
+
+
+async def test_a_list_of_a_run_reads_no_archived_records_of_other_runs(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"a": "x:y", "b": "other", "c": None, "d": "x:y", "e": "other"}
+    for number, (trial_id, run_id) in enumerate(runs.items()):
+        await store.register(session(trial_id, created_at=float(number + 1), run_id=run_id))
+        await ended(store, trial_id, turns=1)
+    assert await move(store) == 5
+    read_heads: list[str] = []
+    heads = Objects.heads
+
+    async def counted(self: Objects, places: Any) -> Any:
+        read_heads.extend(trial_id for trial_id, _ in places)
+        return await heads(self, places)
+
+    monkeypatch.setattr(Objects, "heads", counted)
+    assert await listed(store, run_id="x:y") == ["a", "d"] == read_heads
+    read_heads.clear()
+    with server.client() as client:  # places without a run, as they were written at first: their records say it
+        for trial_id, place in client.hgetall(ARCHIVED).items():
+            client.hset(ARCHIVED, trial_id, b":".join(place.split(b":")[:4]))
+    assert await listed(store, run_id="x:y") == ["a", "d"]
+    assert read_heads == ["a", "b", "c", "d", "e"]
+
+
 async def test_what_waits_for_a_trainer_stays(store: RedisStore) -> None:
     group, sessions = make_group("g", 1)
     await store.create_group(group, sessions)

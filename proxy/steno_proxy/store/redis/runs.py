@@ -112,8 +112,9 @@ class RedisRuns:
         await self._woke(run_id, woke)
         return bool(gone)
 
-    async def forget(self, group: Group, now: float) -> None:
-        await self._woke(group.run_id, await self._run("forget", group.run_id, now, group.group_id))
+    async def forget(self, group: Group, now: float, *, archived: bool = False) -> None:
+        """None of its trials is here any more. archived: they are in the archive, and lists name it."""
+        await self._woke(group.run_id, await self._run("forget", group.run_id, now, group.group_id, int(archived)))
 
     # -- RunStore
 
@@ -225,9 +226,13 @@ class RedisRuns:
         return view
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
-        found = await self._link.call(self._link.client.hgetall(run_keys(run_id).groups))
+        keys = run_keys(run_id)
+        here, past = await self._link.ask(("HGETALL", keys.groups), ("HGETALL", keys.past))
         at = time.time() if now is None else now
-        return newest_groups(_place(name.decode(), msgspec.json.decode(raw), at) for name, raw in found.items())
+        past = {name: raw for name, raw in past.items() if name not in here}
+        places = [_place(name.decode(), msgspec.json.decode(raw), at) for name, raw in here.items()]
+        places += [_place(name.decode(), msgspec.json.decode(raw), at, archived=True) for name, raw in past.items()]
+        return newest_groups(places)
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
         found: dict[bytes, float] = {}
@@ -294,13 +299,13 @@ class RedisRuns:
                 self._waiters.wake(run_id_of(fields[b"run"].decode()))
 
 
-def _place(name: str, kept: dict[str, Any], now: float) -> GroupPlace:
+def _place(name: str, kept: dict[str, Any], now: float, *, archived: bool = False) -> GroupPlace:
     """What run.lua keeps of a group (its letters are told there)."""
     state = "ready" if kept["s"] == "leased" and float(kept["x"]) <= now else kept["s"]
     made_at = float(kept["m"]) if "m" in kept else None
     return GroupPlace(
         group_id=name, purpose=kept["p"], state=state, size=kept["n"], ended=kept["f"], grants=kept["g"],
-        trainer=kept.get("c") if state == "leased" else None, created_at=made_at,
+        trainer=kept.get("c") if state == "leased" else None, created_at=made_at, archived=archived,
     )  # fmt: skip
 
 

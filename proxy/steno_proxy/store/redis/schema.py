@@ -43,6 +43,7 @@
     steno:{R}:totals             hash    none                 run.lua: groups by purpose and state
     steno:{R}:ledger             hash    none                 run.lua: s:VERSION and n:REASON:VERSION -> tokens
     steno:{R}:taken              zset    none                 run.lua: what is counted, so that it counts once; entries an hour
+    steno:{R}:past               hash    none                 run.lua: group whose trials are all in the archive -> where it was
     steno:{R}:trainer            hash    none                 run.lua: who has the run: name, epoch, at (its last heartbeat; 0: it
                                                               has left)
     steno:{R}:request:N          string  300 s                run.lua: what a request for leases was granted
@@ -148,6 +149,7 @@ class RunKeys(NamedTuple):
     ledger: str
     taken: str
     trainer: str
+    past: str
 
 
 def run_tag(run_id: str | None) -> str:

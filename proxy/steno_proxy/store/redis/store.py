@@ -230,6 +230,8 @@ class RedisStore(RedisRecordings):
         )
         wanted = (("status", status), ("group_id", group_id), ("run_id", run_id))
         async for places in walk:
+            if run_id is not None:
+                places = await self._may_be_of(run_id, places)
             for start in range(0, len(places), limit + 1):
                 for place, session in await self._listed(places[start : start + limit + 1]):
                     if isinstance(session, Session) and any(
@@ -244,6 +246,12 @@ class RedisStore(RedisRecordings):
                     else:
                         unreadable.append(place.trial_id)
         return Page(found, None, unreadable)
+
+    async def _may_be_of(self, run_id: str, places: Sequence[Position]) -> list[Position]:
+        """Without those that are in the archive and, as their places say, of another run: their records need not be read."""
+        archived = await self.archive.places([place.trial_id for place in places])
+        others = {trial_id for trial_id, place in archived.items() if not place.may_be_of(run_id)}
+        return [place for place in places if place.trial_id not in others]
 
     async def _listed(self, places: Sequence[Position]) -> list[tuple[Position, Session | ArchiveUnreadable]]:
         """The sessions at these places, also those in the archive, or why one can't be read there."""
@@ -414,7 +422,7 @@ class RedisStore(RedisRecordings):
         if group_id is not None and not await self._index.any_here(group_id):
             raw = await self._link.call(self._link.client.get(group_key(group_id)))
             if raw is not None:
-                await self._group_gone(read_json(Group, raw))
+                await self.runs.forget(read_json(Group, raw), self._clock(), archived=True)
         return True
 
     async def shelve(self, session: Session) -> None:

@@ -1,14 +1,15 @@
 -- One run: its groups from registration to acknowledgement, and the proxy's side of the ledger (I4). What each operation means
 -- is in runs.py, which does the same in memory.
 --
--- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 trainer  11 request (lease)
+-- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 trainer  11 past
+--       12 request (lease)
 -- ARGV  1 operation  2 now, or "": by this server's clock, so that replicas' clocks don't count  3… its own, below
 -- Returns  what is said there. Times are Python's repr and stay strings in what is stored: cjson would cut them.
 --
 -- A group, JSON: s state, p purpose, n trials, f final ones, o its entry in the stream, y ready at, g grants, c consumer,
 -- t granted at, x expires at, l grant, r released grant, a acknowledged grant, z forsaken, u used by a step that is not durable
 -- yet, m made at (absent in what older proxies wrote). A trial, JSON: l life, o outcome, f final, k version -> tokens.
-local groups, docs, trials, due, ready, leased, totals, ledger, taken, trainer = unpack(KEYS, 1, 10)
+local groups, docs, trials, due, ready, leased, totals, ledger, taken, trainer, past = unpack(KEYS, 1, 11)
 local now = ARGV[2]
 if now == '' then now = string.format('%d.%06d', unpack(redis.call('TIME'))) end
 local TRAINERS = 'trainers'  -- the consumer group
@@ -197,10 +198,11 @@ function run.lets_go()
   return {(group.s == 'ready' or group.s == 'leased') and 0 or 1, woke}
 end
 
--- ARGV 3 group. Returns  groups that got ready
+-- ARGV 3 group  4 whether its trials are in the archive: "1"; "0": gone. Returns  groups that got ready
 function run.forget()
-  local name = ARGV[3]
+  local name, archived = ARGV[3], ARGV[4] == '1'
   local group = group_at(name)
+  if not archived then redis.call('HDEL', past, name) end
   if not group then return 0 end
   close(name, group)
   if group.s == 'ready' or group.s == 'leased' then
@@ -209,6 +211,10 @@ function run.forget()
   else
     drop(name)
     redis.call('HDEL', groups, name)
+    if archived then
+      local kept = {s = group.s, p = group.p, n = group.n, f = group.f, g = group.g, m = group.m}
+      redis.call('HSET', past, name, cjson.encode(kept))
+    end
   end
   return woke
 end
@@ -301,7 +307,7 @@ function run.epoch() return run_epoch() end
 function run.lease()
   if is_superseded(ARGV[7]) then return {-5, run_epoch()} end
   close_due(256)
-  local remembered = ARGV[8] ~= '0' and redis.call('GET', KEYS[11])
+  local remembered = ARGV[8] ~= '0' and redis.call('GET', KEYS[12])
   local reply = {woke, '', now}
   if remembered then
     for _, held in ipairs(cjson.decode(remembered)) do
@@ -334,7 +340,7 @@ function run.lease()
     held[i] = {pair[1], pair[2].l}
     reply[#reply + 1] = granted(pair[1], pair[2])
   end
-  if ARGV[8] ~= '0' and #held > 0 then redis.call('SET', KEYS[11], cjson.encode(held), 'EX', ARGV[8]) end
+  if ARGV[8] ~= '0' and #held > 0 then redis.call('SET', KEYS[12], cjson.encode(held), 'EX', ARGV[8]) end
   return reply
 end
 
