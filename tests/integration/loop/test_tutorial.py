@@ -110,7 +110,10 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
         with walk.running():
             walk.said()  # the trainer
         rewards = walk.said()
-    assert rewards.count("reward/mean") == STEPS and "tokens" in rewards
+    batches = [json.loads(line) for line in (walk.folder / "metrics.jsonl").read_text().splitlines()]
+    # A batch whose groups all have equal rewards is in the file too, and is no step.
+    assert [batch["step"] for batch in batches if batch["stepped"]] == list(range(1, STEPS + 1))
+    assert rewards.count("reward/mean") == len(batches) and "tokens" in rewards
     samples = [json.loads(line) for line in (walk.folder / "greet-samples.jsonl").read_text().splitlines()]
     assert samples and all(any(sample["loss_mask"]) for sample in samples)
     assert "second - first, paired by task:" in walk.said()
