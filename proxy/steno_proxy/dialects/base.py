@@ -16,6 +16,7 @@ import msgspec
 
 from steno.contracts.chat import CanonicalRequest, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import BadRequest, StenoError
+from steno_proxy.dialects import bounds
 
 T = TypeVar("T")
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -156,38 +157,33 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         BadRequest: not JSON, nested beyond reason, or a field of the wrong type (named by its dotted path).
     """
     try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `")
-        if message.startswith("Object missing required field `"):
-            missing = message.removeprefix("Object missing required field `").rstrip("`")
-            path = ".".join(part for part in (dotted(where), missing) if part)
-            raise BadRequest(f"{path} is required", field=path) from None
-        path = dotted(where)
-        raise BadRequest(f"{path or 'the body'}: {message[:1].lower()}{message[1:]}", field=path or None) from None
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _refusal(str(error), body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
 
+def _refusal(said: str, body: bytes) -> BadRequest:
+    """What msgspec said of a body, in the words that an agent gets."""
+    message, _, where = said.partition(" - at `")
+    where = where.rstrip("`")
+    path = dotted(where)
+    if message.startswith("Object missing required field `"):
+        missing = message.removeprefix("Object missing required field `").rstrip("`")
+        path = ".".join(part for part in (path, missing) if part)
+        return BadRequest(f"{path} is required", field=path)
+    if (refused := bounds.outside(message, where, body)) is not None:
+        return refused
+    return BadRequest(f"{path or 'the body'}: {message[:1].lower()}{message[1:]}", field=path or None)
+
+
 def dotted(path: str) -> str:
     """msgspec's `$.messages[3].role` -> `messages.3.role`."""
-    return _INDEX.sub(r".\1", path.rstrip("`").removeprefix("$")).replace("[...]", "").lstrip(".")
-
-
-def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raises: BadRequest naming the field, when a value was given and lies outside [low, high]."""
-    if value is not None and not low <= value <= high:
-        bound = f"at least {number(low)}" if value < low else f"at most {number(high)}"
-        raise BadRequest(f"{name}: got {number(value)}, must be {bound}", field=name)
-
-
-def number(value: float) -> str:
-    """As it stands in an error: an integer with all its digits, up to 300 of them, a float as Python writes it."""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 1e22 else repr(value)
-    return str(value) if abs(value) < 10**300 else "an integer of more than 300 digits"
+    return _INDEX.sub(r".\1", path.removeprefix("$")).replace("[...]", "").lstrip(".")
 
 
 def check_wire(name: str, value: Any) -> None:

@@ -155,18 +155,46 @@ def test_stream_options_are_of_a_stream() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("max_tokens", 10**20, "got 100000000000000000000, must be at most 9223372036854775808"),
+        ("max_tokens", 10**20, "got 100000000000000000000, must be at most 9223372036854775807"),
         ("seed", -(10**25), "got -10000000000000000000000000, must be at least -9223372036854775808"),
         ("n", 123456789, "got 123456789, must be at most 64"),
         ("n", 10**400, "got an integer of more than 300 digits, must be at most 64"),
         ("min_tokens", 2147483648, "got 2147483648, must be at most 2147483647"),
         ("temperature", 10**20, "got 100000000000000000000, must be at most 100"),
         ("temperature", -1e-07, "got -1e-07, must be at least 0"),
-        ("stop_token_ids", [1, 123456789012], "got 123456789012, must be a token id, 0 to 2147483647"),
+        ("top_p", 0, "got 0, must be above 0"),
+        ("repetition_penalty", 0.0001, "got 0.0001, must be at least 0.001"),
+        ("stop_token_ids.1", [1, 123456789012], "got 123456789012, must be at most 2147483647"),
+        ("allowed_token_ids.0", [-1, 2], "got -1, must be at least 0"),
+        ("logit_bias.8", {"7": 1, "8": -100.5, "9": 101}, "got -100.5, must be at least -100"),
     ],
 )
 def test_a_number_out_of_range_is_told_with_all_its_digits(field: str, value: Any, said: str) -> None:
-    assert refused(**{field: value}).message == f"{field}{'.1' if field == 'stop_token_ids' else ''}: {said}"
+    error = refused(**{field.partition(".")[0]: value})
+    assert (error.field, error.message) == (field, f"{field}: {said}")
+
+
+def test_a_number_out_of_range_in_a_body_that_goes_on_badly_is_a_bad_request() -> None:
+    for rest in (b"}}", b',"messages":' + b"[" * 200_000, b""):
+        with pytest.raises(BadRequest):
+            CHAT.parse(b'{"n":0' + rest)
+
+
+def test_the_bounds_that_are_enforced_are_those_of_the_openapi_document() -> None:
+    """Each number's both ends are taken, and what lies beyond is refused by name."""
+    seen = 0
+    for name, schema in CHAT.openapi()["requestBody"]["content"]["application/json"]["schema"]["properties"].items():
+        kind = schema.get("anyOf", [schema])[0]
+        if kind.get("type") not in ("number", "integer"):
+            continue
+        seen += 1
+        step = 1 if kind["type"] == "integer" else 0.0001
+        low = kind["minimum"] if "minimum" in kind else kind["exclusiveMinimum"] + step
+        for value in (low, kind["maximum"]):
+            parse(**{name: value, "logprobs": True})
+        for value in (low - step, kind["maximum"] + step):
+            assert refused(**{name: value}).field == name
+    assert seen == 13
 
 
 def test_sampling_is_taken_whole_and_recorded_as_asked() -> None:

@@ -8,12 +8,13 @@ import msgspec
 
 from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat, Sampling, Tool
 from steno.contracts.errors import BadRequest
+from steno_proxy.dialects import bounds
 from steno_proxy.dialects.anthropic.blocks import MessageBody, messages_of, string, system_of
 from steno_proxy.dialects.anthropic.tools import client_tool
-from steno_proxy.dialects.base import check_range, check_wire
+from steno_proxy.dialects.base import check_wire
+from steno_proxy.dialects.bounds import MAX_TOKENS
 from steno_proxy.dialects.parts import Seen
 
-MAX_TOKENS = 2**31 - 1
 MAX_STOP_SEQUENCES = 64
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -26,10 +27,10 @@ class Body(msgspec.Struct):
     messages: list[MessageBody]
     model: str | None = None
     system: str | list[Any] | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: bounds.Limit | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    top_k: bounds.TopK | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     tools: list[Any] | None = None
@@ -157,12 +158,6 @@ def _template_kwargs(body: Body) -> dict[str, Any]:
 
 
 def _sampling(body: Body) -> Sampling:
-    check_range("temperature", body.temperature, 0.0, 100.0)
-    check_range("top_p", body.top_p, 0.0, 1.0)
-    check_range("top_k", body.top_k, -1, MAX_TOKENS)
-    check_range("max_tokens", body.max_tokens, 1, 2**63)
-    if body.top_p == 0.0:
-        raise BadRequest("top_p must be above 0", field="top_p")
     stops = body.stop_sequences or []
     if len(stops) > MAX_STOP_SEQUENCES:
         raise BadRequest(f"stop_sequences: at most {MAX_STOP_SEQUENCES} are allowed", field="stop_sequences")

@@ -1,8 +1,10 @@
-"""The OpenAPI operations of the Messages format. Bounds are those that `jobs.py` enforces."""
+"""The OpenAPI operations of the Messages format. Bounds of numbers are those of `bounds.py`, others those of `jobs.py`."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from steno_proxy.dialects import bounds
 
 _STRING: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
@@ -98,10 +100,10 @@ _BODY: dict[str, Any] = {
     "type": "object",
     "properties": _PROMPT
     | {
-        "max_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-        "temperature": _nullable({"type": "number", "minimum": 0, "maximum": 100}),
-        "top_p": _nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
-        "top_k": _nullable({"type": "integer", "minimum": -1, "maximum": 2**31 - 1}),
+        "max_tokens": bounds.schema(bounds.Limit),
+        "temperature": _nullable(bounds.schema(bounds.Temperature)),
+        "top_p": _nullable(bounds.schema(bounds.TopP)),
+        "top_k": _nullable(bounds.schema(bounds.TopK)),
         "stop_sequences": _nullable({"type": "array", "items": _STRING, "maxItems": 64}),
         "stream": _nullable({"type": "boolean"}),
         "metadata": _nullable(_OBJECT),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, overload
 
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.base import check_range
+from steno_proxy.dialects import bounds
 
 _HUMP = re.compile(r"(?<!^)([A-Z])")
 
@@ -52,21 +52,25 @@ class Fields:
             raise self._expected(name, "true or false")
         return value
 
-    def number(self, name: str, low: float, high: float) -> float | None:
+    def number(self, name: str, kind: Any) -> float | None:
+        """Args: kind: of `bounds.py`."""
         value = self.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise self._expected(name, "a number")
-        check_range(self.at(name), value, low, high)
+        if value is not None:
+            bounds.check(self.at(name), value, kind)
         return value
 
-    def integer(self, name: str, low: int, high: int) -> int | None:
+    def integer(self, name: str, kind: Any) -> int | None:
+        """Args: kind: of `bounds.py`."""
         value = self.get(name)
         spelt = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value)
         if spelt or (isinstance(value, float) and value.is_integer() and abs(value) < 2**63):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise self._expected(name, "an integer")
-        check_range(self.at(name), value, low, high)
+        if value is not None:
+            bounds.check(self.at(name), value, kind)
         return value
 
     def items(self, name: str) -> list[Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from steno.contracts.chat import Job, ResponseFormat, Sampling, Tool
+from steno_proxy.dialects import bounds
 from steno_proxy.dialects.base import check_wire
+from steno_proxy.dialects.bounds import MAX_TOKENS
 from steno_proxy.dialects.gemini.contents import messages_of
 from steno_proxy.dialects.gemini.fields import Fields
 from steno_proxy.dialects.gemini.schema import json_schema
-from steno_proxy.dialects.openai.common import MAX_CHOICES, MAX_TOKENS
 from steno_proxy.dialects.parts import Seen
 
 SAMPLING_FIELDS = (
@@ -76,22 +77,20 @@ def _tool(declared: Fields) -> Tool:
 
 def sampling_of(config: Fields) -> Sampling:
     """Raises: BadRequest naming the field that is out of range."""
-    temperature = config.number("temperature", 0.0, 100.0)
-    top_p = config.number("topP", 0.0, 1.0)
-    if top_p == 0.0:
-        raise config.refuse("topP", "must be above 0")
+    temperature = config.number("temperature", bounds.Temperature)
+    top_p = config.number("topP", bounds.TopP)
     stops = config.texts("stopSequences")
     if len(stops) > 16:
         raise config.refuse("stopSequences", "takes at most 16 strings")
-    limit = config.integer("maxOutputTokens", 1, 2**63 - 1)
+    limit = config.integer("maxOutputTokens", bounds.Limit)
     return Sampling(
         temperature=1.0 if temperature is None else float(temperature),
         top_p=1.0 if top_p is None else float(top_p),
-        top_k=config.integer("topK", 0, 2**31 - 1) or 0,
-        presence_penalty=float(config.number("presencePenalty", -2.0, 2.0) or 0.0),
-        frequency_penalty=float(config.number("frequencyPenalty", -2.0, 2.0) or 0.0),
+        top_k=config.integer("topK", bounds.PlainTopK) or 0,
+        presence_penalty=float(config.number("presencePenalty", bounds.Penalty) or 0.0),
+        frequency_penalty=float(config.number("frequencyPenalty", bounds.Penalty) or 0.0),
         max_tokens=min(limit, MAX_TOKENS) if limit is not None else None,
-        seed=config.integer("seed", -(2**63), 2**63 - 1),
+        seed=config.integer("seed", bounds.Seed),
         stop=[stop for stop in stops if stop],
     )
 
@@ -119,7 +118,7 @@ def template_options_of(config: Fields) -> tuple[dict[str, Any], bool]:
     """What the chat template is told about thinking, and whether the client wants to see the thoughts."""
     thinking = config.sub("thinkingConfig", {})
     options: dict[str, Any] = {}
-    if thinking.integer("thinkingBudget", -1, 2**31 - 1) == 0:
+    if thinking.integer("thinkingBudget", bounds.ThinkingBudget) == 0:
         options["enable_thinking"] = False
     level = thinking.text("thinkingLevel")
     if level and level != "THINKING_LEVEL_UNSPECIFIED":
@@ -128,7 +127,7 @@ def template_options_of(config: Fields) -> tuple[dict[str, Any], bool]:
 
 
 def top_logprobs_of(config: Fields) -> int | None:
-    top = config.integer("logprobs", 0, 20)
+    top = config.integer("logprobs", bounds.TopLogprobs)
     if config.flag("responseLogprobs"):
         return top or 0
     if top:
@@ -161,4 +160,4 @@ def asked_for(config: Fields) -> dict[str, Any]:
 
 
 def choices_of(config: Fields) -> int:
-    return config.integer("candidateCount", 1, MAX_CHOICES) or 1
+    return config.integer("candidateCount", bounds.Choices) or 1

@@ -1,8 +1,11 @@
-"""What `/openapi.json` says about the Gemini routes. By hand, beside the code that reads the bodies and enforces the bounds."""
+"""What `/openapi.json` says about the Gemini routes. By hand, but for the bounds of numbers."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from steno_proxy.dialects import bounds
+from steno_proxy.dialects.bounds import schema
 
 _STRING: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
@@ -53,29 +56,25 @@ _TEXTS: dict[str, Any] = {
 }
 
 
-def _number(low: float, high: float, kind: str = "number") -> dict[str, Any]:
-    return {"type": kind, "minimum": low, "maximum": high}
-
-
 _CONFIG: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "temperature": _number(0, 100),
-        "topP": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "topK": _number(0, 2**31 - 1, "integer"),
-        "maxOutputTokens": _number(1, 2**31 - 1, "integer"),
+        "temperature": schema(bounds.Temperature),
+        "topP": schema(bounds.TopP),
+        "topK": schema(bounds.PlainTopK),
+        "maxOutputTokens": schema(bounds.Limit),
         "stopSequences": {"type": "array", "items": _STRING, "maxItems": 16},
-        "candidateCount": _number(1, 64, "integer"),
-        "seed": _number(-(2**63), 2**63 - 1, "integer"),
-        "presencePenalty": _number(-2, 2),
-        "frequencyPenalty": _number(-2, 2),
+        "candidateCount": schema(bounds.Choices),
+        "seed": schema(bounds.Seed),
+        "presencePenalty": schema(bounds.Penalty),
+        "frequencyPenalty": schema(bounds.Penalty),
         "responseMimeType": {"enum": ["text/plain", "application/json"]},
         "responseLogprobs": {"type": "boolean"},
         "thinkingConfig": {
             "type": "object",
             "properties": {
                 "includeThoughts": {"type": "boolean"},
-                "thinkingBudget": _number(-1, 2**31 - 1, "integer"),
+                "thinkingBudget": schema(bounds.ThinkingBudget),
             },
         },
     },

@@ -14,7 +14,8 @@ import msgspec
 
 from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Message, Tool
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.base import check_range, check_wire
+from steno_proxy.dialects import bounds
+from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
@@ -61,7 +62,7 @@ class Body(common.SamplingBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormatBody | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
@@ -267,7 +268,6 @@ def _end_of_prompt(body: Body) -> dict[str, Any]:
 
 
 def _top_logprobs(body: Body) -> int | None:
-    check_range("top_logprobs", body.top_logprobs, 0, 20)
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:

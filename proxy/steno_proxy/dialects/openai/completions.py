@@ -14,7 +14,8 @@ import msgspec
 from steno.contracts.chat import CanonicalRequest, Job, TokenLogprob
 from steno.contracts.errors import BadRequest, StenoError
 from steno.contracts.records import ids_to_bytes
-from steno_proxy.dialects.base import Choice, Header, Piece, Writer, check_range, decode, number
+from steno_proxy.dialects import bounds
+from steno_proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.schema import COMPLETIONS
@@ -26,7 +27,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 class _Body(common.SamplingBody, kw_only=True):
     prompt: Any
-    logprobs: int | None = None
+    logprobs: bounds.TopLogprobs | None = None
     response_format: ResponseFormatBody | None = None
     best_of: int | None = None
 
@@ -49,7 +50,6 @@ class Completions:
             raise BadRequest(
                 "best_of is not supported (unless equal to n): the answer has every sampled completion", field="best_of"
             )
-        check_range("logprobs", given.logprobs, 0, 20)
         prompt = _single(given.prompt)
         job = Job(
             prompt_text=prompt if isinstance(prompt, str) else None,
@@ -120,10 +120,10 @@ def _single(prompt: Any) -> str | bytes:
     if not prompt:
         raise BadRequest("prompt must not be empty", field="prompt")
     for i, value in enumerate(prompt):
-        if type(value) is not int or not 0 <= value <= common.MAX_TOKENS:
-            shown = number(value) if type(value) is int else type(value).__name__
+        if type(value) is not int or not 0 <= value <= bounds.MAX_TOKENS:
+            shown = bounds.number(value) if type(value) is int else type(value).__name__
             raise BadRequest(
-                f"prompt.{i}: got {shown}, must be a token id, 0 to {common.MAX_TOKENS}", field=f"prompt.{i}"
+                f"prompt.{i}: got {shown}, must be a token id, 0 to {bounds.MAX_TOKENS}", field=f"prompt.{i}"
             )
     return ids_to_bytes(prompt)
 

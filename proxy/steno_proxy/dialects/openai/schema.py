@@ -1,20 +1,22 @@
 """The OpenAPI operations of OpenAI's formats: what `/openapi.json` says about the generation routes.
 
-Written by hand beside the code that reads the bodies, since the hot path does not go through FastAPI's models. Bounds
-are those that `common.py`, `chat.py` and `completions.py` enforce.
+Written by hand beside the code that reads the bodies, since the hot path does not go through FastAPI's models. The
+bounds of numbers are those that msgspec enforces (`bounds.py`), others those of `common.py`, `chat.py` and `completions.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from steno_proxy.dialects import bounds
+
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _number(low: float, high: float, kind: str = "number") -> dict[str, Any]:
-    return _nullable({"type": kind, "minimum": low, "maximum": high})
+def _number(kind: Any) -> dict[str, Any]:
+    return _nullable(bounds.schema(kind))
 
 
 _STRING: dict[str, Any] = {"type": "string"}
@@ -23,33 +25,31 @@ _BOOLEAN: dict[str, Any] = _nullable({"type": "boolean"})
 
 _SAMPLING: dict[str, Any] = {
     "model": _nullable(_STRING),
-    "temperature": _number(0, 100),
-    "top_p": _nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
-    "top_k": _number(-1, 2**31 - 1, "integer"),
-    "min_p": _number(0, 1),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0.001, 100),
+    "temperature": _number(bounds.Temperature),
+    "top_p": _number(bounds.TopP),
+    "top_k": _number(bounds.TopK),
+    "min_p": _number(bounds.MinP),
+    "presence_penalty": _number(bounds.Penalty),
+    "frequency_penalty": _number(bounds.Penalty),
+    "repetition_penalty": _number(bounds.RepetitionPenalty),
     "logit_bias": _nullable(
         {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "additionalProperties": bounds.schema(bounds.Bias),
         }
     ),
-    "min_tokens": _number(0, 2**31 - 1, "integer"),
-    "max_tokens": _number(1, 2**31 - 1, "integer"),
-    "max_completion_tokens": _number(1, 2**31 - 1, "integer"),
-    "seed": _number(-(2**63), 2**63 - 1, "integer"),
+    "min_tokens": _number(bounds.MinTokens),
+    "max_tokens": _number(bounds.Limit),
+    "max_completion_tokens": _number(bounds.Limit),
+    "seed": _number(bounds.Seed),
     "stop": _nullable({"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": 16}]}),
-    "stop_token_ids": _nullable(
-        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "maxItems": 128}
-    ),
+    "stop_token_ids": _nullable({"type": "array", "items": bounds.schema(bounds.TokenId), "maxItems": 128}),
     "ignore_eos": _BOOLEAN,
     "allowed_token_ids": _nullable(
         {
             "type": "array",
-            "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+            "items": bounds.schema(bounds.TokenId),
             "minItems": 1,
             "maxItems": 1024,
         }
@@ -74,7 +74,7 @@ _SAMPLING: dict[str, Any] = {
             "minProperties": 1,
         }
     ),
-    "n": _number(1, 64, "integer"),
+    "n": _number(bounds.Choices),
     "stream": _BOOLEAN,
     "stream_options": _nullable(
         {"type": "object", "properties": {"include_usage": _BOOLEAN, "continuous_usage_stats": _BOOLEAN}}
@@ -178,7 +178,7 @@ _CHAT_BODY: dict[str, Any] = {
             }
         ),
         "logprobs": _BOOLEAN,
-        "top_logprobs": _number(0, 20, "integer"),
+        "top_logprobs": _number(bounds.TopLogprobs),
         "chat_template_kwargs": _nullable(_OBJECT),
         "reasoning_effort": _nullable(_STRING),
         "add_generation_prompt": _BOOLEAN,
@@ -190,7 +190,7 @@ _CHAT_BODY: dict[str, Any] = {
 _PROMPT: dict[str, Any] = {
     "anyOf": [
         _STRING,
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}},
+        {"type": "array", "minItems": 1, "items": bounds.schema(bounds.TokenId)},
         {"type": "array", "minItems": 1, "maxItems": 1, "items": _STRING},
     ]
 }
@@ -199,10 +199,10 @@ _COMPLETIONS_BODY: dict[str, Any] = {
     "properties": _SAMPLING
     | {
         "prompt": _PROMPT,
-        "logprobs": _number(0, 20, "integer"),
+        "logprobs": _number(bounds.TopLogprobs),
         "echo": _nullable({"const": False}),
         "suffix": _nullable({"const": ""}),
-        "best_of": _number(1, 64, "integer"),
+        "best_of": _number(bounds.Choices),
     },
     "required": ["prompt"],
 }

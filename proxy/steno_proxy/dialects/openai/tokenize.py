@@ -16,6 +16,7 @@ from steno.contracts.chat import Job
 from steno.contracts.errors import BadRequest, StenoError
 from steno.contracts.records import bytes_to_ids, ids_to_bytes
 from steno.contracts.wire.frames import Count, Counted, ModelCard
+from steno_proxy.dialects import bounds
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.chat import Chat
@@ -62,7 +63,7 @@ class TextBody(msgspec.Struct):
 
 
 class IdsBody(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[bounds.TokenId]
     model: str | None = None
 
 
@@ -109,7 +110,7 @@ class Detokenize:
 
     def parse(self, body: bytes) -> Asked:
         given = decode(_ids, body)
-        ids = ids_to_bytes(common.checked_ids("tokens", given.tokens))
+        ids = ids_to_bytes(given.tokens)
         return Asked(Count(0, Job(prompt_ids=ids), "text"), given.model or "")
 
     def answer(self, asked: Asked, counted: Counted, card: ModelCard) -> Iterator[bytes]:

@@ -21,7 +21,8 @@ import msgspec
 
 from steno.contracts.chat import RECORDED, CanonicalRequest, Job, Message, ResponseFormat
 from steno.contracts.errors import BadRequest, NotFound, PreviousNotFound, StenoError
-from steno_proxy.dialects.base import Choice, Header, Writer, check_range, check_wire, decode
+from steno_proxy.dialects import bounds
+from steno_proxy.dialects.base import Choice, Header, Writer, check_wire, decode
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
@@ -63,9 +64,9 @@ class _Body(common.SamplingBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: _Text | None = None
     reasoning: _Reasoning | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: bounds.Limit | None = None
+    max_tool_calls: bounds.Limit | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
     metadata: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     conversation: Any = None
@@ -124,8 +125,6 @@ def canonical(body: _Body, last: Message | None = None) -> ResponsesRequest:
         raise BadRequest(
             "conversation is not supported: send the items in input, or use previous_response_id", field="conversation"
         )
-    check_range("max_output_tokens", body.max_output_tokens, 1, 2**63)
-    check_range("max_tool_calls", body.max_tool_calls, 1, 2**63 - 1)
     if body.n not in (None, 1):
         raise BadRequest(f"n: got {body.n}, must be 1", field="n")
     tools = read_tools(body.tools or [], body.input)
@@ -220,7 +219,6 @@ def _template_kwargs(body: _Body, reasoning: _Reasoning) -> dict[str, Any]:
 
 
 def _top_logprobs(body: _Body, include: list[str]) -> int | None:
-    check_range("top_logprobs", body.top_logprobs, 0, 20)
     return (body.top_logprobs or 0) if body.top_logprobs or "message.output_text.logprobs" in include else None
 
 

@@ -1,11 +1,12 @@
-"""The OpenAPI operations of the Responses format, by hand like those in `dialects/openai/schema.py`. Bounds are those that the
-code enforces.
+"""The OpenAPI operations of the Responses format, by hand like those in `dialects/openai/schema.py`. The bounds of numbers
+are those that msgspec enforces (`bounds.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from steno_proxy.dialects import bounds
 from steno_proxy.dialects.openai.schema import ERROR
 
 _STRING: dict[str, Any] = {"type": "string"}
@@ -16,8 +17,8 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _number(low: float, high: float, kind: str = "number") -> dict[str, Any]:
-    return _nullable({"type": kind, "minimum": low, "maximum": high})
+def _number(kind: Any) -> dict[str, Any]:
+    return _nullable(bounds.schema(kind))
 
 
 _BOOLEAN: dict[str, Any] = _nullable({"type": "boolean"})
@@ -110,11 +111,11 @@ _BODY: dict[str, Any] = {
         "reasoning": _nullable(
             {"type": "object", "properties": {"effort": _nullable(_STRING), "summary": _nullable(_STRING)}}
         ),
-        "max_output_tokens": _number(1, 2**31 - 1, "integer"),
-        "max_tool_calls": _number(1, 2**63 - 1, "integer"),
-        "temperature": _number(0, 100),
-        "top_p": _nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
-        "top_logprobs": _number(0, 20, "integer"),
+        "max_output_tokens": _number(bounds.Limit),
+        "max_tool_calls": _number(bounds.Limit),
+        "temperature": _number(bounds.Temperature),
+        "top_p": _number(bounds.TopP),
+        "top_logprobs": _number(bounds.TopLogprobs),
         "metadata": _nullable(_OBJECT),
         "prompt_cache_key": _nullable(_STRING),
         "safety_identifier": _nullable(_STRING),

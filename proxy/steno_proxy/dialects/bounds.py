@@ -1,0 +1,89 @@
+"""The bounds of the numbers in requests: msgspec checks them while it reads a body, and writes them into `/openapi.json`.
+
+What is refused names the field, the value seen and the value allowed.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from steno.contracts.errors import BadRequest
+
+MAX_CHOICES = 64
+MAX_TOKENS = 2**31 - 1
+_INT64 = 2**63 - 1
+
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+"""-1 and 0: all tokens."""
+PlainTopK = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=1e-3, le=100)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+MinTokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Limit = Annotated[int, Meta(ge=1, le=_INT64)]
+"""Of tokens or calls. One of tokens that is above MAX_TOKENS counts as MAX_TOKENS."""
+Seed = Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+ThinkingBudget = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+"""-1: as much as the model likes."""
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+
+_OUTSIDE = re.compile(r"Expected `(?:int|float)` (>=|>|<=) (\S+)")
+_WORDS = {">=": "at least", ">": "above", "<=": "at most"}
+_HOLDS = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
+_PLACE = re.compile(r"\$\.([^.\[]+)(?:\[(\d+|\.\.\.)\])?")
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of one of the types above."""
+    return msgspec.json.schema(kind)
+
+
+def check(path: str, value: float, kind: Any) -> None:
+    """For a number that was read by hand. Raises: BadRequest naming the field: it is outside the bounds of `kind`."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = _OUTSIDE.fullmatch(str(error))
+        assert found is not None, error
+        raise _refusal(path, value, found) from None
+
+
+def outside(message: str, where: str, body: bytes) -> BadRequest | None:
+    """The error for a body that msgspec refused because of a number. None: it refused it for another reason.
+
+    Args:
+        message, where: what msgspec says: "Expected `int` >= 1", "$.n". Its words lack the value, so that is read once more,
+            in one pass that makes no objects of the other fields.
+    """
+    found, place = _OUTSIDE.fullmatch(message), _PLACE.fullmatch(where)
+    if found is None or place is None:
+        return None
+    name, member = place.groups()
+    value = msgspec.json.decode(msgspec.json.decode(body, type=dict[str, msgspec.Raw])[name])
+    if member == "...":  # an object: msgspec does not say which of its members
+        holds, limit = _HOLDS[found[1]], float(found[2])
+        member = next(key for key, given in value.items() if not holds(given, limit))
+        return _refusal(f"{name}.{member[:40]}", value[member], found)
+    return _refusal(name, value, found) if member is None else _refusal(f"{name}.{member}", value[int(member)], found)
+
+
+def _refusal(path: str, value: float, found: re.Match[str]) -> BadRequest:
+    limit = float(found[2]) if "." in found[2] or "e" in found[2] else int(found[2])
+    return BadRequest(f"{path}: got {number(value)}, must be {_WORDS[found[1]]} {number(limit)}", field=path)
+
+
+def number(value: float) -> str:
+    """As it stands in an error: an integer with all its digits, up to 300 of them, a float as Python writes it."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e22 else repr(value)
+    return str(value) if abs(value) < 10**300 else "an integer of more than 300 digits"
