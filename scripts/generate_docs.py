@@ -20,7 +20,8 @@ from rich.text import Text
 
 from scripts.chart_schema import chart_schema
 from scripts.fields_table import dialects_page
-from scripts.watching import ROWS, dashboard, rules
+from scripts.panels import ROWS
+from scripts.watching import dashboard, rules
 from steno.config.settings import Settings
 from steno.contracts.errors import BY_CODE
 from steno_cli.agents import AGENTS, Target

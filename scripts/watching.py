@@ -7,118 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import groupby
 from typing import Any
 
 import yaml
 
-from steno_proxy.metrics import PANELS, Panel, grew
-from steno_trainer.reporting.metrics import MEASURES
+from scripts.panels import ROWS, Panel
 
-_NOTE = (
-    "# Made by scripts/docs from proxy/steno_proxy/metrics.py and scripts/watching.py. Change those, then run that.\n"
-)
+_NOTE = "# Made by scripts/docs from scripts/panels.py by scripts/watching.py. Change those, then run that.\n"
 _DOCS = "docs/metrics.md"
-
-WORKER_PANELS = (
-    Panel(
-        "Engines that can generate",
-        "min by (instance) (steno_worker_engine_up)",
-        "A worker whose engine is dead ends, and is started again by its supervisor",
-        "< 1 for 2m",
-        "I9",
-        name="EngineDead",
-    ),
-    Panel(
-        "Proxies that a worker serves",
-        "min by (instance) (steno_worker_proxies)",
-        "0: it samples for nobody; its log says who refused it. Fewer than configured: a replica is away",
-        "< 1 for 5m",
-        name="WorkerAlone",
-    ),
-    Panel(
-        "Weights proved",
-        "min by (instance) (steno_worker_weights_proved)",
-        "0: a probe of log-probabilities or a load failed, and what it sampled since waits or is condemned",
-        "< 1 for 15m",
-        "I10",
-        urgent=True,
-        name="WeightsUnproved",
-    ),
-    Panel(
-        "Sampled tokens sent",
-        "sum by (instance) (rate(steno_worker_tokens_total[1m]))",
-        "Tokens a second of each worker",
-    ),
-    Panel(
-        "Generations on workers",
-        "sum by (instance) (steno_worker_streams)",
-        "Uneven for long: trials are sticky, and move only when a worker is full",
-    ),
-    Panel(
-        "Sockets opened again",
-        "sum by (instance) (increase(steno_worker_reconnects_total[15m]))",
-        "A rate means a bad network between workers and proxies",
-        "> 5 for 15m",
-        "I9",
-        name="WorkerReconnects",
-    ),
-    Panel(
-        "Updates on workers that failed, by error",
-        'sum by (end) (increase(steno_worker_updates_total{end!="served"}[1h]))',
-        "The worker gets no turns until it has caught up",
-        grew('steno_worker_updates_total{end!="served"}', "end"),
-        "I10",
-        name="WorkerUpdateFailed",
-    ),
-    Panel(
-        "Pause of an update, 95th percentile",
-        "histogram_quantile(0.95, sum by (le) (rate(steno_worker_update_pause_seconds_bucket[1h])))",
-        "Seconds for which a worker sampled nothing",
-    ),
-)
-
-_TRAINER = (
-    Panel(
-        "Steps",
-        "max(steno_train_step)",
-        "Step of the current weights",
-    ),
-    Panel(
-        "Ledger of the run, by what became of its tokens",
-        "max by (outcome) (steno_train_ledger_tokens)",
-        "`sampled` is the sum of all others; what is missing has no reason",
-        'abs(max(steno_train_ledger_tokens{outcome="sampled"}) - sum(max by (outcome) '
-        '(steno_train_ledger_tokens{outcome!="sampled"}))) > 0 for 15m',
-        "I4",
-        urgent=True,
-        name="LedgerUnbalanced",
-    ),
-)
-_ALERTS = {
-    "mismatch": ("max(steno_train_mismatch_kl) > 0.1 for 30m", "I1", "SamplerAndTrainerDiffer"),
-    "reward": ("max(steno_train_reward_zero_variance_fraction) > 0.9 for 1h", "", "RewardsAllEqual"),
-}
-_READING = {
-    "mismatch": " A rise without staleness: sampler and trainer compute different things, or hold different weights"
-}
-
-
-def trainer_panels() -> tuple[Panel, ...]:
-    """One graph for each group of the trainer's measures."""
-    found = []
-    for group, measures in groupby(MEASURES, key=lambda measure: measure.name.partition("/")[0]):
-        members = list(measures)
-        names = "|".join(measure.prometheus for measure in members)
-        reading = "; ".join(f"`{m.name}`: {m.help}" for m in members) + "." + _READING.get(group, "")
-        alert, promise, name = _ALERTS.get(group, ("", "", ""))
-        found.append(
-            Panel(f"Training: {group}", f'{{__name__=~"{names}"}}', reading.rstrip("."), alert, promise, name=name)
-        )
-    return (*_TRAINER, *found)
-
-
-ROWS = (("Proxy", PANELS), ("Workers", WORKER_PANELS), ("Trainer", trainer_panels()))
 
 
 def rule(panel: Panel) -> dict[str, Any]:

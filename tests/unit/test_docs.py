@@ -21,11 +21,11 @@ from packaging.utils import canonicalize_name
 from prometheus_client import REGISTRY
 
 from scripts.generate_docs import PAGES, PROGRAMS, ROOT, proxy_metrics
+from scripts.panels import PROXY_PANELS
 from steno.contracts.errors import BY_CODE
 from steno.contracts.records import ForkReason
 from steno_cli.main import app
 from steno_proxy.config import ProxySettings
-from steno_proxy.metrics import PANELS
 from steno_proxy.server.app import create_app
 from tests.support.sources import SOURCES
 
@@ -56,7 +56,7 @@ def test_a_generated_page_is_what_scripts_docs_would_write_now(page: str) -> Non
 
 def test_every_panel_draws_metrics_that_there_are_by_labels_that_they_have() -> None:
     known = {metric.name for metric in proxy_metrics()}
-    for panel in PANELS:
+    for panel in PROXY_PANELS:
         for text in (panel.query, panel.alert):
             shown = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", text))))
             for name, label in re.findall(r"(steno_proxy_\w+)_total(?:\{(\w+)=)?", text):

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from scripts.generate_docs import proxy_metrics
-from scripts.watching import ROWS, dashboard, rule_groups
-from steno_proxy.metrics import Panel
+from scripts.panels import ROWS, Panel
+from scripts.watching import dashboard, rule_groups
 from steno_trainer.reporting.trackers import Prometheus
 from steno_worker.metrics import WorkerMetrics
 
