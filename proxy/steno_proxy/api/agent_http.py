@@ -1,5 +1,5 @@
-"""HTTP as the agents' routes need it, in plain ASGI: a bounded body in; out, an answer, a refusal with its head, or a stream
-whose silences are filled. Knows no dialect and no turn."""
+"""HTTP in plain ASGI: a bounded body in, for all routes; out, for the agents' routes, an answer, a refusal with its head, or a
+stream whose silences are filled. Knows no dialect and no turn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from steno.contracts.chat import Job
 from steno.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
@@ -71,7 +71,8 @@ class Bodies:
 
     async def read(self, scope: Scope, receive: Receive, hold: Hold) -> bytes:
         """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
-        body = await read_body(scope, receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s, hold=hold)
+        bounds: dict[str, Any] = {"max_bytes": self.max_bytes, "timeout_s": self.timeout_s, "setting": "max_body_bytes"}
+        body = await read_body(scope, receive, hold=hold, **bounds)
         if unbounded(body, self.max_nodes):
             await self.pace.steps(check_nodes(body, self.max_nodes))
         return body
@@ -92,72 +93,70 @@ class Bodies:
         return await digest_body(receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s)
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float, hold: Hold) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float, hold: Hold | None = None, setting: str = ""
+) -> bytes:
     """The request's body; never more than `max_bytes` in memory. hold: its share of all that is in flight, counted before it is
-    read where its length is declared, and as it comes where not.
+    read where its length is declared, and as it comes where not. setting: that says `max_bytes`, if one does.
 
     Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; TooManyRequests: there is no room for it now;
         BodyTimeout; ClientLeft.
     """
-    too_large = f"the body is larger than max_body_bytes, {max_bytes} bytes"
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             declared = int(value[:20])
-            if declared > max_bytes:
-                raise BodyTooLarge(f"the body is {declared} bytes; max_body_bytes is {max_bytes}")
-            hold.grow(declared)
+            _check_size(declared, max_bytes, setting)
+            if hold is not None:
+                hold.grow(declared)
         if name == b"content-encoding" and value.lower() != b"identity":
             coding = value[:40].decode("latin-1")
             raise BadRequest(
                 f"content-encoding: got {coding!r}, must be identity: send the body uncompressed",
                 field="content-encoding",
             )
-    message = await _receive(receive, timeout_s)
-    if not message.get("more_body", False) and message["type"] == "http.request":
-        body: bytes = message.get("body", b"")
-        if len(body) > max_bytes:
-            raise BodyTooLarge(too_large)
-        hold.grow(len(body))
-        return body
-    deadline = time.monotonic() + timeout_s
-    parts, size = [], 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise ClientLeft("the client left before its request was complete")
-        part = message.get("body", b"")
+    parts: list[bytes] = []
+
+    def take(part: bytes, size: int) -> None:
         parts.append(part)
-        size += len(part)
-        if size > max_bytes:
-            raise BodyTooLarge(too_large)
-        hold.grow(size)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+        if hold is not None:
+            hold.grow(size)
+
+    await _take_parts(receive, take, max_bytes, timeout_s, setting)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def digest_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
     """`body_digest` of a body that is not kept. Raises: BodyTooLarge, BodyTimeout, ClientLeft."""
-    deadline = time.monotonic() + timeout_s
-    digest, size = body_digest(), 0
+    digest = body_digest()
+    await _take_parts(receive, lambda part, size: digest.update(part), max_bytes, timeout_s)
+    return digest.digest()
+
+
+async def _take_parts(
+    receive: Receive, take: Callable[[bytes, int], None], max_bytes: int, timeout_s: float, setting: str = ""
+) -> None:
+    """`take` gets each part of a body as it comes, and how many bytes have come with it."""
+    deadline, size = time.monotonic() + timeout_s, 0
     while True:
-        message = await _receive(receive, max(deadline - time.monotonic(), 0.001))
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout(f"the request body did not arrive within {timeout_s:g} s (body_timeout_s)") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft("the client left before its request was complete")
-        part = message.get("body", b"")
-        digest.update(part)
+        part: bytes = message.get("body", b"")
         size += len(part)
-        if size > max_bytes:
-            raise BodyTooLarge(f"the body is larger than {max_bytes} bytes")
+        _check_size(size, max_bytes, setting, "at least ")
+        take(part, size)
         if not message.get("more_body", False):
-            return digest.digest()
+            return
 
 
-async def _receive(receive: Receive, timeout_s: float) -> Message:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await receive()
-    except TimeoutError:
-        raise BodyTimeout(f"the request body did not arrive within {timeout_s:g} s (body_timeout_s)") from None
+def _check_size(size: int, max_bytes: int, setting: str, about: str = "") -> None:
+    if size > max_bytes:
+        allowed = f"{setting} is {max_bytes}" if setting else f"at most {max_bytes} are allowed"
+        raise BodyTooLarge(f"the body is {about}{size} bytes; {allowed}")
 
 
 class HttpClient:

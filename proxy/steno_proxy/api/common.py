@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from steno.contracts.errors import BadRequest, StenoError
 from steno.contracts.leases import EPOCH_HEADER
 from steno.contracts.records import Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, Trial
+from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.config import ProxySettings
 from steno_proxy.policies.keeper import Policies
@@ -133,9 +133,7 @@ def base_url(request: Request) -> str:
 def error_response(error: StenoError, request_id: str) -> Response:
     """The control plane's one envelope."""
     body = ErrorBody(code=error.code, message=error.message, field=error.field, retryable=error.retryable)
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
     envelope = ErrorEnvelope(error=body, request_id=request_id)
     return Response(envelope.model_dump_json(), error.status, headers, media_type="application/json")
 

@@ -163,7 +163,12 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     ):
         app.include_router(router)
     app.router.routes += [*Probes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
-    app.add_middleware(Front, base_path=settings.base_path, max_spec_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        Front,
+        base_path=settings.base_path,
+        body_timeout_s=settings.body_timeout_s,
+        max_spec_bytes=settings.max_body_bytes,
+    )
     app.add_exception_handler(StenoError, on_steno_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -19,14 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from steno.contracts.errors import BadRequest, BodyTooLarge, Forbidden, NotFound, StenoError
+from steno.contracts.errors import BadRequest, Forbidden, NotFound, StenoError
 from steno.contracts.records import RESERVED_TRIAL_IDS
 from steno_proxy import logs
-from steno_proxy.api.agent_http import refusal_headers
+from steno_proxy.api.agent_http import read_body, refusal_headers
 from steno_proxy.api.agents.lookup import error_words
 from steno_proxy.api.common import Ports, error_response
 from steno_proxy.api.door import Door, from_a_page
 from steno_proxy.server.path_aliases import meant
+from steno_proxy.turns.interfaces import ClientLeft
 
 log = logging.getLogger(__name__)
 MAX_CONTROL_BODY_BYTES = 1 << 20
@@ -159,11 +160,12 @@ async def _elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
 class Front:
     """Args:
     base_path: prefix of the public URL; requests come with it, or with it stripped by what stands before the proxy.
-    max_spec_bytes: largest body of a policy update; its manifest names every tensor of a model.
+    body_timeout_s: that a body may take. max_spec_bytes: largest body of a policy update; its manifest names every tensor.
     """
 
-    def __init__(self, app: ASGIApp, base_path: str = "", max_spec_bytes: int = MAX_CONTROL_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, base_path: str, body_timeout_s: float, max_spec_bytes: int) -> None:
         self._app = app
+        self._body_timeout_s = body_timeout_s
         self._max_spec_bytes = max_spec_bytes
         self._base = base_path
 
@@ -181,9 +183,17 @@ class Front:
         request_id = os.urandom(8).hex()
         logs.bind("", request_id)
         scope.setdefault("state", {})["request_id"] = request_id
+        send = _with_id(send, request_id)
         if (limit := self._limit(scope["method"], path)) is not None:
-            receive = _bounded(scope, receive, limit)
-        await self._app(scope, receive, _with_id(send, request_id))
+            try:
+                body = await read_body(scope, receive, max_bytes=limit, timeout_s=self._body_timeout_s)
+            except ClientLeft:
+                return
+            except StenoError as error:
+                await error_response(error, request_id)(scope, receive, send)
+                return
+            receive = _again(body, receive)
+        await self._app(scope, receive, send)
 
     def _limit(self, method: str, path: str) -> int | None:
         """Bytes that a body may have; None: it is passed on as it comes, and bounded where it goes."""
@@ -207,20 +217,16 @@ def _with_id(send: Send, request_id: str) -> Send:
     return sending
 
 
-def _bounded(scope: Scope, receive: Receive, limit: int) -> Receive:
-    """`receive` that fails as soon as more has come than may. Raises: BodyTooLarge."""
-    taken = 0
-    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` after a body that has been read: gives it once more, then what comes after it."""
+    given = False
 
     async def receiving() -> Message:
-        nonlocal taken
-        if declared.isdigit() and int(declared[:20]) > limit:
-            raise BodyTooLarge(f"the body is larger than {limit} bytes")
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > limit:
-            raise BodyTooLarge(f"the body is larger than {limit} bytes")
-        return message
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
 
     return receiving
 
@@ -257,8 +263,6 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's: no such route, or no such method on it."""
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, StenoError):  # FastAPI words whatever stops it from reading a body as its own 400
-        return await on_steno_error(request, error.__cause__)
     known: dict[int, type[StenoError]] = {403: Forbidden, 404: NotFound}
     status, path = error.status_code, request.scope["path"]
     if status == 405 and _ACTION.search(path):

@@ -60,13 +60,14 @@ async def test_the_413_reaches_a_client_that_reads(declared: bool) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
-async def test_a_body_that_never_comes_is_a_408_and_holds_up_nobody() -> None:
+@pytest.mark.parametrize("path", ["/t/v1/chat/completions", "/t/v1/messages/count_tokens", "/sessions"])
+async def test_a_body_that_never_comes_is_a_408_and_holds_up_nobody(path: str) -> None:
     async with running(body_timeout_s=0.2) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        writer.write(b"POST /t/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{{".encode())
         assert (await proxy.chat("t", "x")).status_code == 200
-        answer = await asyncio.wait_for(reader.read(200), 10)
-        assert answer.startswith(b"HTTP/1.1 408")
+        answer = await asyncio.wait_for(reader.read(), 10)  # to its end: the rest of the body would be taken for a request
+        assert answer.startswith(b"HTTP/1.1 408") and b"body_timeout" in answer
         writer.close()
 
 
@@ -108,10 +109,12 @@ async def test_half_a_request_and_a_closed_socket_leave_nothing(proxy: Proxy) ->
     assert (await proxy.chat("t", "x")).status_code == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, "/t/v1/completions"])
-async def test_a_compressed_body_is_refused_by_name(proxy: Proxy, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "named"), [(CHAT, "param"), ("/t/v1/completions", "param"), ("/sessions", "field"), ("/groups", "field")]
+)
+async def test_a_compressed_body_is_refused_by_name(proxy: Proxy, path: str, named: str) -> None:
     response = await proxy.http.post(path, content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "content-encoding")
+    assert (response.status_code, response.json()["error"][named]) == (400, "content-encoding")
 
 
 async def test_nobody_is_sent_to_another_address(proxy: Proxy) -> None:
