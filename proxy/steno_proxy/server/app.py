@@ -44,7 +44,7 @@ from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import Policies
 from steno_proxy.server.accepting import Acceptor
 from steno_proxy.server.embedded_worker import Beside, Companion
-from steno_proxy.server.front import Application, Front, on_http_error, on_steno_error, on_surprise, on_validation_error
+from steno_proxy.server.front import Application, on_http_error, on_steno_error, on_surprise, on_validation_error
 from steno_proxy.server.heap import Heap
 from steno_proxy.server.http_protocol import BoundedHttp
 from steno_proxy.server.listeners import BACKLOG, listeners
@@ -125,6 +125,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
 
     app = Application(
         settings.base_path,
+        body_timeout_s=settings.body_timeout_s,
+        max_spec_bytes=settings.max_body_bytes,
         title="Steno",
         version="0.1.0",
         lifespan=lifespan,
@@ -163,12 +165,6 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     ):
         app.include_router(router)
     app.router.routes += [*Probes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
-    app.add_middleware(
-        Front,
-        base_path=settings.base_path,
-        body_timeout_s=settings.body_timeout_s,
-        max_spec_bytes=settings.max_body_bytes,
-    )
     app.add_exception_handler(StenoError, on_steno_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)

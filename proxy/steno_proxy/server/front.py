@@ -1,7 +1,7 @@
-"""The outermost layer: path prefix, request id, bounded bodies and one error envelope for everything but the agents' routes.
+"""The application: FastAPI behind what each request meets first: path prefix, ports, the door of a proxy without keys.
 
-Pure ASGI. The agents' turns bring their own request ids, bounds and error shapes: `Application` sends them straight to their
-endpoints, and none of them comes through here.
+Agents' turns then go straight to their endpoints, which have request ids, bounds and error shapes of their own. All else gets a
+request id, a bounded body and one error envelope.
 """
 
 from __future__ import annotations
@@ -52,83 +52,121 @@ class Application(FastAPI):
         actions: (method, action) -> the same for `/v1beta/models/{model}:{action}`, whatever the model.
     """
 
-    def __init__(self, base_path: str, **options: Any) -> None:
+    def __init__(self, base_path: str, *, body_timeout_s: float, max_spec_bytes: int, **options: Any) -> None:
+        """Args:
+        base_path: prefix of the public URL; requests come with it, or with it stripped by what stands before the proxy.
+        body_timeout_s: that a body for the control plane may take.
+        max_spec_bytes: largest body of a policy update; its manifest names every tensor of a model.
+        """
         super().__init__(**options)
         self.turns: Mapping[tuple[str, str], ASGIApp] = {}
         self.actions: Mapping[tuple[str, str], ASGIApp] = {}
         self.sockets: Mapping[str, ASGIApp] = {}
         self.ports: Ports | None = None
         self.door: Door | None = None
-        self._base = base_path + "/"
+        self._base = base_path
+        self._body_timeout_s = body_timeout_s
+        self._max_spec_bytes = max_spec_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.ports is not None and scope["type"] != "lifespan" and not self._belongs(scope, self.ports):
-            await _elsewhere(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await super().__call__(scope, receive, send)
             return
-        if scope["type"] == "http":
-            path: str = scope["path"]
-            if self.door is not None and (error := self.door.refusal(scope)) is not None and not self._is_free(path):
-                await _refuse(error, scope, receive, send)
-                return
-            start = len(self._base) if path.startswith(self._base) else 1
-            end = path.find("/", start)
-            endpoint = self.turns.get((scope["method"], path[end:])) if end > start else None
-            if endpoint is None and end > start and path[start:end] not in RESERVED_TRIAL_IDS:
-                path = path[:end] + meant(path[end:])
-                if path != scope["path"]:
-                    scope = {**scope, "path": path, "raw_path": path.encode()}
-                endpoint = self.turns.get((scope["method"], path[end:]))
-            if endpoint is not None:
-                scope["path_params"] = {"trial_id": path[start:end]}
-                await endpoint(scope, receive, send)
-                return
-            if end > start and (found := _ACTION.fullmatch(path, end)) is not None:
-                endpoint = self.actions.get((scope["method"], found["action"]))
-                if endpoint is not None:
-                    scope["path_params"] = {"trial_id": path[start:end], "model": found["model"]}
-                    await endpoint(scope, receive, send)
-                    return
+        path: str = scope["path"]
+        if self._base and path.startswith(self._base + "/"):
+            path = path[len(self._base) :]
+            scope = _at(scope, path)
+        if self.ports is not None and not _belongs(scope, self.ports):
+            await _elsewhere(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._connect(scope, receive, send)
+        elif self.door is not None and path != "/healthz" and (error := self.door.refusal(scope)) is not None:
+            await _refuse(error, scope, receive, send)
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        end = path.find("/", 1)
+        endpoint = self.turns.get((scope["method"], path[end:])) if end > 1 else None
+        if endpoint is None and end > 1 and path[1:end] not in RESERVED_TRIAL_IDS:
+            path = path[:end] + meant(path[end:])
+            if path != scope["path"]:
+                scope = _at(scope, path)
+            endpoint = self.turns.get((scope["method"], path[end:]))
+        if endpoint is not None:
+            scope["path_params"] = {"trial_id": path[1:end]}
+            await endpoint(scope, receive, send)
             return
+        if end > 1 and (found := _ACTION.fullmatch(path, end)) is not None:
+            endpoint = self.actions.get((scope["method"], found["action"]))
+            if endpoint is not None:
+                scope["path_params"] = {"trial_id": path[1:end], "model": found["model"]}
+                await endpoint(scope, receive, send)
+                return
+        await self._route(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By FastAPI: with a request id, and a body that has come whole and is no larger than it may be."""
+        request_id = os.urandom(8).hex()
+        logs.bind("", request_id)
+        scope.setdefault("state", {})["request_id"] = request_id
+        send = _with_id(send, request_id)
+        if (limit := self._limit(scope["method"], scope["path"])) is not None:
+            try:
+                body = await read_body(scope, receive, max_bytes=limit, timeout_s=self._body_timeout_s)
+            except ClientLeft:
+                return
+            except StenoError as error:
+                await error_response(error, request_id)(scope, receive, send)
+                return
+            receive = _again(body, receive)
         await super().__call__(scope, receive, send)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A WebSocket: the workers', or an agent's, which a page may open as it may ask by HTTP."""
         path: str = scope["path"]
-        start = len(self._base) if path.startswith(self._base) else 1
-        end = path.find("/", start)
+        end = path.find("/", 1)
         endpoint = None
-        if end > start and path[start:end] not in RESERVED_TRIAL_IDS:
+        if end > 1 and path[1:end] not in RESERVED_TRIAL_IDS:
             endpoint = self.sockets.get(meant(path[end:]))
         error = from_a_page(scope) if endpoint is None else None
         if error is None and self.door is not None:
             error = self.door.refusal(scope)
-        if error is None and endpoint is None and path[start - 1 :] != WORKERS:
+        if error is None and endpoint is None and path != WORKERS:
             error = NotFound(
                 f"{path[:100]} takes no WebSocket: only /<trial_id>/v1/responses and {WORKERS} (workers) do"
             )
         if error is not None:
             await _refuse_socket(error, send)
         elif endpoint is not None:
-            scope["path_params"] = {"trial_id": path[start:end]}
+            scope["path_params"] = {"trial_id": path[1:end]}
             await endpoint(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
-    def _is_free(self, path: str) -> bool:
-        """Whether anybody may know it: that the process answers."""
-        return path == "/healthz" or path == self._base + "healthz"
+    def _limit(self, method: str, path: str) -> int | None:
+        """Bytes that a body may have; None: it is passed on as it comes, and bounded where it goes."""
+        if path.partition("/")[2].partition("/")[0] not in RESERVED_TRIAL_IDS:
+            return None  # an agent's: `max_body_bytes` of the route
+        if not path.startswith("/policy/updates"):
+            return MAX_CONTROL_BODY_BYTES
+        if method == "PUT" and "/shards/" in path:
+            return None
+        return self._max_spec_bytes if method == "POST" else MAX_CONTROL_BODY_BYTES
 
-    def _belongs(self, scope: Scope, ports: Ports) -> bool:
-        """Whether it came to the port that serves it. The path's first word says: no trial has one of the control plane's."""
-        path: str = scope["path"]
-        start = len(self._base) if path.startswith(self._base) else 1
-        word, slash, _ = path[start:].partition("/")
-        if word in BOTH or (word in PROBES and not slash):
-            return True
-        wanted = ports.control if word in RESERVED_TRIAL_IDS or not slash else ports.agents
-        return bool((scope.get("server") or ("", 0))[1] == wanted)
+
+def _at(scope: Scope, path: str) -> Scope:
+    return {**scope, "path": path, "raw_path": path.encode()}
+
+
+def _belongs(scope: Scope, ports: Ports) -> bool:
+    """Whether it came to the port that serves it. The path's first word says: no trial has one of the control plane's."""
+    word, slash, _ = scope["path"][1:].partition("/")
+    if word in BOTH or (word in PROBES and not slash):
+        return True
+    wanted = ports.control if word in RESERVED_TRIAL_IDS or not slash else ports.agents
+    return bool((scope.get("server") or ("", 0))[1] == wanted)
 
 
 async def _refuse(error: StenoError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,55 +193,6 @@ async def _elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
         return
     request_id = os.urandom(8).hex()
     await error_response(NotFound("Not Found"), request_id)(scope, receive, _with_id(send, request_id))
-
-
-class Front:
-    """Args:
-    base_path: prefix of the public URL; requests come with it, or with it stripped by what stands before the proxy.
-    body_timeout_s: that a body may take. max_spec_bytes: largest body of a policy update; its manifest names every tensor.
-    """
-
-    def __init__(self, app: ASGIApp, base_path: str, body_timeout_s: float, max_spec_bytes: int) -> None:
-        self._app = app
-        self._body_timeout_s = body_timeout_s
-        self._max_spec_bytes = max_spec_bytes
-        self._base = base_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        path: str = scope["path"]
-        if self._base and path.startswith(self._base + "/"):
-            path = path[len(self._base) :]
-            scope = {**scope, "path": path, "raw_path": path.encode()}
-        if scope["type"] == "websocket":
-            await self._app(scope, receive, send)
-            return
-        request_id = os.urandom(8).hex()
-        logs.bind("", request_id)
-        scope.setdefault("state", {})["request_id"] = request_id
-        send = _with_id(send, request_id)
-        if (limit := self._limit(scope["method"], path)) is not None:
-            try:
-                body = await read_body(scope, receive, max_bytes=limit, timeout_s=self._body_timeout_s)
-            except ClientLeft:
-                return
-            except StenoError as error:
-                await error_response(error, request_id)(scope, receive, send)
-                return
-            receive = _again(body, receive)
-        await self._app(scope, receive, send)
-
-    def _limit(self, method: str, path: str) -> int | None:
-        """Bytes that a body may have; None: it is passed on as it comes, and bounded where it goes."""
-        if path.partition("/")[2].partition("/")[0] not in RESERVED_TRIAL_IDS:
-            return None  # an agent's: `max_body_bytes` of the route
-        if not path.startswith("/policy/updates"):
-            return MAX_CONTROL_BODY_BYTES
-        if method == "PUT" and "/shards/" in path:
-            return None
-        return self._max_spec_bytes if method == "POST" else MAX_CONTROL_BODY_BYTES
 
 
 def _with_id(send: Send, request_id: str) -> Send:
@@ -307,8 +296,6 @@ async def on_surprise(request: Request, error: Exception) -> Response:
     """Fixed text; the exception's own words stay in the log."""
     request_id = request_id_of(request)
     log.error("request %s: unhandled exception", request_id, exc_info=error)
-    response = error_response(
+    return error_response(
         StenoError(f"internal error; the proxy's log has the details under request {request_id}"), request_id
     )
-    response.headers["x-request-id"] = request_id  # Starlette answers surprises outside of `Front`
-    return response

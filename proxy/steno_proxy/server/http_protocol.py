@@ -72,29 +72,37 @@ def _without_offer(name: bytes, value: bytes) -> bytes:
     return b",".join(kept) or b"keep-alive"
 
 
-class EndsWithConnection(RequestResponseCycle):
-    """An answer to HTTP/1.0. Where nobody knows its length, its end is the connection's; a reset, if it is not whole (I3)."""
+class EndsWithConnection:
+    """The application's answer to HTTP/1.0. Where its length is unknown, its end is the connection's; a reset, if it is not whole
+    (I3). Pure ASGI around the application, told which request of uvicorn's it answers."""
 
-    _unknown = False
+    def __init__(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._cycle = cycle
+        self._app = app
+        self._unknown = False
 
-    async def send(self, message: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, self._send)
+
+    async def _send(self, message: Any) -> None:
+        cycle = self._cycle
         if message["type"] == "http.response.start":
             named = {name.lower() for name, _ in message.get("headers", ())}
             self._unknown = not named & {b"content-length", b"transfer-encoding"}
             if self._unknown:
-                self.chunked_encoding = False
+                cycle.chunked_encoding = False
                 self._reset_at_end(True)
         elif self._unknown:
-            while self.flow.write_paused and not self.disconnected:
-                await self.flow.drain()
-            self.expected_content_length = len(message.get("body", b""))
+            while cycle.flow.write_paused and not cycle.disconnected:
+                await cycle.flow.drain()
+            cycle.expected_content_length = len(message.get("body", b""))
             if not message.get("more_body", False):
                 self._reset_at_end(False)
-        await super().send(message)
+        await cycle.send(message)
 
     def _reset_at_end(self, reset: bool) -> None:
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None and not self.disconnected:
+        connection = self._cycle.transport.get_extra_info("socket")
+        if connection is not None and not self._cycle.disconnected:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
 
 
@@ -127,7 +135,8 @@ class BoundedHttp(WithoutUpgrades):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        is_old = cycle.scope["http_version"] < "1.1"
+        super()._start_asgi_task(cycle, EndsWithConnection(cycle, app) if is_old else app)
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_looking()
@@ -169,10 +178,7 @@ class BoundedHttp(WithoutUpgrades):
     def on_headers_complete(self) -> Any:
         self._came = self._in_message = True
         self._head_at = None
-        paused = super().on_headers_complete()
-        if self.parser.get_http_version() < "1.1" and self.cycle is not None and self.cycle.scope is self.scope:
-            self.cycle.__class__ = EndsWithConnection
-        return paused
+        return super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._came = True
