@@ -93,13 +93,13 @@ async def _evaluate(settings: EvaluateSettings) -> list[TrialResult]:
     run_id = settings.run or f"eval-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     async with contextlib.AsyncExitStack() as stack:
         if settings.model is not None:
-            settings = await stack.enter_async_context(_served(settings, settings.model))
+            settings = await stack.enter_async_context(_served(settings, settings.model, run_id))
         return await roll_out(settings, run_id)
 
 
 @contextlib.asynccontextmanager
-async def _served(settings: EvaluateSettings, model: str) -> AsyncIterator[EvaluateSettings]:
-    """A proxy and a worker of this machine, with keys of their own; the settings that reach them."""
+async def _served(settings: EvaluateSettings, model: str, run_id: str) -> AsyncIterator[EvaluateSettings]:
+    """A proxy and a worker of this machine, with keys of their own; the settings that reach them, with the key of the run."""
     from steno.client.client import AsyncSteno
     from steno_cli.demo.processes import free_port, start, until_healthy
 
@@ -129,7 +129,9 @@ async def _served(settings: EvaluateSettings, model: str) -> AsyncIterator[Evalu
                 proxy.check()
                 worker.check()
                 await asyncio.sleep(0.5)
-        yield settings.model_copy(update={"proxy": url, "key": SecretStr(admin)})
+            key = await client.run_key(run_id)
+        assert key is not None, "the proxy has an admin key"
+        yield settings.model_copy(update={"proxy": url, "key": SecretStr(key)})
 
 
 def results(
