@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import shutil
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "steno"
@@ -22,12 +25,19 @@ def how_to_install(extra: str) -> str:
     except (importlib.metadata.PackageNotFoundError, ValueError):
         source = {}
     url = source.get("url", "")
+    install = f"{_pip()} install"
     if "dir_info" in source:
         editable = "-e " if source["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{unquote(urlsplit(url).path)}[{extra}]'"
+        return f"{install} {editable}'{unquote(urlsplit(url).path)}[{extra}]'"
     if url:
-        return f"pip install '{DISTRIBUTION}[{extra}] @ {url}'"
-    return f"install the same wheel or checkout again with its extra: pip install 'PATH[{extra}]'"
+        return f"{install} '{DISTRIBUTION}[{extra}] @ {url}'"
+    return f"install the same wheel or checkout again with its extra: {install} 'PATH[{extra}]'"
+
+
+def _pip() -> str:
+    """`pip`, where a shell finds that of this environment; else by its path: a virtual environment need not be active."""
+    here, found = Path(sys.executable), shutil.which("pip")
+    return "pip" if found is not None and Path(found).parent == here.parent else f"{here} -m pip"
 
 
 def missing(modules: Iterable[str]) -> str | None:

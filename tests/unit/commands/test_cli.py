@@ -127,7 +127,7 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
         (
             ModuleNotFoundError("x", name="pyarrow.parquet"),
             2,
-            "this needs pyarrow: pip install -e ",
+            "this needs pyarrow: ",
         ),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -95,14 +97,21 @@ def test_a_worker_for_other_upstreams_needs_one_extra_and_no_torch(module: str) 
     ],
 )
 def test_a_hint_names_what_was_installed_here(
-    source: dict[str, object] | None, command: str, monkeypatch: pytest.MonkeyPatch
+    source: dict[str, object] | None, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    pip = tmp_path / "pip"
+    pip.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
     class Installed:
         def read_text(self, name: str) -> str | None:
             return json.dumps(source) if source and name == "direct_url.json" else None
 
     monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert how_to_install("trainer") == command
+    monkeypatch.setenv("PATH", "/nowhere")  # a virtual environment that is not active
+    assert how_to_install("trainer") == command.replace("pip install", f"{tmp_path}/python -m pip install")
 
 
 def test_what_other_processes_will_import_is_looked_for_before_they_start(
@@ -112,4 +121,5 @@ def test_what_other_processes_will_import_is_looked_for_before_they_start(
     require_modules("json", "openai")
     with pytest.raises(SystemExit) as ended, one_line_errors():
         require_modules("json", "not_there")
-    assert ended.value.code == 2 and "this needs not_there: pip install" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "this needs not_there: " in said and "pip install -e" in said
