@@ -98,6 +98,16 @@ def test_a_process_whose_engine_failed_gets_no_other_attempt_on_any_channel() ->
         place(failed, [one, back])
 
 
+def test_that_no_worker_is_connected_yet_is_told_from_workers_that_can_not_serve_it() -> None:
+    for workers, said in (
+        ([], "no worker is connected: start one"),
+        ([Worker("a", draining=True)], "no worker is connected"),
+        ([Worker("a", behind=True)], "is connected now"),
+    ):
+        with pytest.raises((NoWorker, Away), match=said):
+            place(FIRST, workers)
+
+
 def test_a_draining_worker_gets_nothing_new_and_one_that_is_behind_neither() -> None:
     for gone in (Worker("a", draining=True), Worker("a", behind=True)):
         other = Worker("b")

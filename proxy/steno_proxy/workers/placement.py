@@ -153,6 +153,10 @@ def place(order: Order, workers: Iterable[WorkerT], *, is_model: bool = False) -
     if not able:
         if same or order.attempt:
             raise Away("no worker that can serve this request is connected now")
+        if not offered:
+            raise NoWorker(
+                "no worker is connected: start one (steno worker --proxy URL), or wait until it has loaded its model"
+            )
         raise NoWorker("no connected worker can serve this request")
     # A suspect worker is better than none, and worse than waiting for one that is only busy.
     trusted = [worker for worker in able if not worker.suspect]
