@@ -97,7 +97,7 @@ def key_of_run(
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in ("run", "group"))  # to be copied
     return table
 
 

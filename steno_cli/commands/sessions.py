@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,22 +66,17 @@ def list_sessions(
     key_file: KeyFile = None,
 ) -> None:
     """List sessions, newest first, a page at a time: what is printed last says how to see the next one."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("trial", "status", "group", "turns", "tokens", "reward", "updated", "marks"):
-        table.add_column(name, justify="right" if name in ("turns", "tokens", "reward") else "left", overflow="fold")
     with connect(url, key, key_file) as steno:
         page = steno.session_page(
             status=status and status.value, group_id=group, run_id=run, newest_first=not oldest_first, cursor=cursor,
             limit=limit,
         )  # fmt: skip
-    for session in page.items:
-        if as_json:
+    if as_json:
+        for session in page.items:
             typer.echo(json.dumps(readable(session), ensure_ascii=False))
-        else:
-            table.add_row(*_cells(session, time.time()))
-    if page.items and not as_json:
-        console().print(table)
-    elif not page.items:
+    elif page.items:
+        console().print(table_of(page.items, time.time()))
+    if not page.items:
         console(stderr=True).print("no sessions")
     if page.next_cursor is not None:
         console(stderr=True).print(f"there are more: --cursor {page.next_cursor}", style="dim", soft_wrap=True)
@@ -158,18 +154,34 @@ def _event_line(event: dict[str, Any]) -> Text:
     return line
 
 
-def _cells(session: Session, now: float) -> tuple[str | Text, ...]:
-    counts = session.counts
-    return (
-        Text(session.trial_id, style="bold"),
-        Text(session.status, style={"open": "green", "aborted": "red"}.get(session.status, "")),
-        Text(session.group_id or "-"),
-        str(counts.turns),
-        str(counts.completion_tokens),
-        "-" if session.reward is None else f"{session.reward:g}",
-        ago(now - session.updated_at),
-        Text(" ".join(session.marks)),
-    )
+def table_of(sessions: Sequence[Session], now: float) -> Table:
+    """A row each. Trial ids stay whole on a narrow terminal, to be copied. The group has a column only where they do not begin
+    with it, and marks where there are any."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    marked = any(session.marks for session in sessions)
+    grouped = not all(session.trial_id.startswith(f"{session.group_id}.") for session in sessions if session.group_id)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("status")
+    if grouped:
+        table.add_column("group", overflow="fold")
+    for name in ("turns", "tokens", "reward"):
+        table.add_column(name, justify="right")
+    table.add_column("updated")
+    if marked:
+        table.add_column("marks", overflow="fold")
+    for session in sessions:
+        counts = session.counts
+        table.add_row(
+            Text(session.trial_id, style="bold"),
+            Text(session.status, style={"open": "green", "aborted": "red"}.get(session.status, "")),
+            *([Text(session.group_id or "-")] if grouped else []),
+            str(counts.turns),
+            str(counts.completion_tokens),
+            "-" if session.reward is None else f"{session.reward:g}",
+            ago(now - session.updated_at),
+            *([Text(" ".join(session.marks))] if marked else []),
+        )
+    return table
 
 
 def ago(seconds: float) -> str:
