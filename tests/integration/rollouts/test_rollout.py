@@ -212,7 +212,7 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
             _, said = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert process.returncode == 130 and "cancelled; --run stopped goes on" in said
+    assert process.returncode == 130 and "cancelled; the same command with --run stopped goes on" in said
     ends = {session.trial_id: session.end_reason for session in sessions("stopped")}
     assert sorted(ends.values(), key=str) == [None, *["cancelled"] * 3]
     assert [row["end_reason"] for row in rollout.rows()] == ["cancelled"] * 3
