@@ -182,7 +182,6 @@ class CanonicalRequest(msgspec.Struct):
     usage_in_chunks: bool = False
     returns_ids: bool = False
     hides_reasoning: bool = False
-    user: str | None = None
     dropped: list[str] = []
     images: list[str] = []
     after: str = ""

@@ -33,7 +33,7 @@ class Said:
         recording = await recorder.enter("trial")
         asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
         found = await plan(recorder, recording, asked.job, Pace())
-        transcript, facts = Transcript(TURN, "call", CARD), Facts("chat", asked, {}, 1.0)
+        transcript, facts = Transcript(TURN, "call", CARD), Facts(asked, {}, 1.0)
         order = Order("trial", TURN, asked.job)
         return cls(OpenChoice(recorder, recording, 0, order, stream(), transcript, facts, found), store)
 

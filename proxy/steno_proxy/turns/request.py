@@ -28,7 +28,6 @@ from steno_proxy.turns.continuation import Plan
 from steno_proxy.turns.failover import PASSING, go_on
 from steno_proxy.turns.interfaces import ABORT_S, Client, ClientLeft, Stopping
 from steno_proxy.turns.joined import Joined
-from steno_proxy.turns.retry_matching import Sought
 from steno_proxy.workers.hub import Hub
 
 MOST_JOINED = 16
@@ -58,55 +57,59 @@ class Request:
     """
 
     def __init__(
-        self,
-        turns: Host,
-        recording: Recording,
-        dialect: Dialect,
-        asked: CanonicalRequest,
-        client: Client,
-        found: Plan,
-        *,
-        again: bool = False,
+        self, turns: Host, recording: Recording, dialect: Dialect, found: Plan, *, again: bool = False
     ) -> None:
         self.again = again
         self.recording = recording
         self.dialect = dialect
         self.plan = found
-        self.choices: list[OpenChoice] = []
-        self.done = asyncio.Event()
-        self.sought = Sought(dialect.name, asked, found)
+        self.choices: list[OpenChoice] = []  # at least one, from `begin` on
         self.log: AnswerLog  # from `begin` on
+        self.done = asyncio.Event()
         self._turns = turns
-        self._asked = asked
-        self._client = client
-        self._aborted: StenoError | None = None
-        self._clock: asyncio.TimerHandle | None = None  # of the wall time
-        self._ending: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._over = False  # all is on record, or it has failed: no one can join
-        self._max_tokens = recording.session.limits.max_tokens if recording.session is not None else None
+        self._failure: StenoError | None = None  # what it was aborted with, or has failed with
+        self._clock: asyncio.TimerHandle | asyncio.Task[None] | None = (
+            None  # of the wall time; then what ends the session
+        )
+        self._task: asyncio.Task[object] | None = None  # that runs it
+
+    @property
+    def asked(self) -> CanonicalRequest:
+        return self.choices[0].facts.asked
+
+    @property
+    def key(self) -> bytes:
+        """Equal for equal requests of a trial (`retry_matching.py`)."""
+        known = self.choices[0].facts.request
+        assert known is not None
+        return known.key
+
+    @property
+    def _over(self) -> bool:
+        """All is on record: no one can join."""
+        return all(choice.finished is not None for choice in self.choices)
 
     def abort(self, error: StenoError) -> None:
         """Stop; keep what was sampled as partial turns; `run` raises `error`. Idempotent, and too late once committing. A client
         that leaves does not stop it for those who joined."""
-        if self._aborted is not None or self.done.is_set() or (isinstance(error, ClientLeft) and self.log.joined):
+        if self._failure is not None or self.done.is_set() or (isinstance(error, ClientLeft) and self.log.joined):
             return
-        self._aborted = error
+        self._failure = error
         for choice in self.choices:
             choice.stream.cancel(error.code)
         if self._task is not None:
             asyncio.get_running_loop().call_later(ABORT_S, self._unstick)
 
-    def begin(self, now: float) -> None:
+    def begin(self, client: Client, now: float) -> None:
         """Its streams are open. The trial's wall time ends this request as well, if it comes to that."""
-        self.log = AnswerLog(Reader(self.dialect, self._asked, self._client, self._header()))
+        self.log = AnswerLog(Reader(self.dialect, self.asked, client, self._header()))
         session = self.recording.session
         left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
         if left_s is not None:
             self._clock = asyncio.get_running_loop().call_later(left_s, self._time_is_over)
 
     def _time_is_over(self) -> None:
-        self._ending = asyncio.ensure_future(self._end("max_wall_s"))
+        self._clock = asyncio.ensure_future(self._end("max_wall_s"))
 
     async def _end(self, spent: str) -> None:
         """The session ends, and this request with it, whether or not that can be written down now."""
@@ -140,10 +143,10 @@ class Request:
         try:
             await self._run()
         except asyncio.CancelledError:
-            if self._aborted is None or self._task is None:
+            if self._failure is None or self._task is None:
                 raise
             self._task.uncancel()
-            raise self._aborted from None
+            raise self._failure from None
         finally:
             await self._leave_off(sys.exception())
 
@@ -151,17 +154,17 @@ class Request:
         """After the answer, or what it failed with. Sessions count on `done`, whatever comes in between."""
         # From here on nothing is stuck in a write, and it must not be cancelled. The task holds this coroutine, which holds us:
         # nothing but the collector would end that.
-        self._task, self._over = None, True
+        self._task = None
+        if failure is not None:
+            told = failure if isinstance(failure, StenoError) else None
+            self._failure = told or Stopping("the request that this retry had joined failed")
         try:
-            for joined in self.log.joined:
-                joined.fail(
-                    failure
-                    if isinstance(failure, StenoError)
-                    else Stopping("the request that this retry had joined failed")
-                )
+            if self._failure is not None:
+                for joined in self.log.joined:
+                    joined.fail(self._failure)
             if failure is not None and not any(choice.commit or choice.saving for choice in self.choices):
                 await self._turns.refused(self)
-            if self._clock is not None:
+            if self._clock is not None and not isinstance(self._clock, asyncio.Task):  # what ends the session goes on
                 self._clock.cancel()
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
             if pending:
@@ -177,7 +180,7 @@ class Request:
 
     def _header(self) -> Header:
         first = self.choices[0]
-        model = self._asked.model or first.stream.card.name
+        model = self.asked.model or first.stream.card.name
         return Header(first.transcript.turn_id, int(first.facts.queued), model)
 
     async def _run(self) -> None:
@@ -185,10 +188,10 @@ class Request:
             finished = [await self._choice(self.choices[0])]
         else:
             finished = await self._siblings()
-        self._over = True
         self.log.end(finished)
-        await self.log.first.flush()
-        if not self._asked.stream and self._client.gone and not self.log.shared:
+        first = self.log.first
+        await first.flush()
+        if not first.streams and first.client.gone and not self.log.shared:
             for choice in self.choices:
                 await choice.undelivered()
 
@@ -196,7 +199,7 @@ class Request:
 
     def urgency(self) -> tuple[bool, float]:
         """Sorts the requests that a retry may mean: first those that have lost their client, then the oldest."""
-        return not (self._client.gone or self.log.first.writing), self.choices[0].facts.queued
+        return not (self.log.first.client.gone or self.log.first.writing), self.choices[0].facts.queued
 
     def join(self, asked: CanonicalRequest, client: Client) -> Joined | None:
         """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
@@ -206,7 +209,7 @@ class Request:
         """
         if self.log.first.writing and not self.log.joined:
             self.abort(ClientLeft("the client sent the request again"))
-        if self._over or self._aborted is not None:
+        if self._over or self._failure is not None:
             return None
         if len(self.log.joined) >= MOST_JOINED:
             raise TooManyRequests(f"{MOST_JOINED} retries of this request wait for its answer already")
@@ -224,7 +227,7 @@ class Request:
         """This client has its answer, or has left."""
         self.log.remove(joined)
         self.recording.in_flight.discard(joined)
-        if self._client.gone and not self.log.joined and not self._over:
+        if self.log.first.client.gone and not self.log.joined and not self._over:
             self.abort(ClientLeft("the client closed the connection"))
 
     async def saved(self, index: int) -> None:
@@ -258,11 +261,11 @@ class Request:
                     raise
             reason = choice.transcript.finish.reason
             if reason in ("cancelled", "error"):
-                raise self._aborted or EngineFailed(f"the worker ended the turn: {reason}")
-            if self._aborted is not None:
-                raise self._aborted
+                raise self._failure or EngineFailed(f"the worker ended the turn: {reason}")
+            if self._failure is not None:
+                raise self._failure
         except asyncio.CancelledError:
-            error = self._aborted or Stopping("the proxy stopped")
+            error = self._failure or Stopping("the proxy stopped")
             choice.cut_off(error.code)
             await choice.committed(error)
             raise
@@ -274,7 +277,7 @@ class Request:
         await choice.committed(None, in_one_piece=self.log.has_whole())
         choice.finished = choice.transcript.choice(choice.index)
         choice.finished.ended = choice.facts.last_token or self._turns.clock()
-        if self._asked.returns_ids:
+        if self.asked.returns_ids:
             choice.finished.ids, choice.finished.prompt_ids = bytes(choice.transcript.ids), choice.prompt_ids
         self.log.finish(choice.finished)
         return choice.finished
@@ -285,12 +288,12 @@ class Request:
             try:
                 return await choice.stream.next()
             except PASSING as error:
-                if self._aborted is not None:
+                if self._failure is not None:
                     raise
                 untold = self.log.untold(choice.index) and not choice.saving
                 await go_on(self._turns.hub, choice, self.plan, error, untold=untold)
-                if self._aborted is not None:
-                    choice.stream.cancel(self._aborted.code)
+                if self._failure is not None:
+                    choice.stream.cancel(self._failure.code)
 
     async def _take(self, choice: OpenChoice, events: Iterator[StreamEvent]) -> None:
         """What has arrived together leaves together."""
@@ -309,8 +312,13 @@ class Request:
         await self.log.flush()
         if self.log.is_read():
             transcript.delivered = transcript.tokens
-        if self._max_tokens is not None and self._aborted is None:
-            await self._check_tokens(self._max_tokens)
+        if (limit := self._max_tokens) is not None and self._failure is None:
+            await self._check_tokens(limit)
+
+    @property
+    def _max_tokens(self) -> int | None:
+        session = self.recording.session
+        return session.limits.max_tokens if session is not None else None
 
     async def _check_tokens(self, limit: int) -> None:
         """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by

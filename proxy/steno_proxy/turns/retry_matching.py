@@ -55,27 +55,13 @@ def retries_so_far(headers: Iterable[tuple[bytes, bytes]]) -> int:
 class Sought:
     """A request as far as another can be the same: `plan` says where it stands, `asked` what is asked for there."""
 
-    dialect: str
     asked: CanonicalRequest
     plan: Plan
-
-    def same(self, other: Sought) -> bool:
-        mine, theirs = self.plan, other.plan
-        return (
-            mine.digests == theirs.digests
-            and (mine.tools, mine.options) == (theirs.tools, theirs.options)
-            and (mine.job.prompt_ids, mine.job.prompt_text) == (theirs.job.prompt_ids, theirs.job.prompt_text)
-            and (self.dialect, self.asked.model, self.asked.n) == (other.dialect, other.asked.model, other.asked.n)
-            and self.asked.asked == other.asked.asked
-            and mine.job.top_logprobs == theirs.job.top_logprobs
-            and self.asked.returns_ids == other.asked.returns_ids
-            and _served(mine.job) == _served(theirs.job)
-        )
 
     def is_of(self, turn: Turn) -> bool:
         """Whether the turn, which was asked the same messages, answers this request."""
         return (
-            (turn.dialect, turn.model) == (self.dialect, self.asked.model)
+            (turn.dialect, turn.model) == (self.asked.dialect, self.asked.model)
             and turn.asked == self.asked.asked
             and (turn.answer_id is not None) == (self.asked.n > 1)
             and turn.choice < self.asked.n
@@ -86,7 +72,7 @@ class Sought:
         """16 bytes that are equal for equal requests of a trial."""
         plan, asked = self.plan, self.asked
         what = [
-            trial_id, self.dialect, asked.model, asked.n, plan.tools, plan.options, plan.digests, plan.job.prompt_ids,
+            trial_id, asked.dialect, asked.model, asked.n, plan.tools, plan.options, plan.digests, plan.job.prompt_ids,
             plan.job.prompt_text, plan.job.top_logprobs, msgspec.json.encode([asked.asked, _served(plan.job)], order="sorted"),
         ]  # fmt: skip
         if asked.returns_ids:

@@ -109,20 +109,20 @@ class Turns:
         if large:
             await self.pace.turn()
         found = await plan(self.recorder, recording, job, self.pace, merges=asked.merges)
-        sought = Sought(dialect.name, asked, found)
+        sought = Sought(asked, found)
         key, superseded = sought.key(trial_id), dict[int, str]()
         if self._draining:
             await self._refused(recording, key, queued, again=bool(again))
             raise _about_to_stop()
         if again and (again := await self._noted(trial_id, sought, key, queued, again)):
-            earlier = await self._earlier(recording, dialect, sought, client)
+            earlier = await self._earlier(recording, dialect, sought, key, client)
             if not isinstance(earlier, dict):
                 return earlier
             superseded = earlier
             await self.recorder.check(recording)
         await self._check_room(recording, asked.n)
-        request = Request(self, recording, dialect, asked, client, found, again=bool(again))
-        facts = Facts(dialect.name, asked, changed, queued, request=Asked(key, bool(superseded)))
+        request = Request(self, recording, dialect, found, again=bool(again))
+        facts = Facts(asked, changed, queued, request=Asked(key, bool(superseded)))
         try:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)
@@ -144,15 +144,15 @@ class Turns:
         metrics.STREAMS.inc(asked.n)
         recording.in_flight.add(request)
         self._running.add(request)
-        request.begin(queued)
+        request.begin(client, queued)
         return request
 
     async def _earlier(
-        self, recording: Recording, dialect: Dialect, sought: Sought, client: Client
+        self, recording: Recording, dialect: Dialect, sought: Sought, key: bytes, client: Client
     ) -> Answering | dict[int, str]:
         """What answers a retry: a request that runs, or a recorded answer; or the turns, by choice, that a new one supersedes."""
         trial_id, count = recording.trial_id, metrics.RETRIES.labels
-        running = [one for one in recording.in_flight if isinstance(one, Request) and one.sought.same(sought)]
+        running = [one for one in recording.in_flight if isinstance(one, Request) and one.key == key]
         for request in sorted(running, key=Request.urgency):
             joined = request.join(sought.asked, client)
             if joined is not None:
@@ -180,15 +180,14 @@ class Turns:
         if await self.recorder.store.asked_again(
             trial_id, key, began=queued, count=again, n=sought.asked.n, now=self.clock()
         ):
-            metrics.RETRIES.labels(sought.dialect, "new").inc()
+            metrics.RETRIES.labels(sought.asked.dialect, "new").inc()
             return 0
         return again
 
     async def refused(self, request: Request) -> None:
         """The request ended with nothing on record."""
-        facts = request.choices[0].facts
-        assert facts.request is not None
-        await self._refused(request.recording, facts.request.key, facts.queued, again=request.again)
+        queued = request.choices[0].facts.queued
+        await self._refused(request.recording, request.key, queued, again=request.again)
 
     async def _refused(self, recording: Recording, key: bytes, queued: float, *, again: bool) -> None:
         """If it was no retry of what may be on record, its own retry is not either. A failure to note it is only counted."""
@@ -231,7 +230,7 @@ class Turns:
             job = msgspec.structs.replace(job, sampling=sampling)
         return job, changed
 
-    async def _place(self, request: Request, order: Order) -> Stream:
+    async def _place(self, recording: Recording, order: Order, n: int) -> Stream:
         """A stream for it, after a wait where every worker is busy. Meanwhile much may have become of the session.
 
         Raises: as `Hub.place`; Gone, BudgetSpent, StoreUnavailable; Stopping.
@@ -247,16 +246,15 @@ class Turns:
         try:
             if self._draining:
                 raise _about_to_stop()
-            await self.recorder.enter(request.recording.trial_id)
-            # Others of its trial may have been placed meanwhile.
-            await self._check_room(request.recording, request.sought.asked.n)
+            await self.recorder.enter(recording.trial_id)
+            await self._check_room(recording, n)  # others of its trial may have been placed meanwhile
         except BaseException:
             stream.discard("its session has ended, or has no budget left")
             raise
         return stream
 
     async def _open(self, request: Request, index: int, facts: Facts) -> OpenChoice:
-        found = request.plan
+        found, n = request.plan, facts.asked.n
         job = found.job
         if index and job.sampling.seed is not None:
             # The same seed would draw the same completion n times.
@@ -275,12 +273,12 @@ class Turns:
             beside=bool(index),
             returns_ids=facts.asked.returns_ids,
         )
-        if not index and request.sought.asked.n > 1:
-            self.hub.check_size(order, request.sought.asked.n)
-        stream = await self._place(request, order)
+        if not index and n > 1:
+            self.hub.check_size(order, n)
+        stream = await self._place(request.recording, order, n)
         transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id
-        facts = msgspec.structs.replace(facts, answer_id=first if request.sought.asked.n > 1 else None)
+        facts = msgspec.structs.replace(facts, answer_id=first if n > 1 else None)
         return OpenChoice(self.recorder, request.recording, index, order, stream, transcript, facts, found)
 
 

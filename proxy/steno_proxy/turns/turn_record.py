@@ -33,7 +33,6 @@ class Facts(msgspec.Struct):
     its retries know it; None: nothing else will come of it.
     """
 
-    dialect: str
     asked: CanonicalRequest
     changed: dict[str, Any]
     queued: float
@@ -77,7 +76,7 @@ def turn_of(
         parent_id=plan.parent_id,
         fork_reason=_fork_reason(recording, plan, index),
         index=-1,
-        dialect=facts.dialect,
+        dialect=facts.asked.dialect,
         model=facts.asked.model,
         served_model=stream.card.name,
         worker_id=stream.worker_id,

@@ -90,7 +90,6 @@ class WorkerPeer(Peer[PacketToWorker]):
         super().__init__(hello.boot_id, heartbeat_s=5.0, silence_s=20.0, grace_s=grace_s or 30.0,
                          max_packet_bytes=max_packet_bytes, max_retained_bytes=max_retained_bytes)  # fmt: skip
         self.hello = hello
-        self.welcome: Welcome | None = None
         self._own_grace_s = grace_s
 
     def connected(self, now: float) -> None:
@@ -129,7 +128,6 @@ class WorkerPeer(Peer[PacketToWorker]):
         self.channel.max_packet_bytes = min(self.max_packet_bytes, welcome.max_packet_bytes)
         self.remote_boot = welcome.boot_id
         self.capabilities = CAPABILITIES.intersection(welcome.capabilities)
-        self.welcome = welcome
         self.heartbeat_s = welcome.heartbeat_s
         self.silence_s = 4 * welcome.heartbeat_s
         self.grace_s = welcome.grace_s if self._own_grace_s is None else self._own_grace_s

@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_takes_nothing_from_the_one_that_joined() -> 
                     break
             again = asyncio.create_task(read(proxy, AGAIN))
             await until(lambda: _joined(proxy))
-        await until(lambda: all(request._client.gone for request in proxy.app.state.turns._running))
+        await until(lambda: all(request.log.first.client.gone for request in proxy.app.state.turns._running))
         gate.set()
         assert text(await again) == "abcd" and len(proxy.engine.requests) == 1
         [turn] = await proxy.turns("t")

@@ -193,7 +193,6 @@ def test_sampling_as_asked_and_as_served() -> None:
     law = asked.job.sampling
     assert (law.temperature, law.top_p, law.top_k, law.stop, law.max_tokens) == (0.5, 0.9, 40, ["END"], 2**31 - 1)
     assert asked.asked["stop_sequences"] == ["", "END"] and asked.asked["max_tokens"] == 2**40
-    assert parse(metadata={"user_id": "u"}).user == "u"
     assert parse().job.sampling.temperature == 1.0
 
 

@@ -43,7 +43,7 @@ async def recorded(store: MemoryStore, transcript: Transcript, error: EngineFail
     recording = await recorder.enter("trial")
     asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
     found = await plan(recorder, recording, asked.job, Pace())
-    facts = Facts("chat", asked, {}, now)
+    facts = Facts(asked, {}, now)
     turn, row = turn_of(recording, 0, open_stream(), found, transcript, facts, error, transcript.delivered)
     await recorder.commit(recording, turn, row)
     return (await store.turns("trial"))[-1]

@@ -34,7 +34,6 @@ class Ranks:
 
     rank: int
     size: int
-    local_rank: int
     device: torch.device
     control: Any
     sequence_size: int = 1
@@ -84,7 +83,7 @@ class Ranks:
             for first in range(0, size, sequence_size):
                 group = dist.new_group(list(range(first, first + sequence_size)), timeout=timeout)
                 sequence = group if first <= rank < first + sequence_size else sequence
-        return cls(rank, size, local_rank, where, control, sequence_size, sequence)
+        return cls(rank, size, where, control, sequence_size, sequence)
 
     @property
     def first(self) -> bool:

@@ -68,14 +68,12 @@ def canonical(body: Body, *, complete: bool = True) -> CanonicalRequest:
         template_kwargs=_template_kwargs(body),
         sampling=_sampling(body),
     )
-    user = (body.metadata or {}).get("user_id")
     return CanonicalRequest(
         dialect="messages",
         model=body.model or "",
         job=job,
         asked={name: value for name in _SAMPLING if (value := getattr(body, name)) is not None},
         stream=bool(body.stream),
-        user=user if isinstance(user, str) else None,
         dropped=seen.dropped,
         images=seen.images,
         merges=True,

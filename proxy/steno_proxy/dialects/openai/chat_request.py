@@ -108,7 +108,6 @@ def canonical(body: Body) -> CanonicalRequest:
         usage_in_chunks=usage_in_chunks,
         returns_ids=bool(body.return_token_ids),
         hides_reasoning=body.include_reasoning is False,
-        user=body.user,
         images=seen.images,
     )
 

@@ -71,7 +71,6 @@ class Completions:
             include_usage=include_usage,
             usage_in_chunks=usage_in_chunks,
             returns_ids=bool(given.return_token_ids),
-            user=given.user,
         )
 
     def writer(self, request: CanonicalRequest, header: Header) -> Writer:

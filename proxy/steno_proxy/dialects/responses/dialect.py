@@ -160,7 +160,6 @@ def canonical(body: _Body, last: Message | None = None) -> ResponsesRequest:
         job=job,
         asked=asked,
         stream=bool(body.stream),
-        user=body.user,
         dropped=seen.dropped,
         images=seen.images,
         after=after,
