@@ -120,7 +120,7 @@ class ProxySettings(Settings):
         None, ge=1, description="completion tokens where the agent gives no limit; unset: what the context leaves"
     )
     chat_reasoning: Literal["reasoning_content", "reasoning", "both"] = Field(
-        "reasoning_content",
+        "both",
         description="which fields of a reply in chat completions hold its reasoning, streamed and whole; requests may use either",
     )
     trial_requests_per_s: float | None = Field(

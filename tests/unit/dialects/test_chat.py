@@ -280,7 +280,7 @@ def test_a_stream_is_role_pieces_finish_usage_done() -> None:
     done = choice(cached_tokens=3)
     found = events(data + writer.finish(done) + writer.end([done]))
     assert [chunk["choices"][0]["delta"] for chunk in found[:4]] == [
-        {"role": "assistant", "content": ""}, {"content": 'a"\n'}, {"reasoning_content": "r"}, {},
+        {"role": "assistant", "content": ""}, {"content": 'a"\n'}, {"reasoning_content": "r", "reasoning": "r"}, {},
     ]  # fmt: skip
     assert [chunk["choices"][0]["finish_reason"] for chunk in found[:4]] == [None, None, None, "stop"]
     assert found[4]["choices"] == [] and found[4]["usage"] == {
@@ -314,7 +314,12 @@ def test_a_chunk_says_one_thing() -> None:
     piece = Piece(content="Now.", reasoning="Well.", tool_calls=calls, tokens=tokens)
     found = events(CHAT.writer(parse(stream=True, logprobs=True), HEADER).piece(0, piece))
     deltas = [chunk["choices"][0]["delta"] for chunk in found]
-    assert [list(delta) for delta in deltas] == [["reasoning_content"], ["content"], ["tool_calls"], ["tool_calls"]]
+    assert [list(delta) for delta in deltas] == [
+        ["reasoning_content", "reasoning"],
+        ["content"],
+        ["tool_calls"],
+        ["tool_calls"],
+    ]
     assert [call["function"] for delta in deltas[2:] for call in delta["tool_calls"]] == [
         {"name": "f", "arguments": "{}"}, {"name": "g", "arguments": '{"a": 1}'},
     ]  # fmt: skip
@@ -347,7 +352,7 @@ def test_a_body_has_null_content_beside_tool_calls() -> None:
     message = {"role": "assistant", "content": "", "tool_calls": calls, "reasoning_content": "r"}
     [shown] = json.loads(CHAT.answer(parse(), HEADER, [choice(message=message, reason="tool_calls")]))["choices"]
     assert shown["message"] == {
-        "role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "tool_calls": calls,
+        "role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "reasoning": "r", "tool_calls": calls,
     }  # fmt: skip
 
 

@@ -241,9 +241,7 @@ class _Watch:
             self.request.abort(ClientLeft("the client closed the connection"))
 
 
-def routes(
-    turns: Turns, hub: Hub, keys: Keyring, *, chat_reasoning: Reasoning = "reasoning_content", **limits: Any
-) -> list[Route]:
+def routes(turns: Turns, hub: Hub, keys: Keyring, *, chat_reasoning: Reasoning = "both", **limits: Any) -> list[Route]:
     """All generation routes. `front.Application` brings other spellings of them here (`path_aliases.py`)."""
     found = []
     for dialect in DIALECTS:

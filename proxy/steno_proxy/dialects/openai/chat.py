@@ -31,7 +31,7 @@ class Chat:
     call_prefix: ClassVar[str] = "call"
     keepalive: ClassVar[bytes] = common.KEEPALIVE
 
-    def __init__(self, reasoning: Reasoning = "reasoning_content") -> None:
+    def __init__(self, reasoning: Reasoning = "both") -> None:
         self._reasoning = ("reasoning_content", "reasoning") if reasoning == "both" else (reasoning,)
 
     def parse(self, body: bytes) -> CanonicalRequest:
