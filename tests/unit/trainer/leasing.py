@@ -29,6 +29,8 @@ class FakeProxy:
     released: list[str] = field(default_factory=list)
     extended: list[str] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    in_vain: int = 0
+    """Requests for leases that bring nothing, before all others."""
 
     async def _call(self, name: str) -> None:
         self.calls[name] += 1
@@ -39,6 +41,9 @@ class FakeProxy:
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         await self._call("lease")
+        if self.in_vain:
+            self.in_vain -= 1
+            return []
         while not self.ready:
             self.came.clear()
             await self.came.wait()

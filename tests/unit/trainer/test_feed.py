@@ -217,6 +217,17 @@ async def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert [found.group_id for found in await feed.take(1)] == ["b"]
 
 
+async def test_that_no_group_comes_is_said_and_not_at_each_poll(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger=feed_module.logger.name)
+    proxy = FakeProxy([lease("a", "a.0")], in_vain=3)
+    async with feed_of(proxy) as feed:
+        await feed.take(1)
+    assert proxy.calls["lease"] >= 4
+    assert [record.getMessage() for record in caplog.records if "no group" in record.getMessage()] == [
+        "run r: no group is ready, waiting; `steno rollout` makes them, `steno runs show` says where they are"
+    ]
+
+
 async def test_what_will_not_pass_ends_whoever_waits() -> None:
     proxy = FakeProxy(failures={"lease": [Forbidden("not an admin's key")]})
     async with feed_of(proxy) as feed:

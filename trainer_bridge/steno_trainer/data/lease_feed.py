@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableSet
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 20.0
 """How long one request waits for groups: short of what load balancers cut."""
+SAY_AGAIN_S = 300.0
+"""Between two words of waiting for groups."""
 READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
@@ -180,6 +183,7 @@ class Feed:
     # -- leasing
 
     async def _pull(self) -> None:
+        said_at = -SAY_AGAIN_S
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: max(len(self._waiting), len(self._aside)) < self._ahead)
@@ -195,6 +199,10 @@ class Feed:
                 logger.warning("can't lease groups now, trying again: %s", error)
                 await asyncio.sleep(AGAIN_S)
                 continue
+            if not leases and time.monotonic() >= said_at + SAY_AGAIN_S:
+                said_at = time.monotonic()
+                words = "run %s: no group is ready, waiting; `steno rollout` makes them, `steno runs show` says where they are"
+                logger.info(words, self._run_id)
             for lease in leases:
                 await self._receive(lease)
 
