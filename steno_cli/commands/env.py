@@ -60,7 +60,7 @@ def target(
 ) -> Target:
     """Where the trial is, and its key: from the proxy, which registers it, unless the key is given.
 
-    Raises: ConfigError, StenoError: as the client.
+    Raises: ConfigError: also where the trial has ended. StenoError: as the client.
     """
     if agent_key is not None:
         if not re.fullmatch(TRIAL_ID.strip("^$"), trial_id):
@@ -69,6 +69,10 @@ def target(
         return Target(trial_id, urls(settings.proxy, trial_id), agent_key, model)
     with connect(url, key, key_file) as steno:
         trial = steno.register(trial_id)
+    if trial.session.status != "open":
+        raise ConfigError(
+            f"trial {trial_id} has ended ({trial.session.status}) and takes no more turns: give another id"
+        )
     base_url = ClientSettings.load({"proxy": url}, None).proxy
     context_tokens = served_context(urls(base_url, trial_id)["openai"], trial.api_key or NO_KEY, model)
     return Target(trial_id, trial.urls, trial.api_key or NO_KEY, model, context_tokens)

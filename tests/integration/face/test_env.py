@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from steno.client.client import Steno
+from steno.contracts.rest import Completion
 from tests.integration.face.conftest import ADMIN
 from tests.support.stack import ROOT, Stack
 
@@ -54,6 +55,16 @@ def test_opencode_is_told_the_context_of_what_is_served(locked: Stack) -> None:
     with Steno(locked.url, ADMIN) as client:
         served = client.workers()[0]["models"][0]["context_tokens"]
     assert config["provider"]["steno"]["models"]["policy"]["limit"]["context"] == served
+
+
+def test_a_trial_that_has_ended_is_not_handed_out(locked: Stack) -> None:
+    steno(locked, "openai", "env-ended")
+    with Steno(locked.url, ADMIN) as client:
+        client.complete("env-ended", Completion(reward=1.0))
+    command = [sys.executable, "-m", "steno", "env", "openai", "env-ended", "--proxy", locked.url, "--key", ADMIN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "trial env-ended has ended (completed) and takes no more turns: give another id" in done.stderr
 
 
 def test_the_same_trial_has_the_same_key(locked: Stack) -> None:
