@@ -32,7 +32,8 @@ PATIENCE_S = 30.0
 COMMAND_S = 60.0
 SERVED_S = 0.5
 """Between two looks at whether a worker serves a model."""
-_FIND = 'command -v -- "$1" >/dev/null 2>&1'
+_FIND = 'case $1 in */*) [ -f "$1" ] && [ -x "$1" ] ;; *) command -v -- "$1" >/dev/null 2>&1 ;; esac'
+"""dash finds a path that may not be run."""
 
 
 async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patience_s: float = PATIENCE_S) -> RunView:
@@ -77,9 +78,8 @@ async def check_command(prepared: Prepared) -> None:
     if ended.code is None or ended.timed_out:
         raise ConfigError(f"command: a trial can't be started here: {ended.error or 'no shell ends'}", field="command")
     if ended.code:
-        where = (
-            "there is no such program, or it may not be run" if "/" in program else "not found on the PATH of trials"
-        )
+        absent = "there is no such program, or it is not executable (chmod +x)"
+        where = absent if "/" in program else "not found on the PATH of trials"
         hidden = " (confined: what --private and --confine hide is not there)" if prepared.confinement else ""
         path = "" if "/" in program else f", {variables.get('PATH', '')}"
         raise ConfigError(f"command: {program}: {where}{path}{hidden}", field="command")

@@ -128,10 +128,12 @@ def test_a_command_that_trials_would_not_find_is_told_before_anything_is_registe
     hidden = rollout.folder / "bin" / "agent"
     hidden.parent.mkdir()
     hidden.write_text("#!/bin/sh\n")
+    said = rollout(tasks, "--run", "no-command", command=[str(hidden)], code=2)
+    assert f"command: {hidden}: there is no such program, or it is not executable (chmod +x)" in said
     hidden.chmod(0o755)
     options = ("--run", "no-command", "--private", str(hidden.parent), "--confine", "require")
     said = rollout(tasks, *options, command=[str(hidden)], code=2)
-    assert f"command: {hidden}: there is no such program, or it may not be run (confined:" in said
+    assert f"command: {hidden}: there is no such program, or it is not executable (chmod +x) (confined:" in said
     assert sessions("no-command") == [] and not list((rollout.folder / "work").iterdir())
 
 
