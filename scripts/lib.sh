@@ -7,6 +7,26 @@ TORCH_VERSION=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/runtime.txt)
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 
+# counting COMMAND...: on a terminal, the seconds that a silent command takes are counted until it ends.
+counting() {
+  if ! [ -t 2 ]; then
+    "$@"
+    return
+  fi
+  local began=$SECONDS clock code=0
+  # Ctrl-C does not reach a shell in the background: it ends with this one.
+  (while sleep 1 && kill -0 $$ 2>/dev/null; do printf '\r    %d s' $((SECONDS - began)) >&2; done) &
+  clock=$!
+  "$@" || code=$?
+  kill "$clock" 2>/dev/null || true
+  wait "$clock" 2>/dev/null || true
+  printf '\r\033[K' >&2
+  return "$code"
+}
+
+quietly() { "$@" 2>/dev/null; }
+to_file() { "${@:2}" >"$1" 2>&1; }
+
 die() {
   printf '\033[1;31merror:\033[0m %s\n' "$*" >&2
   exit 1
@@ -46,7 +66,7 @@ need_packages() {
   apt-get update -qq || die "missing: $*, and apt-get update failed: is there a network?"
   local said
   said=$(mktemp)
-  if ! DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$said" 2>&1; then
+  if ! counting to_file "$said" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; then
     tail -n 20 "$said" >&2
     rm "$said"
     die "apt-get could not install $* (its last lines are above). Try: apt-get install $*"
@@ -71,7 +91,7 @@ make_venv() {
 pip_install() {
   local venv=$1
   shift
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@" \
+  counting "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@" \
     || die "pip could not install what is needed (its reason is above). If it says that hashes do not match, the file that it was given is not the one that requirements/ pins. Without a network it can't install: is a package index reachable (pip config list, https_proxy)?"
 }
 
@@ -110,10 +130,10 @@ install_torch() {
     return
   fi
   say "installing torch $TORCH_VERSION, CPU build"
-  if "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps "torch==$TORCH_VERSION+cpu" 2>/dev/null; then return; fi
+  if counting quietly "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps "torch==$TORCH_VERSION+cpu"; then return; fi
   # Not where pip looks. uv knows PyTorch's own index.
   if "$venv/bin/python" -m pip install -q --disable-pip-version-check uv \
-    && "$venv/bin/python" -m uv pip install -q --python "$venv/bin/python" --no-deps --torch-backend cpu "torch==$TORCH_VERSION"; then
+    && counting "$venv/bin/python" -m uv pip install -q --python "$venv/bin/python" --no-deps --torch-backend cpu "torch==$TORCH_VERSION"; then
     return
   fi
   say "no CPU build of torch can be had here; installing the default build with its dependencies (about 3 GB)"

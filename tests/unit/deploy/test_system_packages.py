@@ -1,7 +1,9 @@
-"""What the scripts say of system packages that are missing: scripts/lib.sh, with an apt and a Python of the test's own."""
+"""What scripts/lib.sh says of missing system packages, and while it installs: with an apt and a Python of the test's own."""
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 from pathlib import Path
 
@@ -52,3 +54,23 @@ def test_a_good_install_says_only_that_it_installs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     [line] = done.stderr.splitlines()
     assert "installing one" in line
+
+
+def test_on_a_terminal_the_seconds_of_a_silent_command_are_counted() -> None:
+    ours, theirs = pty.openpty()
+    script = (
+        f'set -euo pipefail; TORCH_VERSION=; . "{ROOT}/scripts/lib.sh"; counting sh -c "sleep 2.5; exit 3" || echo "$?"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False
+    )
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert done.stdout == "3\n", "the command's own exit code"
+    assert "\r    1 s" in said and said.endswith("\r\033[K"), "and nothing of it stays"
+
+
+def test_elsewhere_nothing_is_counted(tmp_path: Path) -> None:
+    done = run(tmp_path, "counting sleep 1.5")
+    assert (done.returncode, done.stderr) == (0, "")
