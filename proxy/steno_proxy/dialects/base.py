@@ -16,6 +16,7 @@ import msgspec
 
 from steno.contracts.chat import CanonicalRequest, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import BadRequest, StenoError
+from steno.contracts.records import Turn
 from steno_proxy.dialects import bounds
 
 T = TypeVar("T")
@@ -60,6 +61,22 @@ class Choice:
     ended: float = 0.0
     ids: bytes = b""
     prompt_ids: bytes = b""
+
+    @classmethod
+    def on_record(cls, index: int, turn: Turn) -> Choice:
+        """As it is told again. Texts of tokens are not on record (I6), so there are no log-probabilities."""
+        return cls(
+            index=index,
+            message=turn.reply,
+            finish_reason=turn.finish_reason,
+            prompt_tokens=turn.prompt_tokens,
+            completion_tokens=turn.completion_tokens,
+            cached_tokens=turn.cached_tokens,
+            stop=turn.stop,
+            reasoning_tokens=turn.reasoning_tokens,
+            ended=turn.timings.last_token or turn.timings.queued,
+            ids=turn.completion_ids,
+        )
 
 
 @dataclass(slots=True, frozen=True)

@@ -62,18 +62,7 @@ class Replay:
             self.done.set()
 
     def _choice(self, index: int, turn: Turn) -> Choice:
-        choice = Choice(
-            index=index,
-            message=turn.reply,
-            finish_reason=turn.finish_reason,
-            prompt_tokens=turn.prompt_tokens,
-            completion_tokens=turn.completion_tokens,
-            cached_tokens=turn.cached_tokens,
-            stop=turn.stop,
-            reasoning_tokens=turn.reasoning_tokens,
-            ended=turn.timings.last_token or turn.timings.queued,
-            ids=turn.completion_ids,
-        )
+        choice = Choice.on_record(index, turn)
         if self._asked.returns_ids:
             choice.prompt_ids = (self._prefix_ids if turn.parent_id is not None else b"") + turn.new_prompt_ids
         return choice

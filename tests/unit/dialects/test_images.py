@@ -15,8 +15,7 @@ from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
 from steno_proxy.dialects.base import Dialect
 from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
 from steno_proxy.dialects.openai.chat import Chat
-from steno_proxy.dialects.responses.count import ResponsesCount
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.dialect import Responses, ResponsesCount
 from steno_proxy.sessions.normalise import message_digest
 
 PIXELS = base64.b64encode(b"\x89PNG not really").decode()

@@ -29,8 +29,7 @@ from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
 from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
 from steno_proxy.dialects.openai.chat import Chat
 from steno_proxy.dialects.openai.completions import Completions
-from steno_proxy.dialects.responses.count import ResponsesCount
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.dialect import Responses, ResponsesCount
 from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording

@@ -32,8 +32,7 @@ from steno_proxy.dialects.base import Dialect
 from steno_proxy.dialects.openai.chat import Chat, Reasoning
 from steno_proxy.dialects.openai.completions import Completions
 from steno_proxy.dialects.openai.schema import MODEL, MODELS
-from steno_proxy.dialects.responses.compact import ResponsesCompact
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.dialect import Responses, ResponsesCompact
 from steno_proxy.session_cache.note_writer import Notebook
 from steno_proxy.turns.interfaces import Answering, ClientLeft
 from steno_proxy.turns.retry_matching import retries_so_far

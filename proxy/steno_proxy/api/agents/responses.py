@@ -17,11 +17,9 @@ from steno.contracts.records import TRIAL_ID
 from steno_proxy.api.agents.counting import Counting
 from steno_proxy.api.agents.lookup import look_up
 from steno_proxy.auth.keys import Keyring
-from steno_proxy.dialects.responses.count import ResponsesCount
-from steno_proxy.dialects.responses.dialect import turn_of_response
-from steno_proxy.dialects.responses.listed import input_items, page_of
+from steno_proxy.dialects.responses.dialect import ResponsesCount, turn_of_response
 from steno_proxy.dialects.responses.schema import CANCEL, COUNT, INPUT_ITEMS, PAGE, RESPONSE_ID, STORED
-from steno_proxy.dialects.responses.stored import deleted_body, stored_body
+from steno_proxy.dialects.responses.stored import deleted_body, input_items, page_of, stored_body
 from steno_proxy.dialects.responses.tools import Place
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.turns import stored_responses

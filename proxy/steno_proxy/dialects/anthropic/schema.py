@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steno_proxy.dialects import bounds
-
-_STRING: dict[str, Any] = {"type": "string"}
-_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
+from steno_proxy.dialects.operations import OBJECT, STRING, json, nullable, operation
 
 
 def _block(kind: str, **fields: dict[str, Any]) -> dict[str, Any]:
@@ -19,33 +13,33 @@ def _block(kind: str, **fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-_TEXT = _block("text", text=_STRING)
-_TEXTS: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": _TEXT}]}
+_TEXT = _block("text", text=STRING)
+_TEXTS: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": _TEXT}]}
 _IMAGE = _block(
     "image",
     source={
         "anyOf": [
-            _block("base64", media_type={"type": "string", "pattern": "^image/"}, data=_STRING),
-            _block("url", url=_STRING),
+            _block("base64", media_type={"type": "string", "pattern": "^image/"}, data=STRING),
+            _block("url", url=STRING),
         ]
     },
 )
-_RESULT: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
+_RESULT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
 _NAME: dict[str, Any] = {"type": "string", "minLength": 1}
 _TOOL_RESULT: dict[str, Any] = {
     "type": "object",
     "properties": {
         "type": {"const": "tool_result"},
         "tool_use_id": _NAME,
-        "content": _nullable(_RESULT),
-        "is_error": _nullable({"type": "boolean"}),
+        "content": nullable(_RESULT),
+        "is_error": nullable({"type": "boolean"}),
     },
     "required": ["type", "tool_use_id"],
 }
 
 
 def _message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
-    content = {"anyOf": [_STRING, {"type": "array", "items": {"anyOf": list(blocks)}}]}
+    content = {"anyOf": [STRING, {"type": "array", "items": {"anyOf": list(blocks)}}]}
     return {
         "type": "object",
         "properties": {"role": {"const": role}, "content": content},
@@ -59,8 +53,8 @@ _MESSAGE: dict[str, Any] = {
         _message(
             "assistant",
             _TEXT,
-            _block("thinking", thinking=_STRING, signature=_STRING),
-            _block("tool_use", id=_STRING, name=_NAME, input=_OBJECT),
+            _block("thinking", thinking=STRING, signature=STRING),
+            _block("tool_use", id=STRING, name=_NAME, input=OBJECT),
         ),
         _message("system", _TEXT),
     ]
@@ -70,29 +64,29 @@ _TOOL: dict[str, Any] = {
     "properties": {
         "type": {"const": "custom"},
         "name": _NAME,
-        "description": _nullable(_STRING),
-        "input_schema": _OBJECT,
-        "strict": _nullable({"type": "boolean"}),
+        "description": nullable(STRING),
+        "input_schema": OBJECT,
+        "strict": nullable({"type": "boolean"}),
     },
     "required": ["name", "input_schema"],
 }
 _PROMPT: dict[str, Any] = {
-    "model": _STRING,
+    "model": STRING,
     "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
-    "system": _nullable(_TEXTS),
-    "tools": _nullable({"type": "array", "items": _TOOL}),
-    "tool_choice": _nullable(
+    "system": nullable(_TEXTS),
+    "tools": nullable({"type": "array", "items": _TOOL}),
+    "tool_choice": nullable(
         {
             "type": "object",
             "properties": {
                 "type": {"enum": ["auto", "any", "tool", "none"]},
-                "name": _STRING,
+                "name": STRING,
                 "disable_parallel_tool_use": {"type": "boolean"},
             },
             "required": ["type"],
         }
     ),
-    "thinking": _nullable(
+    "thinking": nullable(
         {"type": "object", "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]}}, "required": ["type"]}
     ),
 }
@@ -101,13 +95,13 @@ _BODY: dict[str, Any] = {
     "properties": _PROMPT
     | {
         "max_tokens": bounds.schema(bounds.Limit),
-        "temperature": _nullable(bounds.schema(bounds.Temperature)),
-        "top_p": _nullable(bounds.schema(bounds.TopP)),
-        "top_k": _nullable(bounds.schema(bounds.TopK)),
-        "stop_sequences": _nullable({"type": "array", "items": _STRING, "maxItems": 64}),
-        "stream": _nullable({"type": "boolean"}),
-        "metadata": _nullable(_OBJECT),
-        "output_config": _nullable(_OBJECT),
+        "temperature": nullable(bounds.schema(bounds.Temperature)),
+        "top_p": nullable(bounds.schema(bounds.TopP)),
+        "top_k": nullable(bounds.schema(bounds.TopK)),
+        "stop_sequences": nullable({"type": "array", "items": STRING, "maxItems": 64}),
+        "stream": nullable({"type": "boolean"}),
+        "metadata": nullable(OBJECT),
+        "output_config": nullable(OBJECT),
     },
     "required": ["model", "messages", "max_tokens"],
 }
@@ -118,44 +112,33 @@ ERROR: dict[str, Any] = {
         "type": {"const": "error"},
         "error": {
             "type": "object",
-            "properties": {"type": _STRING, "message": _STRING},
+            "properties": {"type": STRING, "message": STRING},
             "required": ["type", "message"],
         },
-        "request_id": _STRING,
+        "request_id": STRING,
     },
     "required": ["type", "error"],
 }
 
 
-def _operation(name: str, summary: str, body: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tags": ["generation"],
-        "operationId": name,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {
-            "200": {"description": "The answer; with `stream`, server-sent events.", "content": answers},
-            "default": {
-                "description": "Refused or failed; `retry-after` where trying again helps.",
-                "content": {"application/json": {"schema": ERROR}},
-            },
-        },
-    }
-
-
 def _answer(**fields: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"type": "object", "properties": fields, "required": list(fields)}}}
+    return json({"type": "object", "properties": fields, "required": list(fields)})
 
 
-MESSAGES = _operation(
+_SAID = "The answer; with `stream`, server-sent events."
+MESSAGES = operation(
     "create_message",
     "Anthropic Messages",
-    _BODY,
-    _answer(type={"const": "message"}, content={"type": "array"}, usage=_OBJECT) | {"text/event-stream": {}},
+    _answer(type={"const": "message"}, content={"type": "array"}, usage=OBJECT) | {"text/event-stream": {}},
+    error=ERROR,
+    body=_BODY,
+    answer=_SAID,
 )
-COUNT_TOKENS = _operation(
+COUNT_TOKENS = operation(
     "count_message_tokens",
     "Tokens of a prompt in the Messages format; nothing is generated or recorded",
-    {"type": "object", "properties": _PROMPT, "required": ["model", "messages"]},
     _answer(input_tokens={"type": "integer"}),
+    error=ERROR,
+    body={"type": "object", "properties": _PROMPT, "required": ["model", "messages"]},
+    answer=_SAID,
 )

@@ -6,33 +6,32 @@ from typing import Any
 
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.bounds import schema
+from steno_proxy.dialects.operations import OBJECT, STRING, json, operation
 
-_STRING: dict[str, Any] = {"type": "string"}
-_OBJECT: dict[str, Any] = {"type": "object"}
 _PART: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "text": _STRING,
+        "text": STRING,
         "inlineData": {
             "type": "object",
-            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "data": _STRING},
+            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "data": STRING},
             "required": ["mimeType", "data"],
         },
         "fileData": {
             "type": "object",
-            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "fileUri": _STRING},
+            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "fileUri": STRING},
             "required": ["fileUri"],
         },
         "thought": {"type": "boolean"},
-        "thoughtSignature": _STRING,
+        "thoughtSignature": STRING,
         "functionCall": {
             "type": "object",
-            "properties": {"id": _STRING, "name": {"type": "string", "minLength": 1}, "args": _OBJECT},
+            "properties": {"id": STRING, "name": {"type": "string", "minLength": 1}, "args": OBJECT},
             "required": ["name"],
         },
         "functionResponse": {
             "type": "object",
-            "properties": {"id": _STRING, "name": _STRING, "response": _OBJECT},
+            "properties": {"id": STRING, "name": STRING, "response": OBJECT},
         },
     },
     "minProperties": 1,
@@ -50,7 +49,7 @@ _CONTENT: dict[str, Any] = {
 _TEXTS: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "parts": {"type": "array", "items": {"type": "object", "properties": {"text": _STRING}, "required": ["text"]}}
+        "parts": {"type": "array", "items": {"type": "object", "properties": {"text": STRING}, "required": ["text"]}}
     },
     "required": ["parts"],
 }
@@ -63,7 +62,7 @@ _CONFIG: dict[str, Any] = {
         "topP": schema(bounds.TopP),
         "topK": schema(bounds.PlainTopK),
         "maxOutputTokens": schema(bounds.Limit),
-        "stopSequences": {"type": "array", "items": _STRING, "maxItems": 16},
+        "stopSequences": {"type": "array", "items": STRING, "maxItems": 16},
         "candidateCount": schema(bounds.Choices),
         "seed": schema(bounds.Seed),
         "presencePenalty": schema(bounds.Penalty),
@@ -83,8 +82,8 @@ _FUNCTION: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "minLength": 1},
-        "description": _STRING,
-        "parametersJsonSchema": _OBJECT,
+        "description": STRING,
+        "parametersJsonSchema": OBJECT,
     },
     "required": ["name"],
 }
@@ -109,7 +108,7 @@ _ERROR: dict[str, Any] = {
     "properties": {
         "error": {
             "type": "object",
-            "properties": {"code": {"type": "integer"}, "message": _STRING, "status": _STRING},
+            "properties": {"code": {"type": "integer"}, "message": STRING, "status": STRING},
             "required": ["code", "message", "status"],
         }
     },
@@ -117,49 +116,32 @@ _ERROR: dict[str, Any] = {
 }
 _ANSWER: dict[str, Any] = {
     "type": "object",
-    "properties": {"candidates": {"type": "array"}, "usageMetadata": _OBJECT, "modelVersion": _STRING},
+    "properties": {"candidates": {"type": "array"}, "usageMetadata": OBJECT, "modelVersion": STRING},
     "required": ["candidates", "usageMetadata"],
 }
 _MODELS: dict[str, Any] = {"type": "object", "properties": {"models": {"type": "array"}}, "required": ["models"]}
 
 
-def _operation(
-    name: str, summary: str, body: dict[str, Any] | None, description: str, content: dict[str, Any]
-) -> dict[str, Any]:
-    asked = {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}} if body else {}
-    return {
-        "tags": ["generation"],
-        "operationId": name,
-        "summary": summary,
-        **asked,
-        "responses": {
-            "200": {"description": description, "content": content},
-            "default": {
-                "description": "Refused or failed; `retry-after` where trying again helps.",
-                "content": {"application/json": {"schema": _ERROR}},
-            },
-        },
-    }
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
-
-
-GENERATE = _operation("gemini_generate_content", "Gemini", _REQUEST, "The answer.", _json(_ANSWER))
-STREAM = _operation(
+GENERATE = operation(
+    "gemini_generate_content", "Gemini", json(_ANSWER), error=_ERROR, body=_REQUEST, answer="The answer."
+)
+STREAM = operation(
     "gemini_stream_generate_content",
     "Gemini, streamed",
-    _REQUEST,
-    "Server-sent events with `alt=sse`, else a JSON array.",
     # Usage comes with the last of them only.
-    {"text/event-stream": {}, **_json({"type": "array", "items": _ANSWER | {"required": ["candidates"]}})},
+    {"text/event-stream": {}, **json({"type": "array", "items": _ANSWER | {"required": ["candidates"]}})},
+    error=_ERROR,
+    body=_REQUEST,
+    answer="Server-sent events with `alt=sse`, else a JSON array.",
 )
-COUNT = _operation(
+COUNT = operation(
     "gemini_count_tokens",
     "How many tokens a prompt has; never recorded",
-    {"type": "object", "properties": {"contents": _REQUEST["properties"]["contents"]}, "required": ["contents"]},
-    "The count.",
-    _json({"type": "object", "properties": {"totalTokens": {"type": "integer"}}, "required": ["totalTokens"]}),
+    json({"type": "object", "properties": {"totalTokens": {"type": "integer"}}, "required": ["totalTokens"]}),
+    error=_ERROR,
+    body={"type": "object", "properties": {"contents": _REQUEST["properties"]["contents"]}, "required": ["contents"]},
+    answer="The count.",
 )
-MODELS = _operation("gemini_list_models", "What the workers serve", None, "Google's list of models.", _json(_MODELS))
+MODELS = operation(
+    "gemini_list_models", "What the workers serve", json(_MODELS), error=_ERROR, answer="Google's list of models."
+)

@@ -96,20 +96,9 @@ def canonical(body: Body) -> CanonicalRequest:
         shows_stop=bool(body.include_stop_str_in_output),
         shows_special=body.skip_special_tokens is False,
     )
-    include_usage, usage_in_chunks = common.usage_asked(body)
-    return CanonicalRequest(
-        dialect="chat",
-        model=body.model or "",
-        job=job,
-        asked=common.asked_for(body),
-        n=body.n or 1,
-        stream=bool(body.stream),
-        include_usage=include_usage,
-        usage_in_chunks=usage_in_chunks,
-        returns_ids=bool(body.return_token_ids),
-        hides_reasoning=body.include_reasoning is False,
-        images=seen.images,
-    )
+    request = common.request_of(body, "chat", job)
+    request.hides_reasoning, request.images = body.include_reasoning is False, seen.images
+    return request
 
 
 def _message(i: int, given: _Message, seen: Seen) -> Message:

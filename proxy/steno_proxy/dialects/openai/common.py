@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Sampling, TokenLogprob
+from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Sampling, TokenLogprob
 from steno.contracts.errors import BadRequest, ContextOverflow, StenoError
 from steno.contracts.records import bytes_to_ids
 from steno_proxy.dialects import bounds
@@ -97,6 +97,22 @@ def usage_asked(body: SamplingBody) -> tuple[bool, bool]:
     options = body.stream_options
     whole = bool(options and options.include_usage)
     return whole, whole and bool(options and options.continuous_usage_stats)
+
+
+def request_of(body: SamplingBody, dialect: str, job: Job) -> CanonicalRequest:
+    """What all that such a body asks for comes to, beside its job."""
+    include_usage, usage_in_chunks = usage_asked(body)
+    return CanonicalRequest(
+        dialect=dialect,
+        model=body.model or "",
+        job=job,
+        asked=asked_for(body),
+        n=body.n or 1,
+        stream=bool(body.stream),
+        include_usage=include_usage,
+        usage_in_chunks=usage_in_chunks,
+        returns_ids=bool(body.return_token_ids),
+    )
 
 
 def template_kwargs_of(given: dict[str, Any] | None) -> dict[str, Any]:

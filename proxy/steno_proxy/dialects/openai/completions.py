@@ -60,18 +60,7 @@ class Completions:
             shows_stop=bool(given.include_stop_str_in_output),
             shows_special=given.skip_special_tokens is False,
         )
-        include_usage, usage_in_chunks = common.usage_asked(given)
-        return CanonicalRequest(
-            dialect="completions",
-            model=given.model or "",
-            job=job,
-            asked=common.asked_for(given),
-            n=given.n or 1,
-            stream=bool(given.stream),
-            include_usage=include_usage,
-            usage_in_chunks=usage_in_chunks,
-            returns_ids=bool(given.return_token_ids),
-        )
+        return common.request_of(given, "completions", job)
 
     def writer(self, request: CanonicalRequest, header: Header) -> Writer:
         return CompletionsWriter(request, header)

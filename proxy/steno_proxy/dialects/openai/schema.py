@@ -9,22 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from steno_proxy.dialects import bounds
-
-
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
+from steno_proxy.dialects.operations import OBJECT, STRING, json, nullable, operation
 
 
 def _number(kind: Any) -> dict[str, Any]:
-    return _nullable(bounds.schema(kind))
+    return nullable(bounds.schema(kind))
 
 
-_STRING: dict[str, Any] = {"type": "string"}
-_OBJECT: dict[str, Any] = {"type": "object"}
-_BOOLEAN: dict[str, Any] = _nullable({"type": "boolean"})
+_BOOLEAN: dict[str, Any] = nullable({"type": "boolean"})
 
 _SAMPLING: dict[str, Any] = {
-    "model": _nullable(_STRING),
+    "model": nullable(STRING),
     "temperature": _number(bounds.Temperature),
     "top_p": _number(bounds.TopP),
     "top_k": _number(bounds.TopK),
@@ -32,7 +27,7 @@ _SAMPLING: dict[str, Any] = {
     "presence_penalty": _number(bounds.Penalty),
     "frequency_penalty": _number(bounds.Penalty),
     "repetition_penalty": _number(bounds.RepetitionPenalty),
-    "logit_bias": _nullable(
+    "logit_bias": nullable(
         {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
@@ -43,10 +38,10 @@ _SAMPLING: dict[str, Any] = {
     "max_tokens": _number(bounds.Limit),
     "max_completion_tokens": _number(bounds.Limit),
     "seed": _number(bounds.Seed),
-    "stop": _nullable({"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": 16}]}),
-    "stop_token_ids": _nullable({"type": "array", "items": bounds.schema(bounds.TokenId), "maxItems": 128}),
+    "stop": nullable({"anyOf": [STRING, {"type": "array", "items": STRING, "maxItems": 16}]}),
+    "stop_token_ids": nullable({"type": "array", "items": bounds.schema(bounds.TokenId), "maxItems": 128}),
     "ignore_eos": _BOOLEAN,
-    "allowed_token_ids": _nullable(
+    "allowed_token_ids": nullable(
         {
             "type": "array",
             "items": bounds.schema(bounds.TokenId),
@@ -54,21 +49,21 @@ _SAMPLING: dict[str, Any] = {
             "maxItems": 1024,
         }
     ),
-    "bad_words": _nullable(
+    "bad_words": nullable(
         {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 256}, "maxItems": 64}
     ),
     "include_stop_str_in_output": _BOOLEAN,
     "skip_special_tokens": _BOOLEAN,
     "return_token_ids": _BOOLEAN,
-    "structured_outputs": _nullable(
+    "structured_outputs": nullable(
         {
             "description": "One of them. `json`: a schema.",
             "type": "object",
             "properties": {
-                "json": {"anyOf": [_OBJECT, _STRING]},
-                "regex": _STRING,
-                "choice": {"type": "array", "items": _STRING, "minItems": 1},
-                "grammar": _STRING,
+                "json": {"anyOf": [OBJECT, STRING]},
+                "regex": STRING,
+                "choice": {"type": "array", "items": STRING, "minItems": 1},
+                "grammar": STRING,
                 "json_object": {"type": "boolean"},
             },
             "minProperties": 1,
@@ -76,23 +71,23 @@ _SAMPLING: dict[str, Any] = {
     ),
     "n": _number(bounds.Choices),
     "stream": _BOOLEAN,
-    "stream_options": _nullable(
+    "stream_options": nullable(
         {"type": "object", "properties": {"include_usage": _BOOLEAN, "continuous_usage_stats": _BOOLEAN}}
     ),
-    "user": _nullable(_STRING),
+    "user": nullable(STRING),
 }
 
-_CONTENT: dict[str, Any] = _nullable(
+_CONTENT: dict[str, Any] = nullable(
     {
         "anyOf": [
-            _STRING,
+            STRING,
             {
                 "type": "array",
                 "items": {
                     "anyOf": [
                         {
                             "type": "object",
-                            "properties": {"type": {"const": "text"}, "text": _STRING},
+                            "properties": {"type": {"const": "text"}, "text": STRING},
                             "required": ["type", "text"],
                         },
                         {
@@ -102,7 +97,7 @@ _CONTENT: dict[str, Any] = _nullable(
                                 "type": {"const": "image_url"},
                                 "image_url": {
                                     "type": "object",
-                                    "properties": {"url": _STRING, "detail": _nullable(_STRING)},
+                                    "properties": {"url": STRING, "detail": nullable(STRING)},
                                     "required": ["url"],
                                 },
                             },
@@ -117,11 +112,11 @@ _CONTENT: dict[str, Any] = _nullable(
 _CALL: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "id": _STRING,
+        "id": STRING,
         "type": {"const": "function"},
         "function": {
             "type": "object",
-            "properties": {"name": {"type": "string", "minLength": 1}, "arguments": _STRING},
+            "properties": {"name": {"type": "string", "minLength": 1}, "arguments": STRING},
             "required": ["name", "arguments"],
         },
     },
@@ -132,11 +127,11 @@ _MESSAGE: dict[str, Any] = {
     "properties": {
         "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
         "content": _CONTENT,
-        "name": _nullable(_STRING),
-        "reasoning_content": _nullable(_STRING),
-        "reasoning": _nullable(_STRING),
-        "tool_calls": _nullable({"type": "array", "items": _CALL}),
-        "tool_call_id": _nullable(_STRING),
+        "name": nullable(STRING),
+        "reasoning_content": nullable(STRING),
+        "reasoning": nullable(STRING),
+        "tool_calls": nullable({"type": "array", "items": _CALL}),
+        "tool_call_id": nullable(STRING),
     },
     "required": ["role"],
 }
@@ -148,8 +143,8 @@ _TOOL: dict[str, Any] = {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "minLength": 1},
-                "description": _nullable(_STRING),
-                "parameters": _nullable(_OBJECT),
+                "description": nullable(STRING),
+                "parameters": nullable(OBJECT),
                 "strict": _BOOLEAN,
             },
             "required": ["name"],
@@ -162,16 +157,16 @@ _CHAT_BODY: dict[str, Any] = {
     "properties": _SAMPLING
     | {
         "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
-        "tools": _nullable({"type": "array", "items": _TOOL}),
-        "tool_choice": _nullable({"anyOf": [{"enum": ["auto", "none", "required"]}, _OBJECT]}),
+        "tools": nullable({"type": "array", "items": _TOOL}),
+        "tool_choice": nullable({"anyOf": [{"enum": ["auto", "none", "required"]}, OBJECT]}),
         "parallel_tool_calls": _BOOLEAN,
-        "response_format": _nullable(
+        "response_format": nullable(
             {
                 "type": "object",
                 "properties": {
                     "type": {"enum": ["text", "json_object", "json_schema"]},
-                    "json_schema": _nullable(
-                        {"type": "object", "properties": {"name": _nullable(_STRING), "schema": _OBJECT}}
+                    "json_schema": nullable(
+                        {"type": "object", "properties": {"name": nullable(STRING), "schema": OBJECT}}
                     ),
                 },
                 "required": ["type"],
@@ -179,8 +174,8 @@ _CHAT_BODY: dict[str, Any] = {
         ),
         "logprobs": _BOOLEAN,
         "top_logprobs": _number(bounds.TopLogprobs),
-        "chat_template_kwargs": _nullable(_OBJECT),
-        "reasoning_effort": _nullable(_STRING),
+        "chat_template_kwargs": nullable(OBJECT),
+        "reasoning_effort": nullable(STRING),
         "add_generation_prompt": _BOOLEAN,
         "continue_final_message": _BOOLEAN,
         "include_reasoning": _BOOLEAN,
@@ -189,9 +184,9 @@ _CHAT_BODY: dict[str, Any] = {
 }
 _PROMPT: dict[str, Any] = {
     "anyOf": [
-        _STRING,
+        STRING,
         {"type": "array", "minItems": 1, "items": bounds.schema(bounds.TokenId)},
-        {"type": "array", "minItems": 1, "maxItems": 1, "items": _STRING},
+        {"type": "array", "minItems": 1, "maxItems": 1, "items": STRING},
     ]
 }
 _COMPLETIONS_BODY: dict[str, Any] = {
@@ -200,8 +195,8 @@ _COMPLETIONS_BODY: dict[str, Any] = {
     | {
         "prompt": _PROMPT,
         "logprobs": _number(bounds.TopLogprobs),
-        "echo": _nullable({"const": False}),
-        "suffix": _nullable({"const": ""}),
+        "echo": nullable({"const": False}),
+        "suffix": nullable({"const": ""}),
         "best_of": _number(bounds.Choices),
     },
     "required": ["prompt"],
@@ -213,10 +208,10 @@ ERROR: dict[str, Any] = {
         "error": {
             "type": "object",
             "properties": {
-                "message": _STRING,
-                "type": _STRING,
-                "param": _nullable(_STRING),
-                "code": _nullable(_STRING),
+                "message": STRING,
+                "type": STRING,
+                "param": nullable(STRING),
+                "code": nullable(STRING),
             },
             "required": ["message", "type", "param", "code"],
         }
@@ -225,74 +220,34 @@ ERROR: dict[str, Any] = {
 }
 
 
-def _operation(name: str, summary: str, body: dict[str, Any], answer: str) -> dict[str, Any]:
+def _completion(name: str, summary: str, body: dict[str, Any], answer: str) -> dict[str, Any]:
     shape = {"type": "object", "properties": {"object": {"const": answer}, "choices": {"type": "array"}}}
-    return {
-        "tags": ["generation"],
-        "operationId": name,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {
-            "200": {
-                "description": "The completion; with `stream`, server-sent events.",
-                "content": {"application/json": {"schema": shape}, "text/event-stream": {}},
-            },
-            "default": {
-                "description": "Refused or failed; `retry-after` where trying again helps.",
-                "content": {"application/json": {"schema": ERROR}},
-            },
-        },
-    }
+    content = json(shape) | {"text/event-stream": {}}
+    said = "The completion; with `stream`, server-sent events."
+    return operation(name, summary, content, error=ERROR, body=body, answer=said)
 
 
-CHAT = _operation("create_chat_completion", "OpenAI Chat Completions", _CHAT_BODY, "chat.completion")
-COMPLETIONS = _operation("create_completion", "OpenAI Completions", _COMPLETIONS_BODY, "text_completion")
-MODELS: dict[str, Any] = {
-    "tags": ["generation"],
-    "operationId": "list_models",
-    "summary": "What the workers serve",
-    "responses": {
-        "200": {
-            "description": "OpenAI's list of models.",
-            "content": {"application/json": {"schema": {"type": "object", "required": ["object", "data"]}}},
-        },
-        "default": {"description": "Refused.", "content": {"application/json": {"schema": ERROR}}},
-    },
-}
-
-MODEL: dict[str, Any] = {
-    "tags": ["generation"],
-    "operationId": "retrieve_model",
-    "summary": "The model that a turn gets which asks for this name; any name is served",
-    "responses": {
-        "200": {
-            "description": "OpenAI's model, with what Anthropic's SDK reads.",
-            "content": {"application/json": {"schema": {"type": "object", "required": ["id", "object"]}}},
-        },
-        "default": {"description": "Refused.", "content": {"application/json": {"schema": ERROR}}},
-    },
-}
+CHAT = _completion("create_chat_completion", "OpenAI Chat Completions", _CHAT_BODY, "chat.completion")
+COMPLETIONS = _completion("create_completion", "OpenAI Completions", _COMPLETIONS_BODY, "text_completion")
+MODELS = operation(
+    "list_models",
+    "What the workers serve",
+    json({"type": "object", "required": ["object", "data"]}),
+    error=ERROR,
+    answer="OpenAI's list of models.",
+)
+MODEL = operation(
+    "retrieve_model",
+    "The model that a turn gets which asks for this name; any name is served",
+    json({"type": "object", "required": ["id", "object"]}),
+    error=ERROR,
+    answer="OpenAI's model, with what Anthropic's SDK reads.",
+)
 
 
 def _of_tokens(name: str, summary: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tags": ["generation"],
-        "operationId": name,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {
-            "200": {
-                "description": "As vLLM answers.",
-                "content": {
-                    "application/json": {"schema": {"type": "object", "properties": answer, "required": list(answer)}}
-                },
-            },
-            "default": {
-                "description": "Refused or failed; `retry-after` where trying again helps.",
-                "content": {"application/json": {"schema": ERROR}},
-            },
-        },
-    }
+    content = json({"type": "object", "properties": answer, "required": list(answer)})
+    return operation(name, summary, content, error=ERROR, body=body, answer="As vLLM answers.")
 
 
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -303,22 +258,22 @@ TOKENIZE = _of_tokens(
     {
         "type": "object",
         "properties": {
-            "model": _nullable(_STRING),
-            "prompt": _STRING,
+            "model": nullable(STRING),
+            "prompt": STRING,
             "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
-            "tools": _nullable({"type": "array", "items": _TOOL}),
-            "add_special_tokens": _nullable({"type": "boolean"}),
-            "add_generation_prompt": _nullable({"type": "boolean"}),
-            "continue_final_message": _nullable({"type": "boolean"}),
-            "chat_template_kwargs": _nullable({"type": "object"}),
-            "return_token_strs": _nullable({"type": "boolean"}),
+            "tools": nullable({"type": "array", "items": _TOOL}),
+            "add_special_tokens": nullable({"type": "boolean"}),
+            "add_generation_prompt": nullable({"type": "boolean"}),
+            "continue_final_message": nullable({"type": "boolean"}),
+            "chat_template_kwargs": nullable({"type": "object"}),
+            "return_token_strs": nullable({"type": "boolean"}),
         },
     },
     {
         "count": _COUNT,
         "max_model_len": _COUNT,
         "tokens": _IDS,
-        "token_strs": _nullable({"type": "array", "items": _STRING}),
+        "token_strs": nullable({"type": "array", "items": STRING}),
     },
 )
 DETOKENIZE = _of_tokens(
@@ -326,8 +281,8 @@ DETOKENIZE = _of_tokens(
     "vLLM's: the text of token ids, special tokens included; nothing is recorded",
     {
         "type": "object",
-        "properties": {"model": _nullable(_STRING), "tokens": _IDS},
+        "properties": {"model": nullable(STRING), "tokens": _IDS},
         "required": ["tokens"],
     },
-    {"prompt": _STRING},
+    {"prompt": STRING},
 )

@@ -1,5 +1,5 @@
-"""OpenAI Responses: `POST /{trial_id}/v1/responses`, streamed and not, and what `GET` gives back of a stored
-response.
+"""OpenAI Responses: `POST /{trial_id}/v1/responses`, streamed and not; what counts a request's tokens, and what makes a
+conversation short.
 
 Items become messages in `items.py`, tools functions in `tools.py`; answers become items in
 `output.py` and events in `events.py`. A response's id is `resp_<turn_id>`, so that nothing is
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from steno.contracts.chat import RECORDED, CanonicalRequest, Job, Message, ResponseFormat
-from steno.contracts.errors import BadRequest, NotFound, PreviousNotFound, StenoError
+from steno.contracts.errors import BadRequest, EngineFailed, NotFound, PreviousNotFound, StenoError
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.base import Choice, Header, Writer, check_wire, decode
 from steno_proxy.dialects.openai import common
@@ -28,11 +28,16 @@ from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
 from steno_proxy.dialects.parts import Seen
 from steno_proxy.dialects.responses.events import ResponsesWriter
-from steno_proxy.dialects.responses.items import read_items
-from steno_proxy.dialects.responses.output import ResponsesRequest, body_of
-from steno_proxy.dialects.responses.schema import RESPONSES
+from steno_proxy.dialects.responses.items import read_items, seal
+from steno_proxy.dialects.responses.output import ResponsesRequest, body_of, usage
+from steno_proxy.dialects.responses.schema import COMPACT, COUNT, RESPONSES
 from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, told_tools
 
+ASK = (
+    "This conversation is about to be cut off here, and will go on from your next message alone. Write down all that is needed "
+    "to go on: what was asked for, what has been done and found out, with names, paths and numbers, what was decided, and what "
+    "is left to do. Call no tools, and answer with that summary only."
+)
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})\Z")
 
 
@@ -74,7 +79,7 @@ class _Body(common.SamplingBody, kw_only=True):
     safety_identifier: str | None = None
 
 
-decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(_Body)
 
 
 def turn_of_response(response_id: str) -> str:
@@ -94,7 +99,7 @@ class Responses:
     keepalive: ClassVar[bytes] = common.KEEPALIVE
 
     def parse(self, body: bytes) -> CanonicalRequest:
-        return canonical(decode(decoder, body))
+        return canonical(decode(_decoder, body))
 
     def writer(self, request: CanonicalRequest, header: Header) -> Writer:
         assert isinstance(request, ResponsesRequest)
@@ -113,6 +118,68 @@ class Responses:
 
     def openapi(self) -> dict[str, Any]:
         return RESPONSES
+
+
+class ResponsesCount:
+    """`POST …/responses/input_tokens`: how long a request's prompt is. It counts what the request holds: recorded conversations
+    are not looked up for it."""
+
+    name: ClassVar[str] = "responses"
+
+    def parse_count(self, body: bytes) -> Job:
+        asked = Responses().parse(body)
+        for field, given in (("previous_response_id", asked.after), ("input", asked.refers)):
+            if given:
+                raise BadRequest(
+                    f"{field} is not supported when tokens are counted: send its items in input", field=field
+                )
+        return asked.job
+
+    def count_answer(self, tokens: int) -> bytes:
+        return to_json({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def error(self, error: StenoError, request_id: str = "") -> bytes:
+        return common.error_body(error)
+
+    def openapi(self) -> dict[str, Any]:
+        return COUNT
+
+
+class ResponsesCompact(Responses):
+    """`POST …/responses/compact`: a conversation made short, so that it can go on in less context.
+
+    The model makes it short: it is asked for a summary, after the conversation as it stands, and what it says is a turn like any
+    other, on record and of the policy. The summary comes back sealed, as an item of type `compaction`, which stands for all that
+    came before it when it is sent again. Never streamed, never stored, without tools.
+    """
+
+    paths: ClassVar[tuple[str, ...]] = ("/v1/responses/compact",)
+
+    def parse(self, body: bytes) -> CanonicalRequest:
+        asked = decode(_decoder, body)
+        if not asked.model:
+            raise BadRequest("model is required", field="model")
+        asked.stream, asked.store = False, False
+        asked.tools = asked.tool_choice = asked.text = None
+        return canonical(asked, last={"role": "user", "content": ASK})
+
+    def answer(self, request: CanonicalRequest, header: Header, choices: Sequence[Choice]) -> bytes:
+        summary = choices[0].message["content"]
+        if not summary.strip():
+            raise EngineFailed("the model gave no summary of the conversation")
+        item = {"id": f"cmp_{header.answer_id}_0", "type": "compaction", "encrypted_content": seal(summary)}
+        return to_json(
+            {
+                "id": f"resp_{header.answer_id}",
+                "object": "response.compaction",
+                "created_at": header.created,
+                "output": [item],
+                "usage": usage(choices[0]),
+            }
+        )
+
+    def openapi(self) -> dict[str, Any]:
+        return COMPACT
 
 
 def canonical(body: _Body, last: Message | None = None) -> ResponsesRequest:

@@ -126,7 +126,7 @@ class _Reader:
         reply.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def _compaction(self, path: str, item: dict[str, Any]) -> None:
-        """What `compact.py` made of a conversation; another provider's can't be read."""
+        """What `ResponsesCompact` made of a conversation; another provider's can't be read."""
         sealed = item.get("encrypted_content")
         summary = unseal(f"{path}.encrypted_content", sealed) if isinstance(sealed, str) else None
         if summary is None:

@@ -8,27 +8,21 @@ from typing import Any
 
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.openai.schema import ERROR
-
-_STRING: dict[str, Any] = {"type": "string"}
-_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
+from steno_proxy.dialects.operations import OBJECT, STRING, json, nullable, operation
 
 
 def _number(kind: Any) -> dict[str, Any]:
-    return _nullable(bounds.schema(kind))
+    return nullable(bounds.schema(kind))
 
 
-_BOOLEAN: dict[str, Any] = _nullable({"type": "boolean"})
+_BOOLEAN: dict[str, Any] = nullable({"type": "boolean"})
 _TEXTS: dict[str, Any] = {
     "type": "array",
     "items": {
         "anyOf": [
             {
                 "type": "object",
-                "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": _STRING},
+                "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": STRING},
                 "required": ["type", "text"],
             },
             {
@@ -36,8 +30,8 @@ _TEXTS: dict[str, Any] = {
                 "type": "object",
                 "properties": {
                     "type": {"const": "input_image"},
-                    "image_url": _STRING,
-                    "detail": _nullable(_STRING),
+                    "image_url": STRING,
+                    "detail": nullable(STRING),
                 },
                 "required": ["type", "image_url"],
             },
@@ -50,129 +44,107 @@ _NAME: dict[str, Any] = {"type": "string", "minLength": 1}
 def _item(kind: str, required: str, **properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"type": {"const": kind}, "id": _STRING} | properties,
+        "properties": {"type": {"const": kind}, "id": STRING} | properties,
         "required": ["type", *required.split()],
     }
 
 
 _ROLE: dict[str, Any] = {"enum": ["user", "system", "developer", "assistant"]}
-_CONTENT: dict[str, Any] = {"anyOf": [_STRING, _TEXTS]}
+_CONTENT: dict[str, Any] = {"anyOf": [STRING, _TEXTS]}
 _ITEMS: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
     "items": {
         "anyOf": [
             _item("message", "role content", role=_ROLE, content=_CONTENT),
-            _item("function_call", "call_id name arguments", call_id=_NAME, name=_NAME, arguments=_STRING),
+            _item("function_call", "call_id name arguments", call_id=_NAME, name=_NAME, arguments=STRING),
             _item("function_call_output", "call_id output", call_id=_NAME, output=_CONTENT),
-            _item("custom_tool_call", "call_id name input", call_id=_NAME, name=_NAME, input=_STRING),
+            _item("custom_tool_call", "call_id name input", call_id=_NAME, name=_NAME, input=STRING),
             _item("custom_tool_call_output", "call_id output", call_id=_NAME, output=_CONTENT),
-            _item("reasoning", "summary", summary={"type": "array", "items": _OBJECT}),
+            _item("reasoning", "summary", summary={"type": "array", "items": OBJECT}),
         ]
     },
 }
 _FUNCTION = _item(
-    "function", "name", name=_NAME, description=_nullable(_STRING), parameters=_nullable(_OBJECT), strict=_BOOLEAN
+    "function", "name", name=_NAME, description=nullable(STRING), parameters=nullable(OBJECT), strict=_BOOLEAN
 )
-_CUSTOM = _item("custom", "name", name=_NAME, description=_nullable(_STRING), format=_OBJECT)
+_CUSTOM = _item("custom", "name", name=_NAME, description=nullable(STRING), format=OBJECT)
 _INNER: dict[str, Any] = {"type": "array", "items": {"anyOf": [_FUNCTION, _CUSTOM]}}
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "model": _nullable(_STRING),
+        "model": nullable(STRING),
         "input": {"anyOf": [{"type": "string"}, _ITEMS]},
-        "instructions": _nullable(_STRING),
-        "previous_response_id": _nullable({"type": "string", "pattern": "^resp_[0-9a-f]{12}$"}),
+        "instructions": nullable(STRING),
+        "previous_response_id": nullable({"type": "string", "pattern": "^resp_[0-9a-f]{12}$"}),
         "store": _BOOLEAN,
         "stream": _BOOLEAN,
-        "include": _nullable({"type": "array", "items": _STRING}),
-        "tools": _nullable(
+        "include": nullable({"type": "array", "items": STRING}),
+        "tools": nullable(
             {
                 "type": "array",
                 "items": {"anyOf": [_FUNCTION, _CUSTOM, _item("namespace", "name tools", name=_NAME, tools=_INNER)]},
             }
         ),
-        "tool_choice": _nullable({"anyOf": [{"enum": ["auto", "none", "required"]}, _OBJECT]}),
+        "tool_choice": nullable({"anyOf": [{"enum": ["auto", "none", "required"]}, OBJECT]}),
         "parallel_tool_calls": _BOOLEAN,
-        "text": _nullable(
+        "text": nullable(
             {
                 "type": "object",
                 "properties": {
-                    "format": _nullable(
+                    "format": nullable(
                         {
                             "type": "object",
-                            "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "schema": _OBJECT},
+                            "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "schema": OBJECT},
                             "required": ["type"],
                         }
                     )
                 },
             }
         ),
-        "reasoning": _nullable(
-            {"type": "object", "properties": {"effort": _nullable(_STRING), "summary": _nullable(_STRING)}}
+        "reasoning": nullable(
+            {"type": "object", "properties": {"effort": nullable(STRING), "summary": nullable(STRING)}}
         ),
         "max_output_tokens": _number(bounds.Limit),
         "max_tool_calls": _number(bounds.Limit),
         "temperature": _number(bounds.Temperature),
         "top_p": _number(bounds.TopP),
         "top_logprobs": _number(bounds.TopLogprobs),
-        "metadata": _nullable(_OBJECT),
-        "prompt_cache_key": _nullable(_STRING),
-        "safety_identifier": _nullable(_STRING),
-        "user": _nullable(_STRING),
+        "metadata": nullable(OBJECT),
+        "prompt_cache_key": nullable(STRING),
+        "safety_identifier": nullable(STRING),
+        "user": nullable(STRING),
     },
     "required": ["input"],
 }
 _RESPONSE: dict[str, Any] = {
     "type": "object",
-    "properties": {"id": _STRING, "object": {"const": "response"}, "output": {"type": "array"}},
+    "properties": {"id": STRING, "object": {"const": "response"}, "output": {"type": "array"}},
     "required": ["id", "object", "status", "output"],
 }
-_REFUSED: dict[str, Any] = {
-    "description": "Refused or failed; `retry-after` where trying again helps.",
-    "content": {"application/json": {"schema": ERROR}},
-}
 
 
-def _operation(name: str, summary: str, answer: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tags": ["generation"],
-        "operationId": name,
-        "summary": summary,
-        "responses": {
-            "200": {"description": summary, "content": {"application/json": {"schema": answer}}},
-            "default": _REFUSED,
-        },
-    }
+def _operation(name: str, summary: str, answer: dict[str, Any], body: dict[str, Any] | None = None) -> dict[str, Any]:
+    return operation(name, summary, json(answer), error=ERROR, body=body)
 
 
-RESPONSES: dict[str, Any] = {
-    "tags": ["generation"],
-    "operationId": "create_response",
-    "summary": "OpenAI Responses",
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}},
-    "responses": {
-        "200": {
-            "description": "The response; with `stream`, server-sent events.",
-            "content": {"application/json": {"schema": _RESPONSE}, "text/event-stream": {}},
-        },
-        "default": _REFUSED,
-    },
-}
-COUNT: dict[str, Any] = {
-    "tags": ["generation"],
-    "operationId": "count_response_tokens",
-    "summary": "How many tokens a request's prompt has; nothing is recorded",
-    "requestBody": RESPONSES["requestBody"],
-    "responses": {
-        "200": {
-            "description": "The count.",
-            "content": {"application/json": {"schema": {"type": "object", "required": ["object", "input_tokens"]}}},
-        },
-        "default": _REFUSED,
-    },
-}
-COMPACT: dict[str, Any] = _operation(
+RESPONSES = operation(
+    "create_response",
+    "OpenAI Responses",
+    json(_RESPONSE) | {"text/event-stream": {}},
+    error=ERROR,
+    body=_BODY,
+    answer="The response; with `stream`, server-sent events.",
+)
+COUNT = operation(
+    "count_response_tokens",
+    "How many tokens a request's prompt has; nothing is recorded",
+    json({"type": "object", "required": ["object", "input_tokens"]}),
+    error=ERROR,
+    body=_BODY,
+    answer="The count.",
+)
+COMPACT = _operation(
     "compact_response",
     "A conversation made short by the model, to go on from; a turn on record",
     {
@@ -180,8 +152,9 @@ COMPACT: dict[str, Any] = _operation(
         "properties": {"object": {"const": "response.compaction"}, "output": {"type": "array"}},
         "required": ["id", "object", "output", "usage"],
     },
-) | {"requestBody": RESPONSES["requestBody"]}
-INPUT_ITEMS: dict[str, Any] = _operation(
+    _BODY,
+)
+INPUT_ITEMS = _operation(
     "list_response_input_items",
     "What a stored response was an answer to",
     {
@@ -190,9 +163,7 @@ INPUT_ITEMS: dict[str, Any] = _operation(
         "required": ["object", "data", "has_more"],
     },
 )
-CANCEL: dict[str, Any] = _operation(
-    "cancel_response", "Refused (400): no response runs in the background here", _RESPONSE
-)
+CANCEL = _operation("cancel_response", "Refused (400): no response runs in the background here", _RESPONSE)
 STORED: dict[str, Any] = {
     "get": _operation("get_response", "A stored response", _RESPONSE),
     "delete": _operation(
@@ -204,7 +175,7 @@ STORED: dict[str, Any] = {
 PAGE: list[dict[str, Any]] = [
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}},
     {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"], "default": "desc"}},
-    {"name": "after", "in": "query", "schema": _STRING},
+    {"name": "after", "in": "query", "schema": STRING},
 ]
 RESPONSE_ID: dict[str, Any] = {
     "name": "response_id",

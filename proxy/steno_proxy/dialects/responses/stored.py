@@ -3,18 +3,31 @@
 
 Log-probabilities are on record, the texts of their tokens are not (I6), so a stored response has none; and it shows
 its tools as the model was offered them, without those that were dropped.
+
+`GET …/input_items` lists what it was an answer to, page by page, made of the messages on record: what the model was asked. Ids
+that their client gave them are not kept. An item's id is `item_<turn_id>_i<n>`, its place in the conversation, which names no
+turn's output (`items.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
-from steno.contracts.chat import Job
+from steno.contracts.chat import Job, Message
+from steno.contracts.errors import BadRequest
 from steno.contracts.records import Turn
 from steno_proxy.dialects.base import Choice, Header
 from steno_proxy.dialects.openai.common import to_json
-from steno_proxy.dialects.responses.output import ResponsesRequest, body_of
-from steno_proxy.dialects.responses.tools import FUNCTION_DEFAULTS, Place
+from steno_proxy.dialects.parts import Part
+from steno_proxy.dialects.responses.output import Item, ResponsesRequest, body_of, message_item, output_part
+from steno_proxy.dialects.responses.text import free_text
+from steno_proxy.dialects.responses.tools import FUNCTION_DEFAULTS, Place, Tools
+
+MOST_ITEMS = 100
+"""Of one page, as at OpenAI."""
+_ITEMS = 20
 
 
 def stored_body(turn: Turn, kept: dict[str, Any], instructions: list[dict[str, Any]]) -> bytes:
@@ -29,18 +42,8 @@ def stored_body(turn: Turn, kept: dict[str, Any], instructions: list[dict[str, A
         sealed="sealed" in kept,
         echo=_echo(turn, kept, places, instructions),
     )
-    choice = Choice(
-        index=0,
-        message=turn.reply,
-        finish_reason=turn.finish_reason,
-        prompt_tokens=turn.prompt_tokens,
-        completion_tokens=turn.completion_tokens,
-        cached_tokens=turn.cached_tokens,
-        reasoning_tokens=turn.reasoning_tokens,
-        ended=turn.timings.last_token or turn.timings.queued,
-    )
     header = Header(turn.turn_id, int(turn.timings.queued), turn.model or turn.served_model)
-    return to_json(body_of(request, header, choice))
+    return to_json(body_of(request, header, Choice.on_record(0, turn)))
 
 
 def deleted_body(response_id: str) -> bytes:
@@ -118,3 +121,105 @@ def _tools(functions: list[dict[str, Any]], places: dict[str, Place]) -> list[di
             tools.append({"type": "namespace", "name": place.namespace, "description": "", "tools": inner})
         namespaces[place.namespace].append(shown)
     return tools
+
+
+# -- what it was an answer to
+
+
+def input_items(turn_id: str, messages: Sequence[Message], places: Mapping[str, Place]) -> list[Item]:
+    """The items of a conversation, in its order.
+
+    Args: messages: all before the answer, without the instructions. places: `Tools.places` of the answer's request.
+    """
+    lister = _Lister(turn_id, Tools(places=dict(places)))
+    for message in messages:
+        lister.take(message)
+    return lister.items
+
+
+def page_of(items: list[Item], query: bytes) -> bytes:
+    """The body: `limit` items (20, at most 100) in `order` (`desc`, or `asc`), of those that come `after` an item.
+
+    Raises: BadRequest naming the field of the query.
+    """
+    asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    order = asked.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise BadRequest(f"order: got {order[:40]!r}, must be asc or desc", field="order")
+    limit = asked.get("limit", str(_ITEMS))
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MOST_ITEMS):
+        raise BadRequest(f"limit: got {limit[:40]!r}, must be 1 to {MOST_ITEMS}", field="limit")
+    if order == "desc":
+        items = items[::-1]
+    if "after" in asked:
+        found = next((i for i, item in enumerate(items) if item["id"] == asked["after"]), None)
+        if found is None:
+            raise BadRequest(f"after: no item has the id {asked['after'][:80]!r}", field="after")
+        items = items[found + 1 :]
+    shown = items[: int(limit)]
+    return to_json(
+        {
+            "object": "list",
+            "data": shown,
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+            "has_more": len(items) > len(shown),
+        }
+    )
+
+
+class _Lister:
+    def __init__(self, turn_id: str, tools: Tools) -> None:
+        self.items: list[Item] = []
+        self._turn_id = turn_id
+        self._tools = tools
+        self._custom: set[str] = set()  # ids of the custom calls so far
+
+    def take(self, message: Message) -> None:
+        role, content = message["role"], message.get("content") or ""
+        if role == "assistant":
+            self._reply(message)
+        elif role == "tool":
+            call_id = message["tool_call_id"]
+            kind = "custom_tool_call_output" if call_id in self._custom else "function_call_output"
+            output = content if isinstance(content, str) else _parts(content)
+            self._add({"type": kind, "call_id": call_id, "output": output, "status": "completed"})
+        else:
+            self._add({"type": "message", "role": role, "content": _parts(content), "status": "completed"})
+
+    def _reply(self, message: Message) -> None:
+        calls = message.get("tool_calls") or ()
+        if thought := message.get("reasoning_content"):
+            content = [{"type": "reasoning_text", "text": thought}]
+            self._add({"type": "reasoning", "summary": [], "content": content, "status": "completed"})
+        if message.get("content") or not calls:
+            self._add(message_item("", [output_part(message.get("content") or "", [])]))
+        for call in calls:
+            place = self._tools.place(call["function"]["name"])
+            item = {"type": "function_call", "call_id": call["id"], "name": place.name, "status": "completed"}
+            if place.custom:
+                self._custom.add(call["id"])
+                item |= {"type": "custom_tool_call", "input": free_text(call["function"]["arguments"])[0]}
+            else:
+                item["arguments"] = call["function"]["arguments"]
+            if place.namespace:
+                item["namespace"] = place.namespace
+            self._add(item)
+
+    def _add(self, item: Item) -> None:
+        self.items.append(item | {"id": f"item_{self._turn_id}_i{len(self.items)}"})
+
+
+def _parts(content: str | list[Part]) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "input_text", "text": content}]
+    return [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {
+            "type": "input_image",
+            "image_url": part["image_url"]["url"],
+            "detail": part["image_url"].get("detail", "auto"),
+        }
+        for part in content
+    ]
