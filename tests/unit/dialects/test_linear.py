@@ -83,10 +83,10 @@ async def served(dialect: Any, body: bytes) -> None:
         return
     recorder = Recorder(MemoryStore(), cache_bytes=10**9, implicit=True, clock=lambda: 100.0)
     recording = await recorder.enter("t")
-    found = await _planned(recorder, recording, dialect, asked, job)
+    found = await _planned(recorder, recording, asked, job)
     await _recorded(recorder, recording, found)
     if not job.messages:
-        await _planned(recorder, recording, dialect, asked, job)
+        await _planned(recorder, recording, asked, job)
         return
     rewritten = [*job.messages[:-1], {"role": "assistant", "content": "I said something else"}, REPLY]
     found = await plan(
@@ -95,12 +95,10 @@ async def served(dialect: Any, body: bytes) -> None:
     fork_reason_now(recording, found)
 
 
-async def _planned(recorder: Recorder, recording: Recording, dialect: Any, asked: CanonicalRequest, job: Job) -> Plan:
+async def _planned(recorder: Recorder, recording: Recording, asked: CanonicalRequest, job: Job) -> Plan:
     """Recognised, compared with what runs, on its way to a worker."""
     found = await plan(recorder, recording, job, Pace(), merges=asked.merges)
-    sought = Sought(dialect.name, asked, found)
-    sought.key("t")
-    assert sought.same(sought)
+    Sought(asked, found).key("t")
     msgspec.msgpack.encode(Generate(1, found.job, "m", found.prefix_ids, found.prefix_messages))
     return found
 
