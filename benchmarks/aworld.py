@@ -42,7 +42,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 SCALE = 100.0
@@ -103,7 +103,7 @@ class Simulated:
     def __init__(self, http: httpx.AsyncClient, trials: dict[str, Sequence[Turn]]) -> None:
         self._http, self._trials = http, trials
 
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         url = f"{job.environment['OPENAI_BASE_URL']}/chat/completions"
         messages: list[dict[str, Any]] = []
         for turn in self._trials[job.trial_id]:

@@ -21,7 +21,7 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.wire.frames import Delta, Generate
 from steno_worker.chat.hf import HfChatFormat
 from steno_worker.engines.scripted.engine import ScriptedEngine, ScriptedTokens
-from steno_worker.engines.scripted.script import Script
+from steno_worker.engines.scripted.script import ScriptFunction
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "steno/models/tiny"
@@ -30,7 +30,7 @@ SCRIPT = f"{ROOT / 'benchmarks/script.py'}:say"
 
 async def run(what: str, streams: int, tokens: int, pace_s: float, seconds: float) -> dict[str, float]:
     chat = HfChatFormat.load(MODEL)
-    engine = ScriptedTokens(Script(SCRIPT), chat, pace_s=pace_s)
+    engine = ScriptedTokens(ScriptFunction(SCRIPT), chat, pace_s=pace_s)
     whole = ScriptedEngine(engine, chat)
     await whole.start()
     law = Sampling(max_tokens=tokens)

@@ -12,28 +12,28 @@ import torch
 
 from benchmarks.train_step_batch import completions, forget_peak, peak
 from steno_trainer.config import TrainerSettings
-from steno_trainer.data.rows import Row
-from steno_trainer.data.staleness import Verdict
+from steno_trainer.data.rows import TrainingRow
+from steno_trainer.data.staleness import StalenessVerdict
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
-from steno_trainer.step.step_plan import Batch
+from steno_trainer.step.step_plan import StepBatch
 
 
-def batch(job: dict[str, Any]) -> Batch:
+def batch(job: dict[str, Any]) -> StepBatch:
     rows, advantages = [], {}
     for number, (prompt, completion, trained, advantage) in enumerate(completions(job)):
         mask = torch.cat([torch.zeros(len(prompt), dtype=torch.bool), trained])
         rows.append(
-            Row(
+            TrainingRow(
                 trial_id=f"t{number}", group_id="g",
                 token_ids_T=torch.cat([prompt, completion]), loss_mask_T=mask,
                 sampling_logprobs_T=torch.where(mask, -10.0, torch.nan), temperatures_T=torch.ones(len(mask)),
-                version_T=torch.where(mask, 0, -1), versions=("a/0",), verdict=Verdict(None),
+                version_T=torch.where(mask, 0, -1), versions=("a/0",), verdict=StalenessVerdict(None),
             )
         )  # fmt: skip
         advantages[f"t{number}"] = advantage
-    return Batch(rows, advantages)
+    return StepBatch(rows, advantages)
 
 
 def main(job: dict[str, Any]) -> None:

@@ -29,12 +29,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from steno.client.client import AsyncSteno
 from steno.models import TINY
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.weights.copies import Copies
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
-from steno_trainer.weights.transports import Filesystem, Stream, Transport
+from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 from tests.support.stack import Stack, running
 
 STREAMS = 2
@@ -83,7 +83,7 @@ class Agents:
 
 def measure(kind: str, model: Any, folder: Path, stack: Stack, updates: int) -> dict[str, Any]:
     copies = Copies(folder / kind)
-    transport: Transport = Filesystem(copies) if kind == "filesystem" else Stream(copies)
+    transport: Transport = FilesystemTransport(copies) if kind == "filesystem" else StreamTransport(copies)
     rounds: list[dict[str, float]] = []
     with Publisher(transport, [AsyncSteno(stack.url)]) as sending:
         for step in range(updates):
@@ -94,7 +94,7 @@ def measure(kind: str, model: Any, folder: Path, stack: Stack, updates: int) -> 
             probe = make_probe(model, probe_ids(model.config.vocab_size))
             probed = time.perf_counter()
             publication = sending.publish(
-                Version(f"bench-{kind}", step), ModelWeights(model, bucket_bytes=BUCKET_BYTES), probe
+                PolicyVersion(f"bench-{kind}", step), ModelWeights(model, bucket_bytes=BUCKET_BYTES), probe
             )
             update = sending.wait(publication, 600)
             whole_s = time.perf_counter() - started

@@ -23,7 +23,7 @@ from steno.contracts.wire.packets import UNAUTHORIZED
 from steno_worker.config import WorkerSettings
 from steno_worker.interfaces import Engine
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.relay.connection import Client
+from steno_worker.relay.connection import ProxyConnection
 from steno_worker.weights.update_runner import Updates
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Worker:
         boot_id = uuid.uuid4().hex
         self._updates = Updates(engine, metrics, announce=self._announce, staging_dir=settings.staging_dir)
         self._clients = [
-            Client(
+            ProxyConnection(
                 url, settings, boot_id=boot_id, engine=engine, updates=self._updates, metrics=metrics,
                 on_engine_death=self._engine_died,
             )

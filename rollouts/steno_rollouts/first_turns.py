@@ -13,7 +13,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from steno_rollouts.trials.runner import Failed
+from steno_rollouts.trials.runner import FailedTrial
 
 
 class Begun(NamedTuple):
@@ -35,8 +35,8 @@ class FirstTurns:
 
     def __init__(self, stop_after: int) -> None:
         self.stop_after = stop_after
-        self.stopped: Failed | None = None
-        self.held: dict[int, Failed] = {}
+        self.stopped: FailedTrial | None = None
+        self.held: dict[int, FailedTrial] = {}
         self._proven = stop_after == 0
         self._alone = asyncio.Lock()
         self._numbers = itertools.count()
@@ -53,13 +53,13 @@ class FirstTurns:
     def over(self) -> None:
         self._alone.release()
 
-    def reached(self, number: float = math.inf) -> list[Failed]:
+    def reached(self, number: float = math.inf) -> list[FailedTrial]:
         """The trial of this number has had its first turn, or has ended well without. Returns: those held that began before it,
         to be given up."""
         self._proven = True
         return [self.held.pop(earlier) for earlier in sorted(self.held) if earlier < number]
 
-    def failed(self, number: int, failed: Failed) -> bool:
+    def failed(self, number: int, failed: FailedTrial) -> bool:
         """Whether the rollouts are to stop (`stop`), unless one of the trials that run and began later has had a turn."""
         self.held[number] = failed
         return len(self.held) >= self.stop_after

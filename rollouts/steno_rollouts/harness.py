@@ -26,7 +26,7 @@ from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.outcome import EndReason, TrialResult, recorded_result
 from steno_rollouts.tasks import Task, group_id
-from steno_rollouts.trials.runner import Assignment, Failed, TrialRunner
+from steno_rollouts.trials.runner import Assignment, FailedTrial, TrialRunner
 
 FIRST_TURN_S = 0.5
 """Between two looks at whether the first trial has had its first turn."""
@@ -71,7 +71,7 @@ class Observer(Protocol):
     def group_started(self, group: GroupTrials) -> None: ...
     def trial_started(self, trial_id: str) -> None: ...
     def trial_ended(self, result: TrialResult) -> None: ...
-    def trial_failed(self, failed: Failed) -> None:
+    def trial_failed(self, failed: FailedTrial) -> None:
         """Before its first turn; `trial_ended` follows if it is given up and not run again."""
 
     def held_back(self, why: str | None) -> None:
@@ -223,7 +223,7 @@ class Rollouts:
         finally:
             self._first.over()
 
-    async def _failed_early(self, failed: Failed, number: int, results: list[TrialResult]) -> None:
+    async def _failed_early(self, failed: FailedTrial, number: int, results: list[TrialResult]) -> None:
         for observer in self._observers:
             observer.trial_failed(failed)
         if not self._first.failed(number, failed):
@@ -274,14 +274,14 @@ class Rollouts:
     def _recorded(trial: Trial, plan: Planned) -> TrialResult:
         return recorded_result(trial.session, task_id=plan.task.task_id, round_name=plan.round, earlier=True)
 
-    def _stopped(self, last: Failed) -> RolloutsStopped:
+    def _stopped(self, last: FailedTrial) -> RolloutsStopped:
         then = "start the same --run again: they are run again" if self.options.resumable else "start again"
         return RolloutsStopped(
             f"stopped: {self.options.stop_after_failures} trials in a row failed before their first turn, {last.trial_id} with "
             f"{last.verdict.detail} (see {last.folder}); mend that and {then} (--stop-after-failures)"
         )
 
-    async def _give_up_failed(self, found: Iterable[Failed], results: list[TrialResult]) -> None:
+    async def _give_up_failed(self, found: Iterable[FailedTrial], results: list[TrialResult]) -> None:
         for failed in found:
             self._ended(await self._runner.give_up(failed), results)
 

@@ -37,7 +37,7 @@ class EndReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CommandOutcome:
     """What became of a trial's command, before anything is posted. detail: for people; "" where there is nothing to add."""
 
     reason: EndReason

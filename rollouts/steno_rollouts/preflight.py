@@ -21,7 +21,7 @@ from steno_rollouts.admission import trainer_of
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import environment, fill
-from steno_rollouts.trials.executor import Job
+from steno_rollouts.trials.executor import TrialJob
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.runner import RunnerOptions
 
@@ -71,7 +71,7 @@ async def check_command(prepared: Prepared) -> None:
     try:
         variables = environment(RunnerOptions((), settings.proxy, folder).inherited, trial, task, work, task_file)
         program = fill(located(settings.command)[:1], task, variables)[0]
-        job = Job(name, ["/bin/sh", "-c", _FIND, "sh", program], variables, folder, work, COMMAND_S)
+        job = TrialJob(name, ["/bin/sh", "-c", _FIND, "sh", program], variables, folder, work, COMMAND_S)
         ended = await LocalExecutor(settings.grace_s, prepared.confinement).run(job)
     finally:
         await asyncio.to_thread(workdir.remove, folder)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.outcome import EndReason, TrialResult
-from steno_rollouts.trials.runner import Failed
+from steno_rollouts.trials.runner import FailedTrial
 
 REFRESH_S = 0.25
 MAX_SHOWN_FAILURES = 20
@@ -70,7 +70,7 @@ class Stats:
         return ", ".join(parts)
 
 
-class Progress:
+class ProgressPrinter:
     """An `Observer` that prints to `console`. `async with` it around the rollouts."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Progress:
         self._shown = 0
 
     @contextlib.asynccontextmanager
-    async def shown(self) -> AsyncIterator[Progress]:
+    async def shown(self) -> AsyncIterator[ProgressPrinter]:
         """Show it until the block ends; a last line is left."""
         self._began = self._clock()
         live = None
@@ -132,7 +132,7 @@ class Progress:
     def trial_started(self, trial_id: str) -> None:
         self.stats.running += 1
 
-    def trial_failed(self, failed: Failed) -> None:
+    def trial_failed(self, failed: FailedTrial) -> None:
         self.stats.running -= 1
         self._failed_early.add(failed.trial_id)
         self.stats.failed_early = len(self._failed_early)

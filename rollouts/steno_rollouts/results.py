@@ -11,7 +11,7 @@ from typing import Self
 from steno.contracts.errors import ConfigError
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.trials.runner import Failed
+from steno_rollouts.trials.runner import FailedTrial
 
 
 def ended_trials(path: Path | None) -> dict[str, TrialResult]:
@@ -56,7 +56,7 @@ class ResultsFile:
 
     def trial_started(self, trial_id: str) -> None: ...
 
-    def trial_failed(self, failed: Failed) -> None: ...
+    def trial_failed(self, failed: FailedTrial) -> None: ...
 
     def held_back(self, why: str | None) -> None: ...
 

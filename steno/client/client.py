@@ -10,7 +10,7 @@
 Records come as the models of `contracts/records.py`, token arrays as raw bytes (msgpack on the way). Light to import: what the
 worker, the bridge and the command line know of the proxy is this and the contracts.
 
-Each row of the table is written once, as a method of `_Table` that builds a `Request` (`transport.py`). Every call is
+Each row of the table is written once, as a method of `_Table` that builds a `ClientRequest` (`transport.py`). Every call is
 idempotent (ids that the proxy would make are made here), and one that failed in a way that may pass is repeated.
 """
 
@@ -33,8 +33,8 @@ from steno.client.transport import (
     Asynchronous,
     Blocking,
     Body,
+    ClientRequest,
     EventLines,
-    Request,
     as_error,
     build,
     call,
@@ -49,7 +49,6 @@ from steno.contracts.leases import (
     EPOCH_HEADER,
     GroupList,
     GroupPlace,
-    Heartbeat,
     Lease,
     LeaseExtension,
     LeaseList,
@@ -61,6 +60,7 @@ from steno.contracts.leases import (
     RunView,
     TakeOver,
     Tenure,
+    TrainerHeartbeat,
 )
 from steno.contracts.lenient import read
 from steno.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
@@ -112,20 +112,20 @@ class _Table:
         raise NotImplementedError
 
     @call
-    def create_group(self, spec: GroupSpec) -> Request[GroupTrials]:
+    def create_group(self, spec: GroupSpec) -> ClientRequest[GroupTrials]:
         """A group and its trials, each with URLs and key."""
         named = spec.model_copy(update={"group_id": spec.group_id or uuid.uuid4().hex})
-        return Request("POST", "/groups", partial(read, GroupTrials), body=named)
+        return ClientRequest("POST", "/groups", partial(read, GroupTrials), body=named)
 
     @call
-    def group(self, group_id: str) -> Request[Group]:
-        return Request("GET", f"/groups/{quote(group_id, safe='')}", partial(read, Group))
+    def group(self, group_id: str) -> ClientRequest[Group]:
+        return ClientRequest("GET", f"/groups/{quote(group_id, safe='')}", partial(read, Group))
 
     @call
-    def register(self, trial_id: str | None = None, spec: SessionSpec | None = None) -> Request[Trial]:
+    def register(self, trial_id: str | None = None, spec: SessionSpec | None = None) -> ClientRequest[Trial]:
         """One trial; registering it again returns what is on record. Conflict: that has other limits, sampling or another run."""
         path = _session(trial_id or (spec and spec.trial_id) or uuid.uuid4().hex)
-        return Request("POST", path, partial(read, Trial), body=spec or SessionSpec())
+        return ClientRequest("POST", path, partial(read, Trial), body=spec or SessionSpec())
 
     @call
     def session_page(
@@ -139,7 +139,7 @@ class _Table:
         limit: int | None = None,
         run_id: str | None = None,
         newest_first: bool = False,
-    ) -> Request[SessionPage]:
+    ) -> ClientRequest[SessionPage]:
         """One page of sessions by creation time, oldest first unless `newest_first`. `since`, `until`: Unix seconds."""
         query = {
             "status": status,
@@ -151,84 +151,84 @@ class _Table:
             "run_id": run_id,
             "order": "newest" if newest_first else None,
         }
-        return Request("GET", "/sessions", partial(read, SessionPage), query=query)
+        return ClientRequest("GET", "/sessions", partial(read, SessionPage), query=query)
 
     @call
-    def session(self, trial_id: str) -> Request[Session]:
-        return Request("GET", _session(trial_id), partial(read, Session))
+    def session(self, trial_id: str) -> ClientRequest[Session]:
+        return ClientRequest("GET", _session(trial_id), partial(read, Session))
 
     @call
-    def turn_page(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> Request[TurnPage]:
+    def turn_page(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> ClientRequest[TurnPage]:
         query = {"start": start, "limit": limit}
-        return Request("GET", _session(trial_id, "turns"), partial(read, TurnPage), query=query)
+        return ClientRequest("GET", _session(trial_id, "turns"), partial(read, TurnPage), query=query)
 
     @call
-    def samples(self, trial_id: str) -> Request[list[Sample]]:
+    def samples(self, trial_id: str) -> ClientRequest[list[Sample]]:
         """One per leaf of the conversation tree, of the turns that can be read."""
-        return Request("GET", _session(trial_id, "samples"), lambda body: read(SampleList, body).items)
+        return ClientRequest("GET", _session(trial_id, "samples"), lambda body: read(SampleList, body).items)
 
     @call
-    def sample_list(self, trial_id: str) -> Request[SampleList]:
+    def sample_list(self, trial_id: str) -> ClientRequest[SampleList]:
         """As `samples`, with the turns that can't be read, and why."""
-        return Request("GET", _session(trial_id, "samples"), partial(read, SampleList))
+        return ClientRequest("GET", _session(trial_id, "samples"), partial(read, SampleList))
 
     @call
-    def complete(self, trial_id: str, outcome: Completion) -> Request[Session]:
+    def complete(self, trial_id: str, outcome: Completion) -> ClientRequest[Session]:
         """Freeze the session and post its reward. The same again changes nothing."""
-        return Request("POST", _session(trial_id, "complete"), partial(read, Session), body=outcome)
+        return ClientRequest("POST", _session(trial_id, "complete"), partial(read, Session), body=outcome)
 
     @call
-    def delete(self, trial_id: str) -> Request[None]:
+    def delete(self, trial_id: str) -> ClientRequest[None]:
         """Remove everything and leave a tombstone."""
-        return Request("DELETE", _session(trial_id), lambda body: None)
+        return ClientRequest("DELETE", _session(trial_id), lambda body: None)
 
     @call
-    def policies(self) -> Request[list[PolicyView]]:
+    def policies(self) -> ClientRequest[list[PolicyView]]:
         """Every policy: its version in force, and who serves which version."""
-        return Request("GET", "/policy", lambda body: read(PolicyList, body).items)
+        return ClientRequest("GET", "/policy", lambda body: read(PolicyList, body).items)
 
     @call
-    def models(self) -> Request[list[ModelName]]:
+    def models(self) -> ClientRequest[list[ModelName]]:
         """Model names that workers have served, and who serves them now."""
-        return Request("GET", "/policy/models", lambda body: read(ModelNames, body).items)
+        return ClientRequest("GET", "/policy/models", lambda body: read(ModelNames, body).items)
 
     @call
-    def retire_model(self, name: str) -> Request[None]:
+    def retire_model(self, name: str) -> ClientRequest[None]:
         """Requests for this name go to the default policy from now on. Raises: Conflict: a worker serves it. NotFound."""
-        return Request("DELETE", f"/policy/models/{quote(name, safe='')}", lambda body: None)
+        return ClientRequest("DELETE", f"/policy/models/{quote(name, safe='')}", lambda body: None)
 
     @call
-    def post_update(self, spec: UpdateSpec) -> Request[Update]:
+    def post_update(self, spec: UpdateSpec) -> ClientRequest[Update]:
         """Bring new weights to the workers. Returns at once; `update` says how far it is. The same again: the recorded update."""
-        return Request("POST", "/policy/updates", partial(read, Update), body=spec)
+        return ClientRequest("POST", "/policy/updates", partial(read, Update), body=spec)
 
     @call
-    def update(self, update_id: str, *, wait_s: float = 0.0) -> Request[Update]:
+    def update(self, update_id: str, *, wait_s: float = 0.0) -> ClientRequest[Update]:
         """An update as it stands; with `wait_s` (60 at most) once it has ended or wants bytes, or so many seconds later.
 
         NotFound from a proxy that was started again and keeps nothing: post the same spec again.
         """
         path = f"/policy/updates/{quote(update_id, safe='')}"
-        return Request("GET", path, partial(read, Update), query={"wait_s": wait_s or None}, patience_s=wait_s)
+        return ClientRequest("GET", path, partial(read, Update), query={"wait_s": wait_s or None}, patience_s=wait_s)
 
     @call
-    def upload_shard(self, update_id: str, name: str, offset: int, data: Body) -> Request[int]:
+    def upload_shard(self, update_id: str, name: str, offset: int, data: Body) -> ClientRequest[int]:
         """Bytes of a shard from `offset` on, as `Update.wants` asks. Returns: up to which byte of the shard somebody took them.
 
         Give tens of megabytes a call, in pieces that are made as they are sent: it takes as long as the slowest worker, and what
         nobody wants any more is sent for nothing. Only whole `bytes` are repeated after a failure.
         """
         path = f"/policy/updates/{quote(update_id, safe='')}/shards/{quote(name, safe='')}"
-        return Request(
+        return ClientRequest(
             "PUT", path, lambda body: read(Received, body).received, query={"offset": offset}, content=data,
             patience_s=60.0,
         )  # fmt: skip
 
     @call
-    def lease(self, request: LeaseRequest) -> Request[list[Lease]]:
+    def lease(self, request: LeaseRequest) -> ClientRequest[list[Lease]]:
         """Completed groups, oldest ready first: `max_groups` of them, or those that are ready after `wait_s`."""
         named = request.model_copy(update={"request_id": request.request_id or uuid.uuid4().hex})
-        return Request(
+        return ClientRequest(
             "POST",
             "/leases",
             lambda body: read(LeaseList, body).items,
@@ -237,24 +237,24 @@ class _Table:
         )
 
     @call
-    def acknowledge(self, lease_id: str) -> Request[LeaseTerm]:
+    def acknowledge(self, lease_id: str) -> ClientRequest[LeaseTerm]:
         """The step that used the group is durable. Raises: Conflict: the lease was lost to another trainer."""
-        return Request("POST", f"/leases/{lease_id}/ack", partial(read, LeaseTerm))
+        return ClientRequest("POST", f"/leases/{lease_id}/ack", partial(read, LeaseTerm))
 
     @call
-    def release(self, lease_id: str) -> Request[LeaseTerm]:
+    def release(self, lease_id: str) -> ClientRequest[LeaseTerm]:
         """Give the group back, to be served again at once. Raises: Conflict, as `acknowledge`."""
-        return Request("POST", f"/leases/{lease_id}/release", partial(read, LeaseTerm))
+        return ClientRequest("POST", f"/leases/{lease_id}/release", partial(read, LeaseTerm))
 
     @call
-    def extend(self, lease_id: str, ttl_s: float = 600.0, *, used: bool = False) -> Request[LeaseTerm]:
+    def extend(self, lease_id: str, ttl_s: float = 600.0, *, used: bool = False) -> ClientRequest[LeaseTerm]:
         """Hold the group for `ttl_s` from now; `used`: a step has used it, and only waits to be durable. Raises: Conflict, as
         `acknowledge`."""
         path = f"/leases/{lease_id}/extend"
-        return Request("POST", path, partial(read, LeaseTerm), body=LeaseExtension(ttl_s=ttl_s, used=used))
+        return ClientRequest("POST", path, partial(read, LeaseTerm), body=LeaseExtension(ttl_s=ttl_s, used=used))
 
     @call
-    def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> Request[Tenure]:
+    def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> ClientRequest[Tenure]:
         """Register as a run's trainer; `trainer` names this start of it. Leases and updates of the one before are refused from
         then on, and what it had leased is served again at once.
 
@@ -262,45 +262,47 @@ class _Table:
         same.
         """
         body = TakeOver(trainer=trainer, take_over=force)
-        return Request("POST", f"/runs/{quote(run_id, safe='')}/trainer", partial(read, Tenure), body=body)
+        return ClientRequest("POST", f"/runs/{quote(run_id, safe='')}/trainer", partial(read, Tenure), body=body)
 
     @call
-    def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> Request[Tenure]:
+    def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> ClientRequest[Tenure]:
         """A registered trainer lives; to be called every 5 s. Raises: Superseded: another one has taken over."""
-        body = Heartbeat(trainer=trainer, epoch=epoch, leaving=leaving)
-        return Request("POST", f"/runs/{quote(run_id, safe='')}/trainer/heartbeat", partial(read, Tenure), body=body)
+        body = TrainerHeartbeat(trainer=trainer, epoch=epoch, leaving=leaving)
+        return ClientRequest(
+            "POST", f"/runs/{quote(run_id, safe='')}/trainer/heartbeat", partial(read, Tenure), body=body
+        )
 
     @call
-    def rollouts_over(self, run_id: str, over: bool = True) -> Request[RolloutsOver]:
+    def rollouts_over(self, run_id: str, over: bool = True) -> ClientRequest[RolloutsOver]:
         """No more training groups come in this run: its trainer takes what is left, and ends."""
         path = f"/runs/{quote(run_id, safe='')}/rollouts"
-        return Request("POST", path, partial(read, RolloutsOver), body=RolloutsOver(over=over))
+        return ClientRequest("POST", path, partial(read, RolloutsOver), body=RolloutsOver(over=over))
 
     @call
-    def run(self, run_id: str) -> Request[RunView]:
+    def run(self, run_id: str) -> ClientRequest[RunView]:
         """Where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
-        return Request("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
+        return ClientRequest("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
 
     @call
-    def runs(self, *, limit: int | None = None) -> Request[list[RunSummary]]:
+    def runs(self, *, limit: int | None = None) -> ClientRequest[list[RunSummary]]:
         """Runs that have groups, the one with the newest group first."""
-        return Request("GET", "/runs", lambda body: read(RunList, body).items, query={"limit": limit})
+        return ClientRequest("GET", "/runs", lambda body: read(RunList, body).items, query={"limit": limit})
 
     @call
-    def run_key(self, run_id: str) -> Request[str | None]:
+    def run_key(self, run_id: str) -> ClientRequest[str | None]:
         """The key that rollouts of this run need: it makes the run's groups, reads and completes its trials, and nothing else.
         None where the proxy asks for no key."""
-        return Request("POST", f"/runs/{quote(run_id, safe='')}/key", lambda body: read(RunKey, body).key)
+        return ClientRequest("POST", f"/runs/{quote(run_id, safe='')}/key", lambda body: read(RunKey, body).key)
 
     @call
-    def groups(self, run_id: str | None) -> Request[list[GroupPlace]]:
+    def groups(self, run_id: str | None) -> ClientRequest[list[GroupPlace]]:
         """A run's groups and where they are, newest first. run_id: None: groups without a run."""
-        return Request("GET", "/groups", lambda body: read(GroupList, body).items, query={"run_id": run_id})
+        return ClientRequest("GET", "/groups", lambda body: read(GroupList, body).items, query={"run_id": run_id})
 
     @call
-    def workers(self) -> Request[list[dict[str, Any]]]:
+    def workers(self) -> ClientRequest[list[dict[str, Any]]]:
         """The fleet: what each worker serves, its load, whether it is connected."""
-        return Request("GET", "/workers", lambda body: cast("list[dict[str, Any]]", body["items"]))
+        return ClientRequest("GET", "/workers", lambda body: cast("list[dict[str, Any]]", body["items"]))
 
 
 class Client(_Table, Blocking):
@@ -359,7 +361,7 @@ class Client(_Table, Blocking):
                 failures += 1
                 time.sleep(pause(as_error(error, self._http.base_url), failures, self._retries))
 
-    def _send(self, request: Request[T]) -> T:
+    def _send(self, request: ClientRequest[T]) -> T:
         for attempt in range(1, self._retries + 2):
             try:
                 return result(request, self._http.send(build(self._http, request)))
@@ -423,7 +425,7 @@ class AsyncClient(_Table, Asynchronous):
                 failures += 1
                 await _sleep(pause(as_error(error, self._http.base_url), failures, self._retries))
 
-    async def _send(self, request: Request[T]) -> T:
+    async def _send(self, request: ClientRequest[T]) -> T:
         for attempt in range(1, self._retries + 2):
             try:
                 return result(request, await self._http.send(build(self._http, request)))

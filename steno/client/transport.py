@@ -1,8 +1,8 @@
 """One call of the REST client: how it is described, sent, read and refused, alike for blocking and asynchronous clients.
 
-A row of the table (`client.py`) is a method that builds a `Request`, marked by `call`: a plain method of blocking clients and a
-coroutine method of asynchronous ones. A refusal raises the error tree of
-`contracts/errors.py`; no answer at all is `Unreachable`.
+A row of the table (`client.py`) is a method that builds a `ClientRequest`, marked by `call`: a plain method of blocking clients
+and a coroutine method of asynchronous ones. A refusal raises the error tree of `contracts/errors.py`; no answer at all is
+`Unreachable`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
 
 
-class Request(Generic[T]):
+class ClientRequest(Generic[T]):
     """One call, built and not yet sent. `read` makes the result of the decoded body."""
 
     def __init__(
@@ -49,13 +49,13 @@ class Request(Generic[T]):
 
 
 class call(Generic[P, T]):
-    """A row of the table: a method that builds a `Request`, typed as the method of a client that sends it.
+    """A row of the table: a method that builds a `ClientRequest`, typed as the method of a client that sends it.
 
     It is only a description. Each class of clients gets plain functions made of it (`_with_calls`), so that `inspect.signature`,
     `help` and notebooks show parameters and what comes back.
     """
 
-    def __init__(self, build: Callable[Concatenate[Any, P], Request[T]]) -> None:
+    def __init__(self, build: Callable[Concatenate[Any, P], ClientRequest[T]]) -> None:
         self.build = build
         self.__doc__ = build.__doc__
 
@@ -87,7 +87,7 @@ class Asynchronous:
         _with_calls(cls, _awaited)
 
 
-def _blocking(build: Callable[..., Request[T]]) -> Callable[..., T]:
+def _blocking(build: Callable[..., ClientRequest[T]]) -> Callable[..., T]:
     @wraps(build)
     def method(self: Any, *args: Any, **kwargs: Any) -> T:
         sent: T = self._send(build(self, *args, **kwargs))
@@ -96,7 +96,7 @@ def _blocking(build: Callable[..., Request[T]]) -> Callable[..., T]:
     return method
 
 
-def _awaited(build: Callable[..., Request[T]]) -> Callable[..., Awaitable[T]]:
+def _awaited(build: Callable[..., ClientRequest[T]]) -> Callable[..., Awaitable[T]]:
     @wraps(build)
     async def method(self: Any, *args: Any, **kwargs: Any) -> T:
         sent: T = await self._send(build(self, *args, **kwargs))
@@ -105,7 +105,7 @@ def _awaited(build: Callable[..., Request[T]]) -> Callable[..., Awaitable[T]]:
     return method
 
 
-def _with_calls(cls: type, method_of: Callable[[Callable[..., Request[Any]]], Callable[..., Any]]) -> None:
+def _with_calls(cls: type, method_of: Callable[[Callable[..., ClientRequest[Any]]], Callable[..., Any]]) -> None:
     """Put a function of its own into the class for each row that it inherits, with the row's signature."""
     inherited = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
     for name, row in inherited.items():
@@ -127,7 +127,7 @@ def show(method: Callable[..., Any], parameters: list[Parameter], returned: Any)
     shown.__annotations__["return"] = returned
 
 
-def build(http: httpx.Client | httpx.AsyncClient, request: Request[Any]) -> httpx.Request:
+def build(http: httpx.Client | httpx.AsyncClient, request: ClientRequest[Any]) -> httpx.Request:
     body = request.body.model_dump_json(exclude_unset=True) if request.body is not None else None
     headers = {"content-type": "application/json"} if body is not None else None
     content: Any = body
@@ -149,11 +149,11 @@ async def _in_turn(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def repeatable(request: Request[Any]) -> bool:
+def repeatable(request: ClientRequest[Any]) -> bool:
     return request.content is None or isinstance(request.content, bytes)
 
 
-def result(request: Request[T], response: httpx.Response) -> T:
+def result(request: ClientRequest[T], response: httpx.Response) -> T:
     check(response)
     is_msgpack = response.headers.get("content-type", "").startswith(MSGPACK)
     try:

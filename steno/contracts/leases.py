@@ -128,7 +128,7 @@ class TakeOver(BaseModel):
     take_over: bool = False
 
 
-class Heartbeat(BaseModel):
+class TrainerHeartbeat(BaseModel):
     """`POST /runs/{run_id}/trainer/heartbeat`, every 5 s. leaving: this trainer ends; the next one need not wait."""
 
     model_config = ConfigDict(extra="forbid")

@@ -11,11 +11,15 @@ import typer
 from rich.markup import escape
 
 from steno_cli.commands.sessions import Key, KeyFile, Url
-from steno_cli.doctor.findings import Finding, Level
+from steno_cli.doctor.findings import Finding, FindingLevel
 from steno_cli.terminal.connection import ClientSettings
 from steno_cli.terminal.output import EXIT_FAILURE, console
 
-_SIGNS = {Level.OK: "[green]ok[/]", Level.WARNING: "[yellow]warning[/]", Level.BAD: "[bold red]bad[/]"}
+_SIGNS = {
+    FindingLevel.OK: "[green]ok[/]",
+    FindingLevel.WARNING: "[yellow]warning[/]",
+    FindingLevel.BAD: "[bold red]bad[/]",
+}
 
 
 def doctor(
@@ -48,7 +52,7 @@ def doctor(
         found += check_redis(redis_url, waited_replicas(settings.proxy))
     for path in folder or []:
         found += check_folder(path)
-    healthy = all(finding.level is not Level.BAD for finding in found)
+    healthy = all(finding.level is not FindingLevel.BAD for finding in found)
     if as_json:
         typer.echo(json.dumps({"healthy": healthy, "findings": [finding._asdict() for finding in found]}))
     else:
@@ -63,5 +67,5 @@ def _show(found: list[Finding]) -> None:
         out.print(f"{_SIGNS[finding.level]:<8} [bold]{finding.check}[/]  {escape(finding.message)}", soft_wrap=True)
         if finding.advice:
             out.print(f"         [dim]->[/] {escape(finding.advice)}", soft_wrap=True)
-    counts = {level: sum(finding.level is level for finding in found) for level in Level}
-    out.print(f"{counts[Level.OK]} ok, {counts[Level.WARNING]} warnings, {counts[Level.BAD]} bad")
+    counts = {level: sum(finding.level is level for finding in found) for level in FindingLevel}
+    out.print(f"{counts[FindingLevel.OK]} ok, {counts[FindingLevel.WARNING]} warnings, {counts[FindingLevel.BAD]} bad")

@@ -27,7 +27,7 @@ _ROWS_PER_GROUP = 512
 """Rows held in memory before a Parquet row group is written: a few MB of tokens."""
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     JSONL = "jsonl"
     PARQUET = "parquet"
 
@@ -50,24 +50,24 @@ _LISTS = {
 
 
 def export_sessions(
-    steno: Steno, trial_ids: list[str], records: Records, to: Path | None, file_format: Format | None
+    steno: Steno, trial_ids: list[str], records: Records, to: Path | None, file_format: ExportFormat | None
 ) -> int:
     """Write the records of these trials, one session in memory at a time. Returns the number of rows.
 
     A file is written beside its name and renamed when whole.
     Raises: ConfigError (Parquet to standard output, a folder that is not there), what the client raises.
     """
-    chosen = file_format or (Format.PARQUET if to is not None and to.suffix == ".parquet" else Format.JSONL)
+    chosen = file_format or (ExportFormat.PARQUET if to is not None and to.suffix == ".parquet" else ExportFormat.JSONL)
     rows = (row for trial_id in trial_ids for row in _rows(steno, trial_id, records))
     if to is None:
-        if chosen is Format.PARQUET:
+        if chosen is ExportFormat.PARQUET:
             raise ConfigError("Parquet needs a file: give --output FILE.parquet")
         return _write_jsonl(rows, sys.stdout)
     if not to.parent.is_dir():
         raise ConfigError(f"--output: no such folder: {to.parent}")
     partial = to.with_name(f".{to.name}.partial")
     try:
-        if chosen is Format.PARQUET:
+        if chosen is ExportFormat.PARQUET:
             count = _write_parquet(rows, records, partial)
         else:
             with partial.open("w", encoding="utf-8") as file:

@@ -36,7 +36,7 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     from steno_rollouts.build import Prepared
     from steno_rollouts.harness import epochs
     from steno_rollouts.preflight import about_trainer, check_command, check_proxy, until_served
-    from steno_rollouts.progress import Progress
+    from steno_rollouts.progress import ProgressPrinter
     from steno_rollouts.results import ResultsFile, ended_trials
 
     prepared = Prepared.of(settings, run_id)
@@ -64,7 +64,7 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
         f"run {run_id}: {groups} groups of {settings.group_size} trials, {settings.trials_at_once} at a time",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-    progress = Progress(out, groups * settings.group_size, settings.progress_s, groups=groups)
+    progress = ProgressPrinter(out, groups * settings.group_size, settings.progress_s, groups=groups)
     with contextlib.ExitStack() as files:
         observers = [progress]
         if settings.results is not None:

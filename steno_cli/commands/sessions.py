@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steno.contracts.records import Session, readable
-from steno_cli.commands.export import Format, Records, export_sessions
+from steno_cli.commands.export import ExportFormat, Records, export_sessions
 from steno_cli.terminal.connection import connect
 from steno_cli.terminal.output import console
 from steno_cli.terminal.tree import conversation_tree, headline
@@ -107,7 +107,7 @@ def export(
     trial_ids: Annotated[list[str] | None, typer.Argument(help="Trials; none: all that match the filters.")] = None,
     to: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: standard output.")] = None,
     file_format: Annotated[
-        Format | None, typer.Option("--format", help="By default as the file's name ends, else jsonl.")
+        ExportFormat | None, typer.Option("--format", help="By default as the file's name ends, else jsonl.")
     ] = None,
     records: Annotated[Records, typer.Option(help="What one row is.")] = Records.TURNS,
     status: StatusFilter = None,

@@ -41,7 +41,7 @@ AGENT_S = 120.0
 
 
 @dataclass
-class Run:
+class AgentRun:
     """One agent's run. lines: what it printed."""
 
     trial: Trial
@@ -98,7 +98,7 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
             return solved == trials
 
 
-async def _report(console: Console, client: AsyncSteno, url: str, runs: list[Run], keep: bool) -> None:
+async def _report(console: Console, client: AsyncSteno, url: str, runs: list[AgentRun], keep: bool) -> None:
     """Post the rewards, then print: what went wrong, one session, and where the others are."""
     for run in runs:
         outcome = Completion(reward=float(run.solved), end_reason="agent_exit")
@@ -112,7 +112,7 @@ async def _report(console: Console, client: AsyncSteno, url: str, runs: list[Run
         await show_where_to_look(console, url, shown.trial.session.trial_id, keep)
 
 
-async def _run_agent(trial: Trial, seed: int, done: Callable[[], None]) -> Run:
+async def _run_agent(trial: Trial, seed: int, done: Callable[[], None]) -> AgentRun:
     """Run one agent to its end. An agent that hangs is ended, and counts as one that failed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "steno_cli.demo.toy_agent", "--seed", str(seed),
@@ -131,7 +131,7 @@ async def _run_agent(trial: Trial, seed: int, done: Callable[[], None]) -> Run:
             process.kill()
             await process.wait()
     done()
-    return Run(trial, code, output.decode(errors="replace").splitlines())
+    return AgentRun(trial, code, output.decode(errors="replace").splitlines())
 
 
 def _progress(console: Console) -> Progress:

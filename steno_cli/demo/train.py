@@ -42,7 +42,7 @@ from steno_cli.demo.train_report import show_ledger, write_plot
 from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 RUN = "demo"
@@ -79,7 +79,7 @@ class Agents:
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="agent")
 
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._solve, job)
 
     async def clear(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Agents:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def _solve(self, job: Job) -> Exit:
+    def _solve(self, job: TrialJob) -> Exit:
         world = make_misleading_world(job.environment["STENO_TASK_WORLD"])
         client = openai.OpenAI(
             base_url=job.environment["OPENAI_BASE_URL"], api_key=job.environment["OPENAI_API_KEY"],

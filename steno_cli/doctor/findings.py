@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     OK = "ok"
     WARNING = "warning"  # works, and a promise is weaker than it could be
     BAD = "bad"  # a promise is not kept, or agents get errors
@@ -15,22 +15,22 @@ class Level(StrEnum):
 class Finding(NamedTuple):
     """check: a stable name, `part.thing`.  advice: what to do; "" where nothing is."""
 
-    level: Level
+    level: FindingLevel
     check: str
     message: str
     advice: str = ""
 
 
 def ok(check: str, message: str) -> Finding:
-    return Finding(Level.OK, check, message)
+    return Finding(FindingLevel.OK, check, message)
 
 
 def warning(check: str, message: str, advice: str) -> Finding:
-    return Finding(Level.WARNING, check, message, advice)
+    return Finding(FindingLevel.WARNING, check, message, advice)
 
 
 def bad(check: str, message: str, advice: str) -> Finding:
-    return Finding(Level.BAD, check, message, advice)
+    return Finding(FindingLevel.BAD, check, message, advice)
 
 
 MAX_SKEW_S = 2.0

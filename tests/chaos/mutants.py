@@ -22,9 +22,9 @@ from steno_proxy.store.redis import runs
 from steno_proxy.store.redis.link import RedisLink
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.turns.choice import OpenChoice
-from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers import hub, placement, routing
-from steno_worker.relay.connection import Outlet
+from steno_worker.relay.connection import ChannelOutlet
 from steno_worker.relay.generations import Streams
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def all_resumable() -> None:
 def first_version() -> None:
     """A turn has the version that it began with (I10)."""
 
-    def change(self: Transcript, event: Any) -> Any:
+    def change(self: ChoiceTranscript, event: Any) -> Any:
         if _is(event, Delta) and self._spans:
             return msgspec.structs.replace(event, version=self._spans[0][0])
         return event
@@ -149,19 +149,19 @@ def names_unheard() -> None:
 def takers_unnamed() -> None:
     """A turn that was taken over is said to be of the last worker alone (I1)."""
 
-    def wrong(self: Transcript, worker_id: str, card: Any) -> None:
+    def wrong(self: ChoiceTranscript, worker_id: str, card: Any) -> None:
         self._before = self.tokens
 
-    _put(Transcript, "taken_over", wrong)
+    _put(ChoiceTranscript, "taken_over", wrong)
 
 
 def old_streams_speak() -> None:
     """What still runs for a channel that is over speaks on the next one, under its old number (I9)."""
 
-    def wrong(self: Outlet, frame: Any) -> None:
+    def wrong(self: ChannelOutlet, frame: Any) -> None:
         self._client.send(frame)
 
-    _put(Outlet, "__call__", wrong)
+    _put(ChannelOutlet, "__call__", wrong)
     _put(Streams, "abandon", lambda self: set())
 
 
@@ -183,13 +183,13 @@ def _put(owner: type | ModuleType, name: str, wrong: Callable[..., Any]) -> None
     setattr(owner, name, wrong)
 
 
-def _change_events(change: Callable[[Transcript, Any], Any]) -> None:
-    right = Transcript.take
+def _change_events(change: Callable[[ChoiceTranscript, Any], Any]) -> None:
+    right = ChoiceTranscript.take
 
-    def wrong(self: Transcript, event: Any) -> Any:
+    def wrong(self: ChoiceTranscript, event: Any) -> Any:
         return right(self, change(self, event))
 
-    _put(Transcript, "take", wrong)
+    _put(ChoiceTranscript, "take", wrong)
 
 
 def _is(event: Any, kind: type) -> bool:

@@ -13,11 +13,11 @@ _NEXT = ("tests/integration/relay/test_next_channel.py",)
 MUTANTS = (
     Mutant(
         "forgotten-channel-heard", "a worker says on its next channel what belongs to the one before", _CONNECTION,
-        "if peer.channel is self.channel and peer.state is not State.ENDED:", "if peer.state is not State.ENDED:", _NEXT,
+        "if peer.channel is self.channel and peer.state is not PeerState.ENDED:", "if peer.state is not PeerState.ENDED:", _NEXT,
     ),
     Mutant(
         "ended-channel-heard", "a worker says on a channel that is over what its streams still say", _CONNECTION,
-        "if peer.channel is self.channel and peer.state is not State.ENDED:", "if peer.channel is self.channel:", _NEXT,
+        "if peer.channel is self.channel and peer.state is not PeerState.ENDED:", "if peer.channel is self.channel:", _NEXT,
     ),
     Mutant(
         "unsent-and-resent", "packets that were not written yet are written twice on the next socket", _CHANNEL,
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "grace-goes-on", "a channel that is up again ends when its grace is over", _PEER,
-        "        self._move(State.OPEN)\n        self._grace_until = None\n", "        self._move(State.OPEN)\n", _PEERS,
+        "        self._move(PeerState.OPEN)\n        self._grace_until = None\n", "        self._move(PeerState.OPEN)\n", _PEERS,
     ),
     Mutant(
         "welcome-after-packets", "what belongs before the packets is written after them", _PEER,
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "last-words-lost", "what was sent before a goodbye does not go out ahead of it", _PEER,
-        "        if self._state is State.OPEN:\n            self._outbox += self.channel.packets()\n", "", _PEERS,
+        "        if self._state is PeerState.OPEN:\n            self._outbox += self.channel.packets()\n", "", _PEERS,
     ),
     Mutant(
         "silence-from-the-start", "an end is silent for as long as since the handshake", _PEER,

@@ -11,8 +11,8 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import plan
-from steno_proxy.turns.transcript import Transcript
-from steno_proxy.turns.turn_record import Facts
+from steno_proxy.turns.transcript import ChoiceTranscript
+from steno_proxy.turns.turn_record import TurnFacts
 from steno_proxy.workers.placement import Order
 from steno_proxy.workers.stream import Stream
 
@@ -33,7 +33,7 @@ class Said:
         recording = await recorder.enter("trial")
         asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
         found = await plan(recorder, recording, asked.job, Pace())
-        transcript, facts = Transcript(TURN, "call", CARD), Facts(asked, {}, 1.0)
+        transcript, facts = ChoiceTranscript(TURN, "call", CARD), TurnFacts(asked, {}, 1.0)
         order = Order("trial", TURN, asked.job)
         return cls(OpenChoice(recorder, recording, 0, order, stream(), transcript, facts, found), store)
 

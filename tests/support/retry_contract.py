@@ -9,12 +9,12 @@ import pytest
 
 from steno.contracts.errors import Gone, NotFound
 from steno.contracts.records import OPEN
-from steno_proxy.store.interface import Asked, SessionStore
+from steno_proxy.store.interface import RetryKey, SessionStore
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, REFUSED_S
 from tests.support.recordings import row, session, turn
 
 KEY, OTHER = b"k" * 16, b"o" * 16
-ASKED = Asked(KEY)
+ASKED = RetryKey(KEY)
 
 
 class Trial:
@@ -31,7 +31,9 @@ class Trial:
     async def refused(self, began: float, *, key: bytes = KEY, now: float | None = None) -> None:
         await self.store.refused(self.trial_id, key, began=began, now=began if now is None else now)
 
-    async def commit(self, began: float, asked: Asked | None = ASKED, *, partial: bool = False, **fields: Any) -> str:
+    async def commit(
+        self, began: float, asked: RetryKey | None = ASKED, *, partial: bool = False, **fields: Any
+    ) -> str:
         ended = {"partial": True, "finish_reason": "cancelled"} if partial else {}
         one = turn(len(self.made), **(ended | fields))
         one.timings.queued = began
@@ -117,8 +119,8 @@ class RetryContract:
         await one.again(3.0, 1)
         await one.again(4.0, 2)
         await one.commit(2.0)  # a sibling
-        await one.commit(4.0, Asked(KEY, True), retry_of=broke)
-        await one.commit(3.0, Asked(KEY, True), partial=True, retry_of=broke)
+        await one.commit(4.0, RetryKey(KEY, True), retry_of=broke)
+        await one.commit(3.0, RetryKey(KEY, True), partial=True, retry_of=broke)
         assert await one.record() == {1.0: 3.0, 2.0: None, 3.0: 4.0, 4.0: None}
 
     async def test_what_began_after_a_retry_is_no_attempt_of_it_nor_is_another_request(
@@ -128,7 +130,7 @@ class RetryContract:
         await one.again(2.0)
         await one.commit(2.0)
         await one.commit(3.0)
-        await one.commit(1.0, Asked(OTHER))
+        await one.commit(1.0, RetryKey(OTHER))
         await one.commit(1.5, None)
         await one.commit(1.75, choice=1, answer_id="a" * 12)
         assert set((await one.record()).values()) == {None}
@@ -196,11 +198,11 @@ class RetryContract:
             await one.again(2.0, key=key, n=128)
         for number, key in enumerate((keys[0], keys[-1])):
             for began in (1.0, 2.0):
-                await one.commit(began + number / 10, Asked(key))
+                await one.commit(began + number / 10, RetryKey(key))
         assert await one.record() == {1.0: 2.0, 2.0: None, 1.1: None, 2.1: None}
         assert not await one.again(3.0, 2, key=keys[0])
-        await one.commit(2.5, Asked(keys[0]))
-        await one.commit(3.0, Asked(keys[0]))
+        await one.commit(2.5, RetryKey(keys[0]))
+        await one.commit(3.0, RetryKey(keys[0]))
         assert (await one.record())[2.5] == 3.0
 
     async def test_nothing_is_noted_of_a_trial_that_is_gone_or_never_was(self, store: SessionStore) -> None:

@@ -25,7 +25,7 @@ from steno.contracts.wire.frames import (
     Prepare,
     Progress,
 )
-from steno.contracts.wire.peer import State, Up
+from steno.contracts.wire.peer import PeerState, Up
 from steno.contracts.wire.peer_ends import WorkerPeer
 
 
@@ -137,7 +137,7 @@ class UpdatePeer:
                 elif isinstance(event, Prepare | Chunk | Apply | Abandon):
                     self.frames.append(event)
                     await self._take(event)
-            if self.peer.state is State.OPEN:
+            if self.peer.state is PeerState.OPEN:
                 await self._flush()
 
     # -- what a worker does with updates

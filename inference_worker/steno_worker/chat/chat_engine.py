@@ -38,7 +38,7 @@ from steno.contracts.wire.frames import (
 from steno_worker.chat.check import FormatReport, check_format
 from steno_worker.chat.interfaces import ChatFormat, Parser
 from steno_worker.chat.prompt import Prompt, Prompter, started_of
-from steno_worker.chat.reader import PlainText, Read, Reader
+from steno_worker.chat.reader import CompletionReader, PlainText, Read
 from steno_worker.chat.replay import Unshown, law_of_the_rest, replay
 from steno_worker.chat.tokens import tokenized
 from steno_worker.interfaces import StagedUpdate, TokenEngine, TokenStep
@@ -132,7 +132,7 @@ class ChatEngine:
         yield started_of(request.stream, prompt, law, grammar=grammar)
         parser = PlainText() if is_plain(job) else self._parser(job, prompt)
         one_call = not job.parallel_tool_calls and bool(job.tools) and job.tool_choice != "none" and not grammar
-        reader = Reader(self._format, parser, law, one_call, shows_stop=job.shows_stop)
+        reader = CompletionReader(self._format, parser, law, one_call, shows_stop=job.shows_stop)
         ids, rest, before, unshown, last = prompt.ids, law, 0, None, None
         if request.sampled_ids:
             sampled = bytes_to_ids(request.sampled_ids)
@@ -164,7 +164,7 @@ class ChatEngine:
             timings=reader.timings,
         )
 
-    def _read(self, reader: Reader, step: TokenStep, law: Sampling, synthetic: bool) -> Read:
+    def _read(self, reader: CompletionReader, step: TokenStep, law: Sampling, synthetic: bool) -> Read:
         """Raises: EngineFailed, and whatever a parser raises."""
         count, why = len(step.ids), "failed"
         try:

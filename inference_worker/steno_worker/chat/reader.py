@@ -33,7 +33,7 @@ class Read(msgspec.Struct):
         return not (self.parsed.content or self.parsed.reasoning or self.parsed.tool_calls)
 
 
-class Reader:
+class CompletionReader:
     """Steps of one completion -> text -> stop strings -> parser."""
 
     def __init__(

@@ -15,7 +15,7 @@ import msgspec
 from steno.contracts.chat import Sampling, ToolCallPiece
 from steno.contracts.wire.frames import Shown
 from steno_worker.chat.interfaces import Parsed
-from steno_worker.chat.reader import Read, Reader, merge
+from steno_worker.chat.reader import CompletionReader, Read, merge
 from steno_worker.interfaces import TokenStep
 
 
@@ -35,7 +35,7 @@ def law_of_the_rest(law: Sampling, sampled: int, attempt: int) -> Sampling:
     )
 
 
-def replay(reader: Reader, ids: Sequence[int], law: Sampling, stops: frozenset[int]) -> Read:
+def replay(reader: CompletionReader, ids: Sequence[int], law: Sampling, stops: frozenset[int]) -> Read:
     """Have the reader take in what was sampled, one token after the other. `parsed` of what is returned is all of it, and
     `reason` is set where the completion had ended with it: what told so was lost with its worker.
 

@@ -35,7 +35,7 @@ from steno.contracts.wire.frames import (
     Prepare,
 )
 from steno.contracts.wire.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS, TO_PROXY
-from steno.contracts.wire.peer import EVENTS_SHARE, HANDSHAKE_S, Drop, Event, Lost, State, Up
+from steno.contracts.wire.peer import EVENTS_SHARE, HANDSHAKE_S, Drop, Event, Lost, PeerState, Up
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
 from steno_worker.interfaces import Engine
@@ -61,12 +61,12 @@ def unreachable(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class Outlet:
+class ChannelOutlet:
     """Where the generations and the updates of one channel speak. Once that channel is over, or another one has taken its place,
     what they still say is dropped: on the next one their stream numbers would be another turn's (I9).
     """
 
-    def __init__(self, client: Client, peer: WorkerPeer) -> None:
+    def __init__(self, client: ProxyConnection, peer: WorkerPeer) -> None:
         self.channel = peer.channel
         self._client = client
         self._peer = peer
@@ -80,7 +80,7 @@ class Outlet:
     def __call__(self, frame: Frame) -> None:
         """Raises BodyTooLarge: it fits in no packet."""
         peer = self._peer
-        if peer.channel is self.channel and peer.state is not State.ENDED:
+        if peer.channel is self.channel and peer.state is not PeerState.ENDED:
             self._client.send(frame)
         elif type(frame) is Delta:
             self._client.dropped(frame)
@@ -95,7 +95,7 @@ class Outlet:
         self._acknowledged.set()
 
 
-class Client:
+class ProxyConnection:
     """Args: boot_id: of this process.  updates: of the engine, for all its clients.
     on_engine_death: called with the reason, once an engine shows that it is dead."""
 
@@ -151,7 +151,7 @@ class Client:
         """Say the last frames, then Goodbye, and let `run` end. Idempotent; bounded by SETTLE_S."""
         self._leaving = True
         self._send_soon()
-        if self._peer.state is State.OPEN and not self._peer.channel.settled:
+        if self._peer.state is PeerState.OPEN and not self._peer.channel.settled:
             try:
                 async with asyncio.timeout(SETTLE_S):
                     await self._settled.wait()
@@ -202,7 +202,7 @@ class Client:
         return await self._carry(websocket)
 
     async def _carry(self, websocket: ClientConnection) -> bool:
-        if self._peer.state is State.ENDED:
+        if self._peer.state is PeerState.ENDED:
             self._renew()
         self._peer.hello = self._hello()
         self._peer.connected(self._clock())
@@ -306,7 +306,7 @@ class Client:
     def _begin(self, peer: WorkerPeer) -> None:
         """A channel of this peer: nothing of an earlier one can be said on it."""
         self._peer = peer
-        self._outlet = Outlet(self, peer)
+        self._outlet = ChannelOutlet(self, peer)
         self.streams = Streams(self._engine, self._outlet, self._metrics, self._on_trouble, self._updates.gate)
 
     def _renew(self) -> None:
@@ -351,7 +351,7 @@ class Client:
         self._flush = None
         self._flushed_at = self._clock()
         self._dirty.set()
-        if self._peer.state is State.ENDED:  # by an overflow: only the deadline tells
+        if self._peer.state is PeerState.ENDED:  # by an overflow: only the deadline tells
             self._touch()
 
     def _on_trouble(self) -> None:

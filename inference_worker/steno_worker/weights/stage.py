@@ -18,7 +18,7 @@ from steno.contracts.errors import WeightsRefused
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights.staged_files import StreamStaging, check_folder
 from steno_worker.weights.threads import DiskThread
-from steno_worker.weights.update_state import Update
+from steno_worker.weights.update_state import WeightUpdate
 
 REPORT_EVERY_S = 1.0
 """How often a long reading of shards is reported."""
@@ -43,7 +43,7 @@ class Stager:
         self._reading: list[DiskThread] = []  # of others' folders; also those that were left behind
         self._kept: StreamStaging | None = None
 
-    async def stage(self, update: Update) -> Path:
+    async def stage(self, update: WeightUpdate) -> Path:
         """The folder of its shards, complete and verified (`nccl`: of no meaning). Raises: WeightsRefused; Abandoned."""
         if update.spec.transport == "stream":
             return await self._receive(update)
@@ -51,13 +51,13 @@ class Stager:
             return await self._check(update)
         return Path()
 
-    def keep(self, update: Update) -> None:
+    def keep(self, update: WeightUpdate) -> None:
         """What was written for it stays, and what stayed before it goes. Returns at once."""
         before, self._kept = self._kept, update.staging
         if before is not None and before.folder != self._kept_folder:
             self._streams.tell(before.remove)
 
-    def remove(self, update: Update) -> None:
+    def remove(self, update: WeightUpdate) -> None:
         """What was written for it, unless it is kept. Returns at once."""
         if update.staging is not None and update.staging.folder != self._kept_folder:
             self._streams.tell(update.staging.remove)
@@ -75,7 +75,7 @@ class Stager:
     def _kept_folder(self) -> Path | None:
         return self._kept.folder if self._kept is not None else None
 
-    async def _check(self, update: Update) -> Path:
+    async def _check(self, update: WeightUpdate) -> Path:
         self._reading = [thread for thread in self._reading if thread.runs]
         if len(self._reading) >= MOST_LEFT:
             raise WeightsRefused(
@@ -112,7 +112,7 @@ class Stager:
         update.received = update.spec.manifest.size
         return path
 
-    async def _receive(self, update: Update) -> Path:
+    async def _receive(self, update: WeightUpdate) -> Path:
         await self._answering()
         disk = self._streams
         staging = update.staging = StreamStaging(self._root(), update.id, update.spec.manifest)

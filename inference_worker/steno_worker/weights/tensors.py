@@ -18,7 +18,7 @@ PART_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor goes. shared: the same for names that are one tensor (a head tied to its embedding)."""
 
     shape: tuple[int, ...]
@@ -26,15 +26,15 @@ class Place:
     shared: object
 
 
-def places_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:
+def places_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPlace]:
     """The places that a model's own state has."""
     return {
-        name: Place(tuple(tensor.shape), tensor.is_floating_point(), (tensor.data_ptr(), tuple(tensor.shape)))
+        name: TensorPlace(tuple(tensor.shape), tensor.is_floating_point(), (tensor.data_ptr(), tuple(tensor.shape)))
         for name, tensor in tensors.items()
     }
 
 
-def check_fits(entries: list[TensorEntry], places: Mapping[str, Place]) -> None:
+def check_fits(entries: list[TensorEntry], places: Mapping[str, TensorPlace]) -> None:
     """Every place gets one tensor of its shape, and there are no others. Floating-point types are converted, others are not.
 
     Of names that are one tensor, one is enough; if several are given they are equal.

@@ -32,7 +32,7 @@ from steno_worker.weights.prove import check_numbers, compare
 from steno_worker.weights.shard_files import check_manifest
 from steno_worker.weights.stage import Stager
 from steno_worker.weights.staged_files import Abandoned
-from steno_worker.weights.update_state import Send, Step, Update
+from steno_worker.weights.update_state import Send, UpdateStep, WeightUpdate
 
 logger = logging.getLogger(__name__)
 CLOSE_S = 10.0
@@ -64,7 +64,7 @@ class Updates:
         self._announce = announce
         self._stager = Stager(metrics, staging_dir)
         self._clock = clock
-        self._updates: dict[str, Update] = {}
+        self._updates: dict[str, WeightUpdate] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
         self._good: Good | None = None  # what was proved last; None: nothing was asked of this engine yet
@@ -88,7 +88,7 @@ class Updates:
             self._apply(frame, send)
         elif isinstance(frame, Abandon):
             update = self._updates.get(frame.update_id)
-            if update is not None and update.step in (Step.RECEIVING, Step.READY):
+            if update is not None and update.step in (UpdateStep.RECEIVING, UpdateStep.READY):
                 logger.info("update %s was abandoned", update.version)
                 self._drop(update)
 
@@ -101,7 +101,7 @@ class Updates:
         """Stop staging, give a load under way CLOSE_S, remove what is temporary."""
         for update in list(self._updates.values()):
             update.abandoned.set()
-            if update.task is not None and update.step is not Step.LOADING:
+            if update.task is not None and update.step is not UpdateStep.LOADING:
                 update.task.cancel()
         tasks = [update.task for update in self._updates.values() if update.task is not None]
         if tasks:
@@ -114,7 +114,7 @@ class Updates:
 
     def _prepare(self, frame: Prepare, send: Send) -> None:
         update = self._updates.get(frame.update_id)
-        if update is not None and update.step is not Step.FAILED:
+        if update is not None and update.step is not UpdateStep.FAILED:
             update.listeners.add(send)
             update.report_to(send)
             return
@@ -123,25 +123,25 @@ class Updates:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
-            send(Update.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
+            send(WeightUpdate.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
             return
         listeners = update.listeners if update is not None else set()
         if self.healthy and self._refused is not None and self._refused[0] == frame.update_id:
             # The same weights and the same probe would end as they did, and cost what runs here its tokens once more.
-            send(Update.refusal(frame.update_id, self._refused[1]))
+            send(WeightUpdate.refusal(frame.update_id, self._refused[1]))
             return
-        update = self._updates[frame.update_id] = Update(frame.update_id, spec, {*listeners, send})
+        update = self._updates[frame.update_id] = WeightUpdate(frame.update_id, spec, {*listeners, send})
         try:
             self._make_way(update)
         except StenoError as error:
             self._failed(update, error)
             return
         if update.version == self._proved and self.healthy:
-            update.move(Step.SERVED)  # under another id: a proxy that had forgotten it
+            update.move(UpdateStep.SERVED)  # under another id: a proxy that had forgotten it
         else:
             update.task = asyncio.create_task(self._stage(update), name=f"stage {update.version}")
 
-    def _make_way(self, update: Update) -> None:
+    def _make_way(self, update: WeightUpdate) -> None:
         """One update at a time: what is staged and not yet applied gives way to a newer one.
 
         Raises: WeightsRefused: a newer one is here already; weights that are not for this worker.
@@ -160,39 +160,39 @@ class Updates:
         for other in list(self._updates.values()):
             if other is update:
                 continue
-            if other.step is Step.FAILED:
+            if other.step is UpdateStep.FAILED:
                 continue
             if other.spec.lineage == spec.lineage and other.spec.step > spec.step:
                 raise WeightsRefused(f"step: superseded by {other.version}", field="step")
             if other.version == spec.version and other.digest != update.digest:
                 raise WeightsRefused(f"manifest: {spec.version} is known with other digests", field="manifest")
         for other in list(self._updates.values()):
-            if other is update or other.step is Step.LOADING:
+            if other is update or other.step is UpdateStep.LOADING:
                 continue
-            if other.step in (Step.RECEIVING, Step.READY):
+            if other.step in (UpdateStep.RECEIVING, UpdateStep.READY):
                 self._failed(other, WeightsRefused(f"step: superseded by {spec.version}", field="step"))
-            if other.step is not Step.SERVED or other.version != self._proved:
+            if other.step is not UpdateStep.SERVED or other.version != self._proved:
                 self._drop(other)
 
     def _apply(self, frame: Apply, send: Send) -> None:
         update = self._updates.get(frame.update_id)
         if update is None:
-            send(Update.refusal(frame.update_id, NotFound("apply: this worker has not prepared this update")))
+            send(WeightUpdate.refusal(frame.update_id, NotFound("apply: this worker has not prepared this update")))
             return
         update.listeners.add(send)
-        if update.step is Step.READY:
-            update.move(Step.LOADING)
+        if update.step is UpdateStep.READY:
+            update.move(UpdateStep.LOADING)
             update.task = asyncio.create_task(self._load(update), name=f"load {update.version}")
         else:
             update.report_to(send)
 
     # -- staging
 
-    async def _stage(self, update: Update) -> None:
+    async def _stage(self, update: WeightUpdate) -> None:
         try:
             update.staged = StagedUpdate(update.id, update.spec, await self._stager.stage(update))
             logger.info("update %s is staged: %d bytes", update.version, update.received)
-            update.move(Step.READY)
+            update.move(UpdateStep.READY)
         except Abandoned:
             return
         except StenoError as error:
@@ -203,7 +203,7 @@ class Updates:
 
     # -- loading
 
-    async def _load(self, update: Update) -> None:
+    async def _load(self, update: WeightUpdate) -> None:
         assert update.staged is not None
         started = self._clock()
         async with self._loading:
@@ -303,7 +303,7 @@ class Updates:
         logger.warning("rolled back to %s, which this worker serves again", version)
         self._announce()
 
-    def _serve(self, update: Update) -> None:
+    def _serve(self, update: WeightUpdate) -> None:
         self._proved = update.version
         self.healthy, self.reason = True, ""
         self._metrics.weights_proved.set(1)
@@ -312,7 +312,7 @@ class Updates:
         self._metrics.update_load.observe(update.load_s)
         logger.info("serves %s: paused for %.3f s, %.3f s in all", update.version, update.pause_s, update.load_s)
         self._announce()
-        update.move(Step.SERVED)
+        update.move(UpdateStep.SERVED)
         self._clear(update)
 
     def _condemn(self, reason: str) -> None:
@@ -321,24 +321,24 @@ class Updates:
         self._metrics.weights_proved.set(0)
         logger.error("the loaded weights are invalid: %s", reason)
         for update in list(self._updates.values()):
-            if update.step is Step.SERVED:
+            if update.step is UpdateStep.SERVED:
                 self._drop(update)
         self.gate.condemn(reason)
         self._announce()
 
     # -- ends
 
-    def _failed(self, update: Update, error: StenoError) -> None:
-        if update.step is Step.FAILED:
+    def _failed(self, update: WeightUpdate, error: StenoError) -> None:
+        if update.step is UpdateStep.FAILED:
             return
         logger.warning("update %s failed: %s", update.version, error.message)
         self._metrics.updates.labels(error.code).inc()
         update.abandoned.set()
         update.error = error
-        update.move(Step.FAILED)
+        update.move(UpdateStep.FAILED)
         self._clear(update)
 
-    def _drop(self, update: Update) -> None:
+    def _drop(self, update: WeightUpdate) -> None:
         """Forget it, and what was staged of it."""
         del self._updates[update.id]
         update.abandoned.set()
@@ -346,7 +346,7 @@ class Updates:
             update.task.cancel()
         self._clear(update)
 
-    def _clear(self, update: Update) -> None:
+    def _clear(self, update: WeightUpdate) -> None:
         """What is staged is no longer needed: its tensors are in the engine, or never will be."""
         self._stager.remove(update)
         update.forget_bytes()

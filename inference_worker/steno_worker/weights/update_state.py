@@ -19,7 +19,7 @@ CREDIT_BYTES = 8 * 2**20
 MAX_MESSAGE_CHARS = 2000
 
 
-class Step(Enum):
+class UpdateStep(Enum):
     """Its values are `WorkerUpdate`'s states."""
 
     RECEIVING = "receiving"
@@ -30,15 +30,15 @@ class Step(Enum):
 
 
 _MOVES = {
-    Step.RECEIVING: {Step.READY, Step.SERVED, Step.FAILED},
-    Step.READY: {Step.LOADING, Step.FAILED},
-    Step.LOADING: {Step.SERVED, Step.FAILED},
-    Step.SERVED: set[Step](),
-    Step.FAILED: set[Step](),
+    UpdateStep.RECEIVING: {UpdateStep.READY, UpdateStep.SERVED, UpdateStep.FAILED},
+    UpdateStep.READY: {UpdateStep.LOADING, UpdateStep.FAILED},
+    UpdateStep.LOADING: {UpdateStep.SERVED, UpdateStep.FAILED},
+    UpdateStep.SERVED: set[UpdateStep](),
+    UpdateStep.FAILED: set[UpdateStep](),
 }
 
 
-class Update:
+class WeightUpdate:
     """Attributes:
     listeners: where its progress is told.
     received: bytes staged.
@@ -50,7 +50,7 @@ class Update:
         self.spec = spec
         self.digest = spec.manifest.digest
         self.listeners = listeners
-        self.step = Step.RECEIVING
+        self.step = UpdateStep.RECEIVING
         self.received = 0
         self.pause_s = 0.0
         self.load_s = 0.0
@@ -69,7 +69,7 @@ class Update:
     def version(self) -> str:
         return self.spec.version
 
-    def move(self, step: Step) -> None:
+    def move(self, step: UpdateStep) -> None:
         """Take the next step, and tell it."""
         if step not in _MOVES[self.step]:
             raise RuntimeError(f"invalid change of an update's state: from {self.step.value} to {step.value}")
@@ -77,7 +77,7 @@ class Update:
         self.report()
 
     def progressed(self, count: int) -> None:
-        if self.step is Step.RECEIVING:
+        if self.step is UpdateStep.RECEIVING:
             self.received = min(self.received + count, self.spec.manifest.size)
 
     # -- bytes of a stream
@@ -99,7 +99,7 @@ class Update:
         """Queue what was asked for. Two proxies may have been asked for the same, so bytes that are here already are left
         out, and their sender is told where this worker is. Raises: ProtocolError: more than there was credit for."""
         shard = self._shard
-        if self.step is not Step.RECEIVING or shard is None or not chunk.data:
+        if self.step is not UpdateStep.RECEIVING or shard is None or not chunk.data:
             return
         if chunk.shard != shard.name or chunk.offset != self._arrived:
             self.report_to(send)
@@ -122,10 +122,10 @@ class Update:
 
     def report_to(self, send: Send) -> None:
         """A stream that can't say yet which bytes it lacks, or lacks none, says nothing until it can."""
-        if self.step is Step.RECEIVING and self._shard is None and self.spec.transport == "stream":
+        if self.step is UpdateStep.RECEIVING and self._shard is None and self.spec.transport == "stream":
             return
         progress = Progress(self.id, self.step.value, self.received, pause_s=self.pause_s, load_s=self.load_s)
-        if self.step is Step.RECEIVING and self._shard is not None:
+        if self.step is UpdateStep.RECEIVING and self._shard is not None:
             progress.shard, progress.offset = self._shard.name, self._arrived
             progress.credit = self._limit - self._arrived
         if self.error is not None:
@@ -135,4 +135,4 @@ class Update:
     @staticmethod
     def refusal(update_id: str, error: StenoError) -> Progress:
         """For an update that there is nothing of."""
-        return Progress(update_id, Step.FAILED.value, code=error.code, message=error.message[:MAX_MESSAGE_CHARS])
+        return Progress(update_id, UpdateStep.FAILED.value, code=error.code, message=error.message[:MAX_MESSAGE_CHARS])

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from steno.contracts.chat import Job
 from steno.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
 from steno.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
-from steno_proxy.api.bodies_in_flight import Hold, Inflight
+from steno_proxy.api.bodies_in_flight import BodyShare, Inflight
 from steno_proxy.auth.rate_limit import body_digest
 from steno_proxy.dialects.nodes import check_arguments, check_nodes, unbounded
 from steno_proxy.pace import LARGE_BYTES, Pace
@@ -69,7 +69,7 @@ class Bodies:
         self.inflight = inflight
         self.pace = pace
 
-    async def read(self, scope: Scope, receive: Receive, hold: Hold) -> bytes:
+    async def read(self, scope: Scope, receive: Receive, hold: BodyShare) -> bytes:
         """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
         bounds: dict[str, Any] = {"max_bytes": self.max_bytes, "timeout_s": self.timeout_s, "setting": "max_body_bytes"}
         body = await read_body(scope, receive, hold=hold, **bounds)
@@ -94,7 +94,13 @@ class Bodies:
 
 
 async def read_body(
-    scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float, hold: Hold | None = None, setting: str = ""
+    scope: Scope,
+    receive: Receive,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    hold: BodyShare | None = None,
+    setting: str = "",
 ) -> bytes:
     """The request's body; never more than `max_bytes` in memory. hold: its share of all that is in flight, counted before it is
     read where its length is declared, and as it comes where not. setting: that says `max_bytes`, if one does.

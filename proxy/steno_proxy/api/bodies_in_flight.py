@@ -29,8 +29,8 @@ class Inflight:
         self.on_free = on_free
         self._trials: dict[str, int] = {}
 
-    def hold(self, trial_id: str) -> Hold:
-        return Hold(self, trial_id)
+    def hold(self, trial_id: str) -> BodyShare:
+        return BodyShare(self, trial_id)
 
     def of_trial(self, trial_id: str) -> int:
         return self._trials.get(trial_id, 0)
@@ -44,7 +44,7 @@ class Inflight:
             self._trials.pop(trial_id, None)
 
 
-class Hold:
+class BodyShare:
     """One request's share. `close` gives it back, once."""
 
     __slots__ = ("_inflight", "_size", "_trial_id")

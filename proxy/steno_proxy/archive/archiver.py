@@ -17,9 +17,9 @@ from typing import NamedTuple
 from steno.contracts.errors import ArchiveUnreadable, StenoError
 from steno.contracts.records import Session
 from steno_proxy import metrics
-from steno_proxy.archive.lines import Packed, members, pack, unpack_head
+from steno_proxy.archive.lines import PackedSession, members, pack, unpack_head
 from steno_proxy.archive.objects import Identity, Objects
-from steno_proxy.store.places import Place, run_mark
+from steno_proxy.store.places import ArchivePlace, run_mark
 from steno_proxy.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class _Ready(NamedTuple):
     group_id: str | None
     run_id: str | None
     state: str
-    packed: Packed
+    packed: PackedSession
 
 
 class Archiver:
@@ -119,7 +119,7 @@ class Archiver:
             log.info("%d sessions of the archive are listed again", found)
         return True
 
-    async def _known_again(self, places: list[tuple[Session, Place]]) -> bool:
+    async def _known_again(self, places: list[tuple[Session, ArchivePlace]]) -> bool:
         committed = await self._store.archive.commit({session.trial_id: place for session, place in places})
         for session, _ in places if committed else ():
             await self._store.shelve(session)
@@ -197,7 +197,9 @@ class Archiver:
             return 0  # another replica has taken over
         places, at = {}, 0
         for one in batch:
-            places[one.trial_id] = Place(name, at, one.packed.head_bytes, len(one.packed.data), run_mark(one.run_id))
+            places[one.trial_id] = ArchivePlace(
+                name, at, one.packed.head_bytes, len(one.packed.data), run_mark(one.run_id)
+            )
             at += len(one.packed.data)
         try:
             await self._objects.write(name, b"".join(one.packed.data for one in batch))
@@ -215,15 +217,15 @@ class Archiver:
         return len(left)
 
 
-def _places_in(name: str, data: bytes) -> list[tuple[Session, Place]]:
+def _places_in(name: str, data: bytes) -> list[tuple[Session, ArchivePlace]]:
     """Raises: ValueError."""
-    found: list[tuple[Session, Place]] = []
+    found: list[tuple[Session, ArchivePlace]] = []
     begun: tuple[Session, int, int] | None = None
     for at, length, held in members(data):
         if held.startswith(b'{"session":'):
             begun = (unpack_head(data[at : at + length]), at, length)
         elif begun is not None:
             session, start, head = begun
-            found.append((session, Place(name, start, head, at + length - start, run_mark(session.run_id))))
+            found.append((session, ArchivePlace(name, start, head, at + length - start, run_mark(session.run_id))))
             begun = None
     return found

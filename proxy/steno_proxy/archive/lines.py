@@ -30,18 +30,18 @@ _MOST_FILLER = 0xFFFF
 _SLICE_BYTES = 1 << 16
 
 
-class Packed(NamedTuple):
+class PackedSession(NamedTuple):
     """A session's bytes. head_bytes: of the first member, the session's own line."""
 
     data: bytes
     head_bytes: int
 
 
-def pack(session: Session, turns: Sequence[Turn]) -> Packed:
+def pack(session: Session, turns: Sequence[Turn]) -> PackedSession:
     """Raises: ValueError: what is packed would not be read as the same."""
     head = gzip.compress(_line({"session": session.model_dump(mode="json")}), _LEVEL, mtime=0)
     rest = gzip.compress(b"".join(_line({"turn": _of_turn(turn)}) for turn in turns), _LEVEL, mtime=0)
-    packed = Packed(head + rest, len(head))
+    packed = PackedSession(head + rest, len(head))
     again = unpack(packed.data)
     if again != (session, list(turns)):
         raise ValueError(f"session {session.trial_id}: what the archive would read back differs from the session")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from steno.contracts.errors import ArchiveUnreadable, ConfigError
 from steno.contracts.records import Session, Turn
 from steno_proxy.archive.lines import filler, unpack, unpack_head
-from steno_proxy.store.places import Place
+from steno_proxy.store.places import ArchivePlace
 
 T = TypeVar("T")
 IDENTITY = "archive.json"
@@ -123,7 +123,7 @@ class Objects:
 
         await self._done(remove)
 
-    async def blank(self, place: Place) -> None:
+    async def blank(self, place: ArchivePlace) -> None:
         """A deleted session's bytes become filler, and what is after it stays where it is. Idempotent."""
 
         def blank() -> None:
@@ -153,11 +153,11 @@ class Objects:
     async def whole(self, name: str) -> bytes:
         return await self._done(self._fs.cat_file, self._object(name))
 
-    def _cut(self, place: Place, length: int) -> bytes:
+    def _cut(self, place: ArchivePlace, length: int) -> bytes:
         data: bytes = self._fs.cat_file(self._object(place.name), start=place.offset, end=place.offset + length)
         return data
 
-    async def read(self, trial_id: str, place: Place) -> tuple[Session, list[Turn]]:
+    async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:
         """Raises: ArchiveUnreadable: names the trial, its object and why."""
 
         def read() -> tuple[Session, list[Turn]]:
@@ -167,15 +167,15 @@ class Objects:
 
         return await self._of(trial_id, place, read)
 
-    async def heads(self, places: Sequence[tuple[str, Place]]) -> list[Session | ArchiveUnreadable]:
+    async def heads(self, places: Sequence[tuple[str, ArchivePlace]]) -> list[Session | ArchiveUnreadable]:
         """The sessions at these places, or why one can't be read."""
 
-        def head(trial_id: str, place: Place) -> Session:
+        def head(trial_id: str, place: ArchivePlace) -> Session:
             found = unpack_head(self._cut(place, place.head_bytes))
             _check(trial_id, found)
             return found
 
-        async def one(trial_id: str, place: Place) -> Session | ArchiveUnreadable:
+        async def one(trial_id: str, place: ArchivePlace) -> Session | ArchiveUnreadable:
             try:
                 return await self._of(trial_id, place, lambda: head(trial_id, place))
             except ArchiveUnreadable as error:
@@ -183,7 +183,7 @@ class Objects:
 
         return await asyncio.gather(*(one(trial_id, place) for trial_id, place in places))
 
-    async def _of(self, trial_id: str, place: Place, call: Callable[[], T]) -> T:
+    async def _of(self, trial_id: str, place: ArchivePlace, call: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(call)
         except Exception as error:  # whatever a file system, or a spoilt file, comes with

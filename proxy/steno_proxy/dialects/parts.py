@@ -28,7 +28,7 @@ Part = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenParts:
     """What was met in a request on the way to its messages.
 
     dropped: types of what was left out, one each. images: dotted paths of the images, in the client's words. texts: parts so far,

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from steno.contracts.policy import PolicyView
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.update import Do, Step, UpdateRun
+from steno_proxy.policies.update import Do, MemberFrame, UpdateRun
 
 KEPT_RUNS = 8
 """Updates of a policy that are kept in memory; older ones are in the store for a while."""
 
 
-class Order(NamedTuple):
+class FrameOrder(NamedTuple):
     """A frame that is to be sent to a worker."""
 
     worker_id: str
@@ -44,7 +44,7 @@ class Book:
 
     # -- facts; each returns what is to be sent because of it
 
-    def adopt(self, run: UpdateRun, now: float) -> list[Order]:
+    def adopt(self, run: UpdateRun, now: float) -> list[FrameOrder]:
         """An update is on record. Idempotent."""
         if run.update_id in self.runs:
             return []
@@ -53,50 +53,50 @@ class Book:
         if self.posted is not None and run.number < self.posted.number:
             return []
         before, self.posted = self.posted, run
-        orders: list[Order] = []
+        orders: list[FrameOrder] = []
         if before is not None:
             orders = _orders(before, before.supersede(now))
         return orders + self._settle(now)
 
-    def serve(self, run: UpdateRun, now: float) -> list[Order]:
+    def serve(self, run: UpdateRun, now: float) -> list[FrameOrder]:
         """Some worker serves it, as the store knows."""
         if self.in_force is None or run.number > self.in_force.number:
             self.in_force = run
             self.gate += 1
         return self._settle(now)
 
-    def join(self, worker_id: str, version: str, now: float) -> list[Order]:
+    def join(self, worker_id: str, version: str, now: float) -> list[FrameOrder]:
         """A worker that takes updates is there, new or started again."""
         self._versions[worker_id] = version
         orders = _orders(self.active, self.active.join(worker_id, version, now)) if self.active is not None else []
         return orders + self._settle(now)
 
-    def announced(self, worker_id: str, version: str, now: float) -> list[Order]:
+    def announced(self, worker_id: str, version: str, now: float) -> list[FrameOrder]:
         self._versions[worker_id] = version
         orders = []
         for run in self._concerned(worker_id):
             orders += _orders(run, run.announced(worker_id, version, now))
         return orders + self._settle(now)
 
-    def leave(self, worker_id: str, now: float) -> list[Order]:
+    def leave(self, worker_id: str, now: float) -> list[FrameOrder]:
         self._versions.pop(worker_id, None)
         orders = []
         for run in self._concerned(worker_id):
             orders += _orders(run, run.leave(worker_id, now))
         return orders + self._settle(now)
 
-    def progress(self, worker_id: str, said: Progress, now: float) -> list[Order]:
+    def progress(self, worker_id: str, said: Progress, now: float) -> list[FrameOrder]:
         """Raises ProtocolError."""
         run = self.runs.get(said.update_id)
         if run is None:
             return []
         return _orders(run, run.progress(worker_id, said, now)) + self._settle(now)
 
-    def revive(self, run: UpdateRun, since: float, now: float) -> list[Order]:
+    def revive(self, run: UpdateRun, since: float, now: float) -> list[FrameOrder]:
         """It had failed and was posted again."""
         return _orders(run, run.revive(since, now)) + self._settle(now)
 
-    def tick(self, now: float) -> list[Order]:
+    def tick(self, now: float) -> list[FrameOrder]:
         orders = []
         for run in list(self.runs.values()):
             orders += _orders(run, run.tick(now))
@@ -133,7 +133,7 @@ class Book:
     def _concerned(self, worker_id: str) -> list[UpdateRun]:
         return [run for run in self.runs.values() if run is self.active or worker_id in run.members]
 
-    def _settle(self, now: float) -> list[Order]:
+    def _settle(self, now: float) -> list[FrameOrder]:
         """After any fact: what is in force, and which update everybody is brought to."""
         for run in self.runs.values():
             if run.served and (self.in_force is None or run.number > self.in_force.number):
@@ -149,14 +149,14 @@ class Book:
         self._prune()
         return orders
 
-    def _choose(self, now: float) -> list[Order]:
+    def _choose(self, now: float) -> list[FrameOrder]:
         wanted = self.posted
         if wanted is None or (wanted.state == "failed" and self.in_force is not None):
             wanted = self.in_force
         if wanted is None or wanted is self.active:
             return []
         before, self.active = self.active, wanted
-        orders: list[Order] = []
+        orders: list[FrameOrder] = []
         if before is not None and before is not self.posted:
             orders = _orders(before, before.supersede(now))
         if wanted is not self.posted:
@@ -175,5 +175,5 @@ class Book:
                 del self.runs[run.update_id]
 
 
-def _orders(run: UpdateRun, steps: Iterable[Step]) -> list[Order]:
-    return [Order(step.worker_id, step.do, run) for step in steps]
+def _orders(run: UpdateRun, steps: Iterable[MemberFrame]) -> list[FrameOrder]:
+    return [FrameOrder(step.worker_id, step.do, run) for step in steps]

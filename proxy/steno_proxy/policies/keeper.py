@@ -2,7 +2,7 @@
 
 Decisions are `book.py` and `update.py`; here are sockets, the clock and the store. All that is to be written to the store is
 derived from what is known here and written by one task, so that a store that is away costs a delay and nothing else. No turn ever
-waits for anything here: who may generate is worked out when something changes, and kept in `Worker.behind`.
+waits for anything here: who may generate is worked out when something changes, and kept in `WorkerChannel.behind`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from steno.contracts.lenient import read_json
 from steno.contracts.policy import ModelName, PolicyView, Update, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
 from steno_proxy import metrics
-from steno_proxy.policies.book import Book, Order
-from steno_proxy.policies.model_names import ModelNames
+from steno_proxy.policies.book import Book, FrameOrder
+from steno_proxy.policies.model_names import KeptModelNames
 from steno_proxy.policies.specs import check, recorded
 from steno_proxy.policies.update import Do, UpdateRun
 from steno_proxy.policies.upload import Upload
 from steno_proxy.store.policies import PolicyStore, UpdateRow
-from steno_proxy.workers.worker_channel import Worker
+from steno_proxy.workers.worker_channel import WorkerChannel
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0
@@ -46,11 +46,11 @@ class Policies:
         self, store: PolicyStore, *, clock: Callable[[], float] = time.time, settle_s: float = SETTLE_S
     ) -> None:
         self._store = store
-        self.names = ModelNames(store)
+        self.names = KeptModelNames(store)
         self._clock = clock
         self._settled_at = clock() + settle_s
         self._books: dict[str, Book] = {}
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerChannel] = {}
         self._unsure: set[str] = set()  # workers whose new version only the store may know
         self._uploading: Counter[tuple[str, str]] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
@@ -133,7 +133,7 @@ class Policies:
         return [ModelName(name=name, workers=self._serving(name)) for name in self.names.all()]
 
     async def retire(self, name: str) -> None:
-        """Raises: as `ModelNames.retire`."""
+        """Raises: as `KeptModelNames.retire`."""
         await self.names.retire(name, self._serving(name))
         self._wake()
 
@@ -149,7 +149,7 @@ class Policies:
 
     # -- for the hub (Watcher)
 
-    def admitted(self, worker: Worker) -> None:
+    def admitted(self, worker: WorkerChannel) -> None:
         known = self._workers.get(worker.id) is worker
         self._workers[worker.id] = worker
         self.names.hear(card.name for card in worker.models)
@@ -161,7 +161,7 @@ class Policies:
         self._mark(worker)
         self._kick.set()
 
-    def announced(self, worker: Worker) -> None:
+    def announced(self, worker: WorkerChannel) -> None:
         now = self._clock()
         if self.names.hear(card.name for card in worker.models):
             self._kick.set()
@@ -175,7 +175,7 @@ class Policies:
             self._carry_out(book, book.announced(worker.id, version, now))
         self._mark(worker)
 
-    def progressed(self, worker: Worker, said: Progress) -> None:
+    def progressed(self, worker: WorkerChannel, said: Progress) -> None:
         if self._workers.get(worker.id) is not worker:
             return
         for book in self._books.values():
@@ -202,7 +202,7 @@ class Policies:
                 )
             self._carry_out(book, orders)
 
-    def lost(self, worker: Worker) -> None:
+    def lost(self, worker: WorkerChannel) -> None:
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
             self._unsure.discard(worker.id)
@@ -280,7 +280,7 @@ class Policies:
 
     # -- what is to be done
 
-    def _carry_out(self, book: Book, orders: Iterable[Order]) -> None:
+    def _carry_out(self, book: Book, orders: Iterable[FrameOrder]) -> None:
         """Send what was decided, and see to everything that may follow from the facts."""
         for order in orders:
             worker = self._workers.get(order.worker_id)
@@ -290,7 +290,7 @@ class Policies:
         self._arm()
         self._notify()
 
-    def _order(self, book: Book, worker: Worker, order: Order) -> None:
+    def _order(self, book: Book, worker: WorkerChannel, order: FrameOrder) -> None:
         update_id = order.run.update_id
         try:
             if order.do is Do.PREPARE:
@@ -319,7 +319,7 @@ class Policies:
             for worker in self._workers.values():
                 self._mark(worker)
 
-    def _mark(self, worker: Worker) -> None:
+    def _mark(self, worker: WorkerChannel) -> None:
         """Work out for which policies a worker gets no turns."""
         if worker.id in self._unsure:
             return
@@ -402,7 +402,7 @@ class Policies:
         return run
 
 
-def _taking(worker: Worker) -> Iterator[tuple[str, str]]:
+def _taking(worker: WorkerChannel) -> Iterator[tuple[str, str]]:
     """(policy, version) of what can be updated on it. A worker that says it is not well may have anything loaded: ""."""
     if CAPABILITY in worker.peer.capabilities:
         seen: set[str] = set()

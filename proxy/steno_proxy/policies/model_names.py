@@ -19,7 +19,7 @@ MOST_NAMES = 1024
 MOST_CHARS = 256
 
 
-class ModelNames:
+class KeptModelNames:
     """As far as this replica knows: others' news come with `sync`."""
 
     def __init__(self, store: PolicyStore) -> None:

@@ -34,7 +34,7 @@ class Do(Enum):
     ABANDON = "abandon"
 
 
-class Step(NamedTuple):
+class MemberFrame(NamedTuple):
     """A frame that is to be sent."""
 
     worker_id: str
@@ -69,11 +69,11 @@ class UpdateRun:
         self._order = {shard.name: place for place, shard in enumerate(spec.manifest.shards)}
         self._settle_until = settle_until
         self._now = 0.0
-        self._steps: list[Step] = []
+        self._steps: list[MemberFrame] = []
 
     # -- facts; each returns what is to be sent because of it
 
-    def join(self, worker_id: str, version: str, now: float) -> list[Step]:
+    def join(self, worker_id: str, version: str, now: float) -> list[MemberFrame]:
         """A worker of this policy is there, new or started again. version: what it serves, "" if that is not to be trusted."""
         before = self.members.get(worker_id)
         awaited = before.awaited if before is not None else now <= self._settle_until
@@ -86,7 +86,7 @@ class UpdateRun:
             self._ask(member, now)
         return self._advance(now)
 
-    def announced(self, worker_id: str, version: str, now: float) -> list[Step]:
+    def announced(self, worker_id: str, version: str, now: float) -> list[MemberFrame]:
         """It says that it serves this version now; also that it serves the same as before."""
         member = self.members.get(worker_id)
         if member is None or (member.state == "served" and version != self.version):
@@ -95,7 +95,7 @@ class UpdateRun:
             self._serve(member)
         return self._advance(now)
 
-    def leave(self, worker_id: str, now: float) -> list[Step]:
+    def leave(self, worker_id: str, now: float) -> list[MemberFrame]:
         """Its channel is over."""
         member = self.members.get(worker_id)
         if member is not None and self.ended:
@@ -104,7 +104,7 @@ class UpdateRun:
             member.fail("worker_lost: the worker went away", now, lost=True)
         return self._advance(now)
 
-    def progress(self, worker_id: str, said: Progress, now: float) -> list[Step]:
+    def progress(self, worker_id: str, said: Progress, now: float) -> list[MemberFrame]:
         """Raises ProtocolError: a state, a time or a place in the weights that can't be."""
         member = self.members.get(worker_id)
         if not (0 <= said.pause_s < math.inf and 0 <= said.load_s < math.inf):
@@ -130,7 +130,7 @@ class UpdateRun:
                 self._apply(member, now)
         return self._advance(now)
 
-    def tick(self, now: float) -> list[Step]:
+    def tick(self, now: float) -> list[MemberFrame]:
         """What is due at `now`; safe to call at any time."""
         for member in self.members.values():
             if member.cursor is not None:
@@ -139,25 +139,25 @@ class UpdateRun:
                 self._ask(member, now)
         return self._advance(now)
 
-    def supersede(self, now: float) -> list[Step]:
+    def supersede(self, now: float) -> list[MemberFrame]:
         """A newer one has been posted. Who loads goes on loading; all else is forgotten."""
         if self.state == "superseded":
             return []
         for member in self.members.values():
             if member.state in ("waiting", "receiving", "ready"):
-                self._steps.append(Step(member.worker_id, Do.ABANDON))
+                self._steps.append(MemberFrame(member.worker_id, Do.ABANDON))
             member.cursor = None
         self.state, self.ended_at = "superseded", now if self.ended_at is None else self.ended_at
         return self._taken()
 
-    def revive(self, since: float, now: float) -> list[Step]:
+    def revive(self, since: float, now: float) -> list[MemberFrame]:
         """It had failed and was posted again: everybody is asked again, and the deadline begins anew."""
         self.state, self.ended_at, self.since, self.applied = "running", None, since, False
         self.members = {name: member for name, member in self.members.items() if not member.lost}
         for member in self.members.values():
             if member.state != "served":
                 member.state, member.attempts, member.retry_at, member.awaited = "waiting", 0, None, True
-                self._steps.append(Step(member.worker_id, Do.PREPARE))
+                self._steps.append(MemberFrame(member.worker_id, Do.PREPARE))
         return self._advance(now)
 
     # -- what it has come to
@@ -229,7 +229,7 @@ class UpdateRun:
             member.retry_at = None
             return
         member.state, member.retry_at = "waiting", None
-        self._steps.append(Step(member.worker_id, Do.PREPARE))
+        self._steps.append(MemberFrame(member.worker_id, Do.PREPARE))
 
     def _receiving(self, member: Member, said: Progress, now: float) -> None:
         if self.spec.transport != "stream":
@@ -245,12 +245,12 @@ class UpdateRun:
 
     def _apply(self, member: Member, now: float) -> None:
         member.state, member.applied_at, member.cursor = "loading", now, None
-        self._steps.append(Step(member.worker_id, Do.APPLY))
+        self._steps.append(MemberFrame(member.worker_id, Do.APPLY))
 
     def _load_until(self, member: Member) -> float:
         return max(self.since + self.spec.deadline_s, member.applied_at + LOADING_S)
 
-    def _advance(self, now: float) -> list[Step]:
+    def _advance(self, now: float) -> list[MemberFrame]:
         """Go on to whatever the facts now allow."""
         self._now = max(self._now, now)
         members = list(self.members.values())
@@ -269,7 +269,9 @@ class UpdateRun:
         elif self.state == "failed" and self.served:
             self.state, self.ended_at = "done", now
             # Those that came while it rested were not asked.
-            self._steps += [Step(member.worker_id, Do.PREPARE) for member in members if member.state == "waiting"]
+            self._steps += [
+                MemberFrame(member.worker_id, Do.PREPARE) for member in members if member.state == "waiting"
+            ]
         return self._taken()
 
     def _name_late(self, members: list[Member], now: float) -> None:
@@ -298,6 +300,6 @@ class UpdateRun:
         elif late or any(member.attempts for member in members):
             self.state, self.ended_at = "failed", now
 
-    def _taken(self) -> list[Step]:
+    def _taken(self) -> list[MemberFrame]:
         steps, self._steps = self._steps, []
         return steps

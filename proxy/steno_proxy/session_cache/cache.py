@@ -25,7 +25,7 @@ from steno_proxy.session_cache.session_state import InFlight, Recording
 from steno_proxy.session_cache.store_room import Room
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
-from steno_proxy.store.interface import Asked, Path, SessionStore, Tail
+from steno_proxy.store.interface import Path, RetryKey, SessionStore, Tail
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Recorder:
         if recording is not None:
             self._bytes -= recording.cost_bytes
 
-    async def commit(self, recording: Recording, turn: Turn, row: IndexRow, asked: Asked | None = None) -> int:
+    async def commit(self, recording: Recording, turn: Turn, row: IndexRow, asked: RetryKey | None = None) -> int:
         """Make a turn durable (I3), whole or still open. When this returns, the event that waits for it may leave.
 
         Args: asked: as `SessionStore.commit`.

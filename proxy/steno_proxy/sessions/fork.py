@@ -34,7 +34,7 @@ from steno_proxy.sessions.normalise import ASSISTANT, SYSTEM
 from steno_proxy.sessions.trie import LEAD, REPLIED, Trie
 
 
-class History:
+class ForkHistory:
     """Which messages opened a conversation, and where each completion was recorded last."""
 
     __slots__ = ("_openings", "_replies", "_trie")

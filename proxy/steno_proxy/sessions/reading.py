@@ -43,7 +43,7 @@ class Unit(NamedTuple):
 
 
 @dataclass(slots=True)
-class Said:
+class RequestMessages:
     """The messages of a request, as its client wrote them.
 
     merges: the format's manner is joined. tools, options: their digests. digests: of each message. runs: each as one message, by
@@ -127,7 +127,7 @@ def furthest(readings: Iterable[Reading]) -> list[Reading]:
     return found[:MOST_READINGS]
 
 
-def follow(tree: Tree, said: Said, known: Known, at: Reading | None = None) -> list[Reading]:
+def follow(tree: Tree, said: RequestMessages, known: Known, at: Reading | None = None) -> list[Reading]:
     """All readings, each as far as it is on record. at: so far it is settled; None: they are from the beginning."""
     readings, ends, last = [at or Reading()], list[Reading](), len(said.digests)
     while readings:
@@ -145,7 +145,7 @@ def follow(tree: Tree, said: Said, known: Known, at: Reading | None = None) -> l
     return ends
 
 
-def take(tree: Tree, said: Said, at: Reading, unit: Unit) -> Reading | None:
+def take(tree: Tree, said: RequestMessages, at: Reading, unit: Unit) -> Reading | None:
     """The reading with one unit more; None: it is not on record there."""
     child = tree.child(at.node, unit.digest)
     if child < 0:
@@ -155,7 +155,7 @@ def take(tree: Tree, said: Said, at: Reading, unit: Unit) -> Reading | None:
     return Reading(unit.end, child, covered, odd, (unit, at.units))
 
 
-def read(said: Said, at: Reading) -> Form:
+def read(said: RequestMessages, at: Reading) -> Form:
     """All of the request, what is not on record in the format's own manner."""
     units, link = list[Unit](), at.units
     while link is not None:
@@ -164,7 +164,7 @@ def read(said: Said, at: Reading) -> Form:
     return _form(said, [*reversed(units), *_own(said, at.place)])
 
 
-def settled(said: Said, form: Form, places: int) -> Form:
+def settled(said: RequestMessages, form: Form, places: int) -> Form:
     """The same if only its first `places` are gone on from: all others are what the client said, in the format's own manner."""
     at = form.said(places)
     kept = [unit for unit in form.units.values() if unit.end <= at]
@@ -172,7 +172,7 @@ def settled(said: Said, form: Form, places: int) -> Form:
     return form if units == list(form.units.values()) else _form(said, units)
 
 
-def echoed_as(said: Said, form: Form, place: int) -> EchoedAs | None:
+def echoed_as(said: RequestMessages, form: Form, place: int) -> EchoedAs | None:
     """How what stands at a place was recognised as a reply, where its client wrote it otherwise; None: it did not."""
     unit = form.units.get(place)
     if unit is None:
@@ -182,7 +182,7 @@ def echoed_as(said: Said, form: Form, place: int) -> EchoedAs | None:
     return unit.echo.how if unit.echo is not None else None
 
 
-def _apart(tree: Tree, said: Said, known: Known, at: Reading, stop: int) -> Reading:
+def _apart(tree: Tree, said: RequestMessages, known: Known, at: Reading, stop: int) -> Reading:
     """Message by message, up to `stop` or where the record ends."""
     odd = at.odd + (said.merges and at.place in said.runs)
     while True:
@@ -197,7 +197,7 @@ def _apart(tree: Tree, said: Said, known: Known, at: Reading, stop: int) -> Read
         at = after
 
 
-def _joined(tree: Tree, said: Said, known: Known, at: Reading, unit: Unit) -> Reading | None:
+def _joined(tree: Tree, said: RequestMessages, known: Known, at: Reading, unit: Unit) -> Reading | None:
     """With the run that begins there as one message, if that is on record."""
     if (after := take(tree, said, at, unit)) is not None:
         return after
@@ -205,12 +205,12 @@ def _joined(tree: Tree, said: Said, known: Known, at: Reading, unit: Unit) -> Re
     return take(tree, said, at, unit._replace(digest=echo.digest, echo=echo)) if echo is not None else None
 
 
-def _own(said: Said, place: int) -> list[Unit]:
+def _own(said: RequestMessages, place: int) -> list[Unit]:
     """The runs from there on as one message each, if that is the format's manner."""
     return [unit for unit in said.runs.values() if unit.start >= place] if said.merges else []
 
 
-def _form(said: Said, units: Sequence[Unit]) -> Form:
+def _form(said: RequestMessages, units: Sequence[Unit]) -> Form:
     messages: list[Message] = []
     digests: list[bytes] = []
     places: dict[int, Unit] = {}

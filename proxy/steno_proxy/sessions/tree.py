@@ -21,7 +21,7 @@ from typing import NamedTuple
 from steno.contracts.errors import StenoError
 from steno.contracts.records import ForkReason, IndexRow
 from steno_proxy.sessions.call_ids import parse_call_id
-from steno_proxy.sessions.fork import History
+from steno_proxy.sessions.fork import ForkHistory
 from steno_proxy.sessions.normalise import DIGEST_BYTES
 from steno_proxy.sessions.trie import ASKED_AGAIN, CROWDED, LEAD, REPLIED, ROOT, Trie
 
@@ -59,7 +59,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._trie = Trie()
-        self._history = History(self._trie)
+        self._history = ForkHistory(self._trie)
         self.ids: list[str] = []
         self._numbers: dict[str, int] = {}
         self.parents = array("i")

@@ -136,17 +136,17 @@ _decode_stored_row = msgspec.msgpack.Decoder(_StoredRow).decode
 _decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
-class Said(msgspec.Struct):
+class PromptTexts(msgspec.Struct):
     """The texts of what was said before the reply: images first, then messages."""
 
     texts: list[Text]
     images: int
 
 
-def said_in(turn: Turn) -> Said:
+def said_in(turn: Turn) -> PromptTexts:
     """Linear in the turn's messages."""
     messages, images = apart(turn.messages)
-    return Said([*map(text, images), *map(text, messages)], len(images))
+    return PromptTexts([*map(text, images), *map(text, messages)], len(images))
 
 
 def is_long(turn: Turn) -> bool:
@@ -163,7 +163,7 @@ def _length(message: Message) -> int:
     return length + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
 
 
-def encode_turn(turn: Turn, row: IndexRow, said: Said | None = None) -> EncodedTurn:
+def encode_turn(turn: Turn, row: IndexRow, said: PromptTexts | None = None) -> EncodedTurn:
     """Linear in the turn's own content. said: `said_in` the turn, if that is known. Raises ValueError when row and turn are not
     of the same turn."""
     if row.turn_id != turn.turn_id or row.partial != turn.partial:

@@ -41,7 +41,7 @@ class Path(NamedTuple):
     reply: dict[str, Any]
 
 
-class Asked(NamedTuple):
+class RetryKey(NamedTuple):
     """Which request a turn answers, for those that clients send again.
 
     key: 16 bytes, equal for equal requests of a trial. found: it is a retry, and what it repeats was on record when it came.
@@ -160,7 +160,9 @@ class SessionStore(Protocol):
         """Tokens of these turns (numbers as in `Turn.index`, root first), concatenated, and the last one's reply."""
         ...
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+    async def commit(
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+    ) -> int:
         """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
         compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
         on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
@@ -197,8 +199,8 @@ class SessionStore(Protocol):
         one retry. False: it is noted, to be told by `began` (its turns' `timings.queued`): a turn of an equal request that
         began before it, and comes on record after this, is superseded by the turn of the retry, once both are there.
 
-        Of unmarked turns one at most, and that only if the retry's own `Asked.found` is False: others are legitimate siblings. Of
-        earlier retries all that count less."""
+        Of unmarked turns one at most, and that only if the retry's own `RetryKey.found` is False: others are legitimate siblings.
+        Of earlier retries all that count less."""
         ...
 
     async def note(self, trial_id: str, seen: Sequence[Note]) -> None:

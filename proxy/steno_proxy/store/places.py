@@ -10,7 +10,7 @@ from steno.contracts.errors import ArchiveUnreadable, Gone
 from steno.contracts.records import Session, Turn
 
 
-class Place(NamedTuple):
+class ArchivePlace(NamedTuple):
     """name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it; head_bytes: of the first, without turns.
     run: of the session, as `run_mark` writes it; None: not noted."""
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
         return ":".join(map(str, self if self.run is not None else self[:4]))
 
     @classmethod
-    def decode(cls, raw: bytes) -> Place:
+    def decode(cls, raw: bytes) -> ArchivePlace:
         name, offset, head, length, *run = raw.decode().split(":")
         return cls(name, int(offset), int(head), int(length), run[0] if run else None)
 
@@ -40,26 +40,26 @@ def run_mark(run_id: str | None) -> str:
 class InArchive(Gone):
     """The session has ended and left Redis: what is read of it is read there, and it changes no more."""
 
-    def __init__(self, trial_id: str, place: Place) -> None:
+    def __init__(self, trial_id: str, place: ArchivePlace) -> None:
         super().__init__(f"session {trial_id} has ended and is in the archive: it can be read, and not changed")
         self.place = place
 
 
 class Shelf(Protocol):
-    async def read(self, trial_id: str, place: Place) -> tuple[Session, list[Turn]]:
+    async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:
         """Raises: ArchiveUnreadable."""
         ...
 
-    async def heads(self, places: Sequence[tuple[str, Place]]) -> list[Session | ArchiveUnreadable]: ...
+    async def heads(self, places: Sequence[tuple[str, ArchivePlace]]) -> list[Session | ArchiveUnreadable]: ...
 
 
 class NoShelf:
     """Where no archive is set, and sessions are in one."""
 
-    async def read(self, trial_id: str, place: Place) -> tuple[Session, list[Turn]]:
+    async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:
         raise self._error(trial_id)
 
-    async def heads(self, places: Sequence[tuple[str, Place]]) -> list[Session | ArchiveUnreadable]:
+    async def heads(self, places: Sequence[tuple[str, ArchivePlace]]) -> list[Session | ArchiveUnreadable]:
         return [self._error(trial_id) for trial_id, _ in places]
 
     def _error(self, trial_id: str) -> ArchiveUnreadable:

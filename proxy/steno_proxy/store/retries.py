@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 
 REFUSED_S = 900.0
 """How long after a refusal a retry can be of it. Seconds; as `retry_matching.WINDOW_S`."""
@@ -28,13 +28,13 @@ MOST_PLACES = 16384
 is a sibling. A hostile agent marks everything as a retry; an honest one does not come near."""
 
 
-def place(asked: Asked, choice: int) -> bytes:
+def place(asked: RetryKey, choice: int) -> bytes:
     """17 bytes."""
     return asked.key + bytes((choice,))
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingRetry:
     """A turn on record that a retry which is not on record yet may supersede. again: it is a retry itself."""
 
     turn_id: str
@@ -53,7 +53,7 @@ class _Retry:
     turn_id: str = ""
     found: bool = False
     took: bool = False
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiting: list[_WaitingRetry] = field(default_factory=list)
 
 
 class AskedAgain:
@@ -94,7 +94,7 @@ class AskedAgain:
         return False
 
     def recorded(
-        self, asked: Asked, choice: int, turn_id: str, began: float, *, partial: bool, superseded: dict[str, str]
+        self, asked: RetryKey, choice: int, turn_id: str, began: float, *, partial: bool, superseded: dict[str, str]
     ) -> list[tuple[str, str]]:
         """A turn comes on record. Returns which turn is superseded by which from now on: (earlier, later).
 
@@ -120,7 +120,7 @@ class AskedAgain:
             if retry is mine or retry.began <= began or (mine is not None and retry.count <= mine.count):
                 continue
             if not retry.turn_id:
-                retry.waiting.append(_Waiting(turn_id, partial, mine is not None))
+                retry.waiting.append(_WaitingRetry(turn_id, partial, mine is not None))
             elif not by and (mine is not None or not (retry.took or retry.found)):
                 by = retry.turn_id
                 retry.took = retry.took or mine is None

@@ -1,6 +1,6 @@
 """The answer of a request, and the clients that read it: the one that came first, and retries that joined it.
 
-A `Reader` is one client. It makes its own events of what the log says, and they wait in it until they are flushed. `AnswerLog`
+A `LogReader` is one client. It makes its own events of what the log says, and they wait in it until they are flushed. `AnswerLog`
 says the same to all readers of one request, and keeps I3: a piece that closes a block is said once the turn so far is on record,
 the end of a choice once its turn is.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import StenoError
 from steno_proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, ShowsPrompt, Writer
-from steno_proxy.turns.interfaces import Client
+from steno_proxy.turns.interfaces import TurnClient
 
 STALL_S = 2.0
 """How long the client that came first may hold up those who joined its request, once. Seconds."""
@@ -31,14 +31,14 @@ class Prompted(Protocol):
     def prompt_ids(self) -> bytes: ...
 
 
-class Reader:
+class LogReader:
     """One client of an answer.
 
     client: who reads. streams: whether it gets events as they come, or one body at the end. writing: a write waits for the
     client to read.
     """
 
-    def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: Client, header: Header) -> None:
+    def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header) -> None:
         self.client = client
         self.streams = asked.stream
         self.writing = False
@@ -144,20 +144,20 @@ class AnswerLog:
     read at their own pace. shared: somebody has joined, and may have left.
     """
 
-    def __init__(self, first: Reader) -> None:
+    def __init__(self, first: LogReader) -> None:
         self.first = first
-        self.joined: list[Reader] = []
+        self.joined: list[LogReader] = []
         self.shared = False
         self._told: set[int] = set()  # choices of which readers that have left had events
 
-    def readers(self) -> list[Reader]:
+    def readers(self) -> list[LogReader]:
         return [self.first, *self.joined]
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: LogReader) -> None:
         self.joined.append(reader)
         self.shared = True
 
-    def remove(self, reader: Reader) -> None:
+    def remove(self, reader: LogReader) -> None:
         self.joined.remove(reader)
         self._told |= reader.told()
 

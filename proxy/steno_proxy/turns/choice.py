@@ -24,8 +24,8 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.store.interface import Path
 from steno_proxy.turns.continuation import Plan
-from steno_proxy.turns.transcript import Transcript
-from steno_proxy.turns.turn_record import Facts, turn_of
+from steno_proxy.turns.transcript import ChoiceTranscript
+from steno_proxy.turns.turn_record import TurnFacts, turn_of
 from steno_proxy.workers.placement import Order
 from steno_proxy.workers.stream import Stream
 
@@ -47,8 +47,8 @@ class OpenChoice:
     )  # fmt: skip
 
     def __init__(
-        self, recorder: Recorder, recording: Recording, index: int, order: Order, stream: Stream, transcript: Transcript,
-        facts: Facts, plan: Plan,
+        self, recorder: Recorder, recording: Recording, index: int, order: Order, stream: Stream, transcript: ChoiceTranscript,
+        facts: TurnFacts, plan: Plan,
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._recording = recording
@@ -103,7 +103,7 @@ class OpenChoice:
         lost = OpenChoice(
             self._recorder, self._recording, self.index, self.order, self.stream, transcript, facts, self.plan
         )
-        fresh = Transcript(transcript.turn_id, transcript.call_prefix, self.stream.card)
+        fresh = ChoiceTranscript(transcript.turn_id, transcript.call_prefix, self.stream.card)
         transcript.turn_id = os.urandom(6).hex()
         self.transcript, self.plan = fresh, plan
         await lost.committed(error)

@@ -24,7 +24,7 @@ from steno_proxy.sessions.normalise import ASSISTANT, options_digest, tools_dige
 from steno_proxy.sessions.reading import (
     Form,
     Reading,
-    Said,
+    RequestMessages,
     Unit,
     best,
     echoed_as,
@@ -106,7 +106,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     """
     if not job.messages:
         return await _plan_prompt(recorder, recording, job)
-    said = Said(job.messages, merges, tools_digest(job.tools), options_digest(job.template_kwargs))
+    said = RequestMessages(job.messages, merges, tools_digest(job.tools), options_digest(job.template_kwargs))
     long = len(job.messages) + len(job.tools) > MANY
     if long:
         await pace.steps(said.digest())
@@ -145,7 +145,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     return found
 
 
-async def _recognise(recorder: Recorder, recording: Recording, said: Said) -> tuple[Recognition, Form]:
+async def _recognise(recorder: Recorder, recording: Recording, said: RequestMessages) -> tuple[Recognition, Form]:
     """How the request is read, and where it stands. Where it leaves what is recorded with its client's own writing of a reply
     (`sessions/echoes.py`), that reply stands there from now on, and the request is looked at from there."""
     tree = recording.tree
@@ -168,7 +168,7 @@ async def _recognise(recorder: Recorder, recording: Recording, said: Said) -> tu
     return tree.recognise(form.digests, said.tools, said.options, form.call_ids()), form
 
 
-async def _echo(recorder: Recorder, recording: Recording, said: Said, at: Reading) -> Unit | None:
+async def _echo(recorder: Recorder, recording: Recording, said: RequestMessages, at: Reading) -> Unit | None:
     """What the next message stands for, though it says something else, or its run does: the reply of the turn which its call ids
     name, else the newest whole one, else the newest. None: nothing that is on record.
 

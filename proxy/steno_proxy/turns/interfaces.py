@@ -27,7 +27,7 @@ class Stopping(StenoError):
     retryable = True
 
 
-class Client(Protocol):
+class TurnClient(Protocol):
     """Who asked, as far as a turn cares. Writes after the client has left do nothing."""
 
     gone: bool
@@ -49,7 +49,7 @@ class Client(Protocol):
         ...
 
 
-class Patience:
+class WriteTimeout:
     """With a client that does not read: `async with` it around all that is written. Without a bound, until it is `over`.
 
     Raises: on leaving, what it was over with, where that had to end a write."""

@@ -13,8 +13,8 @@ from typing import Protocol
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import StenoError
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
-from steno_proxy.turns.answer_log import Prompted, Reader
-from steno_proxy.turns.interfaces import Client, Patience
+from steno_proxy.turns.answer_log import LogReader, Prompted
+from steno_proxy.turns.interfaces import TurnClient, WriteTimeout
 
 MAX_WAITING_BYTES = 8 * 2**20
 """A client that is so far behind does not read any more. What had come before it did does not count. An answer of 64,000 tokens
@@ -28,7 +28,7 @@ class TooSlow(StenoError):
     code = "client_too_slow"
 
 
-class Host(Protocol):
+class JoinedRequest(Protocol):
     """The request that is joined."""
 
     async def saved(self, index: int) -> None:
@@ -38,10 +38,12 @@ class Host(Protocol):
     def leave(self, joined: Joined) -> None: ...
 
 
-class Joined(Reader):
+class Joined(LogReader):
     """`Answering` beside another client. Between `run` and the log's calls nothing is awaited, so events keep their order."""
 
-    def __init__(self, host: Host, dialect: Dialect, asked: CanonicalRequest, client: Client, header: Header) -> None:
+    def __init__(
+        self, host: JoinedRequest, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header
+    ) -> None:
         super().__init__(dialect, asked, client, header)
         self.done = asyncio.Event()
         self._host = host
@@ -51,7 +53,7 @@ class Joined(Reader):
         self._reads = False  # it has begun to
         self._accepted = False
         self._failure: StenoError | None = None
-        self._patience = Patience()
+        self._patience = WriteTimeout()
 
     # -- what the log says; nothing more is heard after a failure
 

@@ -12,8 +12,8 @@ from steno.contracts.records import Turn
 from steno_proxy import metrics
 from steno_proxy.dialects.base import Choice, Dialect, Header
 from steno_proxy.store.interface import SessionStore
-from steno_proxy.turns.answer_log import Reader
-from steno_proxy.turns.interfaces import Client
+from steno_proxy.turns.answer_log import LogReader
+from steno_proxy.turns.interfaces import TurnClient
 from steno_proxy.turns.transcript import pieces_of
 
 
@@ -27,7 +27,7 @@ class Replay:
         trial_id: str,
         dialect: Dialect,
         asked: CanonicalRequest,
-        client: Client,
+        client: TurnClient,
         turns: Sequence[Turn],
         prefix_ids: bytes = b"",
     ) -> None:
@@ -51,7 +51,7 @@ class Replay:
             first = self._turns[0]
             header = Header(first.turn_id, int(first.timings.queued), self._asked.model or first.served_model)
             choices = [self._choice(i, turn) for i, turn in enumerate(self._turns)]
-            reader = Reader(self._dialect, self._asked, self._client, header)
+            reader = LogReader(self._dialect, self._asked, self._client, header)
             for choice in choices:
                 _say(reader, choice)
             reader.end(choices)
@@ -78,7 +78,7 @@ class Replay:
                 metrics.STORE_ERRORS.labels("mark_delivered").inc()
 
 
-def _say(reader: Reader, choice: Choice) -> None:
+def _say(reader: LogReader, choice: Choice) -> None:
     """A choice from its beginning to its end. It is on record, so nothing has to wait (I3)."""
     for piece in pieces_of(choice.message, choice.ids):
         reader.closes(choice.index, piece)

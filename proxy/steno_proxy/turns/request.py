@@ -4,7 +4,7 @@
 
 What its clients are told is `answer_log.py`. Whatever happens (the clients leave, the session is completed, the worker dies, the
 proxy is told to stop), what was sampled until then is committed as a partial turn.
-Knows no HTTP: a client is a `Client`, the wire format a `Dialect`.
+Knows no HTTP: a client is a `TurnClient`, the wire format a `Dialect`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from steno_proxy.dialects.base import Choice, Dialect, Header
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import limits
-from steno_proxy.turns.answer_log import AnswerLog, Reader
+from steno_proxy.turns.answer_log import AnswerLog, LogReader
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.turns.failover import PASSING, go_on
-from steno_proxy.turns.interfaces import ABORT_S, Client, ClientLeft, Stopping
+from steno_proxy.turns.interfaces import ABORT_S, ClientLeft, Stopping, TurnClient
 from steno_proxy.turns.joined import Joined
 from steno_proxy.workers.hub import Hub
 
@@ -34,7 +34,7 @@ MOST_JOINED = 16
 """Clients beside the first. Each may have events waiting for it; SDKs leave the connection before they ask again."""
 
 
-class Host(Protocol):
+class RequestRunner(Protocol):
     """What runs requests, as far as one of them cares."""
 
     recorder: Recorder
@@ -57,7 +57,7 @@ class Request:
     """
 
     def __init__(
-        self, turns: Host, recording: Recording, dialect: Dialect, found: Plan, *, again: bool = False
+        self, turns: RequestRunner, recording: Recording, dialect: Dialect, found: Plan, *, again: bool = False
     ) -> None:
         self.again = again
         self.recording = recording
@@ -100,9 +100,9 @@ class Request:
         if self._task is not None:
             asyncio.get_running_loop().call_later(ABORT_S, self._unstick)
 
-    def begin(self, client: Client, now: float) -> None:
+    def begin(self, client: TurnClient, now: float) -> None:
         """Its streams are open. The trial's wall time ends this request as well, if it comes to that."""
-        self.log = AnswerLog(Reader(self.dialect, self.asked, client, self._header()))
+        self.log = AnswerLog(LogReader(self.dialect, self.asked, client, self._header()))
         session = self.recording.session
         left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
         if left_s is not None:
@@ -201,7 +201,7 @@ class Request:
         """Sorts the requests that a retry may mean: first those that have lost their client, then the oldest."""
         return not (self.log.first.client.gone or self.log.first.writing), self.choices[0].facts.queued
 
-    def join(self, asked: CanonicalRequest, client: Client) -> Joined | None:
+    def join(self, asked: CanonicalRequest, client: TurnClient) -> Joined | None:
         """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
 
         A client that a write waits for reads no longer, and has asked again: the turn ends there, and its retry is a new attempt.

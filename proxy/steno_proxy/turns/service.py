@@ -25,16 +25,16 @@ from steno_proxy.pace import LARGE_BYTES, Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import law, limits
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.turns import retry_matching, stored_responses
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import plan
-from steno_proxy.turns.interfaces import ABORT_S, Answering, Client, Stopping
+from steno_proxy.turns.interfaces import ABORT_S, Answering, Stopping, TurnClient
 from steno_proxy.turns.replay import Replay
 from steno_proxy.turns.request import Request
 from steno_proxy.turns.retry_matching import Sought
-from steno_proxy.turns.transcript import Transcript
-from steno_proxy.turns.turn_record import Facts
+from steno_proxy.turns.transcript import ChoiceTranscript
+from steno_proxy.turns.turn_record import TurnFacts
 from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.placement import Order
 from steno_proxy.workers.queue import NOT_YET
@@ -81,7 +81,7 @@ class Turns:
                 wait.cancel()
 
     async def open(
-        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: Client, *, again: int = 0,
+        self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, *, again: int = 0,
         shown: int | None = None,
     ) -> Answering:  # fmt: skip
         """Make the request ready: its session entered, its place found, its streams open. Then `await` its `run()`.
@@ -99,7 +99,13 @@ class Turns:
             recording.opening -= 1
 
     async def _opened(
-        self, recording: Recording, dialect: Dialect, asked: CanonicalRequest, client: Client, queued: float, again: int
+        self,
+        recording: Recording,
+        dialect: Dialect,
+        asked: CanonicalRequest,
+        client: TurnClient,
+        queued: float,
+        again: int,
     ) -> Answering:
         trial_id = recording.trial_id
         if asked.after or asked.refers:
@@ -122,7 +128,7 @@ class Turns:
             await self.recorder.check(recording)
         await self._check_room(recording, asked.n)
         request = Request(self, recording, dialect, found, again=bool(again))
-        facts = Facts(asked, changed, queued, request=Asked(key, bool(superseded)))
+        facts = TurnFacts(asked, changed, queued, request=RetryKey(key, bool(superseded)))
         try:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)
@@ -148,7 +154,7 @@ class Turns:
         return request
 
     async def _earlier(
-        self, recording: Recording, dialect: Dialect, sought: Sought, key: bytes, client: Client
+        self, recording: Recording, dialect: Dialect, sought: Sought, key: bytes, client: TurnClient
     ) -> Answering | dict[int, str]:
         """What answers a retry: a request that runs, or a recorded answer; or the turns, by choice, that a new one supersedes."""
         trial_id, count = recording.trial_id, metrics.RETRIES.labels
@@ -253,7 +259,7 @@ class Turns:
             raise
         return stream
 
-    async def _open(self, request: Request, index: int, facts: Facts) -> OpenChoice:
+    async def _open(self, request: Request, index: int, facts: TurnFacts) -> OpenChoice:
         found, n = request.plan, facts.asked.n
         job = found.job
         if index and job.sampling.seed is not None:
@@ -276,7 +282,7 @@ class Turns:
         if not index and n > 1:
             self.hub.check_size(order, n)
         stream = await self._place(request.recording, order, n)
-        transcript = Transcript(turn_id, request.dialect.call_prefix, stream.card)
+        transcript = ChoiceTranscript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id
         facts = msgspec.structs.replace(facts, answer_id=first if n > 1 else None)
         return OpenChoice(self.recorder, request.recording, index, order, stream, transcript, facts, found)

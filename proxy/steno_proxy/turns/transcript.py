@@ -19,7 +19,7 @@ _CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
 _CONTENT, _REASONING, _NO_BLOCK = -1, -2, -3
 
 
-class Transcript:
+class ChoiceTranscript:
     """One completion, as far as it has come.
 
     Attributes:

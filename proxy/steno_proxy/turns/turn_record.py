@@ -17,16 +17,16 @@ from steno.contracts.wire.frames import Started
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
 from steno_proxy.sessions.normalise import message_digest
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.turns.continuation import Plan, fork_reason_now
-from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers.stream import Stream
 
 _CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_stopped"})
 """Codes of the ends that come from outside the model: `cancelled`. Any other failure is `error`."""
 
 
-class Facts(msgspec.Struct):
+class TurnFacts(msgspec.Struct):
     """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
 
     changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: as
@@ -41,7 +41,7 @@ class Facts(msgspec.Struct):
     last_token: float | None = None
     answer_id: str | None = None
     retry_of: str | None = None
-    request: Asked | None = None
+    request: RetryKey | None = None
 
 
 def turn_of(
@@ -49,8 +49,8 @@ def turn_of(
     index: int,
     stream: Stream,
     plan: Plan,
-    transcript: Transcript,
-    facts: Facts,
+    transcript: ChoiceTranscript,
+    facts: TurnFacts,
     error: StenoError | None,
     delivered: int,
     still_open: bool = False,
@@ -131,7 +131,7 @@ def turn_of(
     return turn, row
 
 
-def _workers(transcript: Transcript, stream: Stream) -> list[WorkerSpan]:
+def _workers(transcript: ChoiceTranscript, stream: Stream) -> list[WorkerSpan]:
     """Who sampled what, where there were several."""
     if not transcript.workers:
         return []
@@ -149,7 +149,7 @@ def _fork_reason(recording: Recording, plan: Plan, index: int) -> ForkReason | N
     return ForkReason.SIBLING if index else fork_reason_now(recording, plan)
 
 
-def _digests(plan: Plan, started: Started, transcript: Transcript, reply: dict[str, Any]) -> bytes:
+def _digests(plan: Plan, started: Started, transcript: ChoiceTranscript, reply: dict[str, Any]) -> bytes:
     if not plan.is_prompt:
         return plan.new_digests + message_digest(reply)
     if plan.options == prompt_index.IDS:

@@ -62,7 +62,7 @@ from steno_proxy.workers.worker_channel import (
     Nobody,
     RelayCounts,
     Watcher,
-    Worker,
+    WorkerChannel,
     check_prompt_ids,
     leave,
     read,
@@ -129,7 +129,7 @@ class Hub:
         self.waiting: Waiting[Stream] = Waiting(
             settings.max_waiting, lambda stream: stream.discard("its client no longer waits")
         )
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerChannel] = {}
         self._closed = False
         self._channels = itertools.count(1)
         self._strangers = 0  # sockets that have shown no key, and those refused that are not closed yet
@@ -287,7 +287,7 @@ class Hub:
         try:
             await websocket.accept()
             hello, key = await self._greeting(websocket, shown)
-        except _Refused as refused:
+        except _RefusedSocket as refused:
             await self._refuse(websocket, refused)
             if stranger and opening is not None:  # what it has sent is kept until then
                 with contextlib.suppress(TimeoutError):
@@ -305,7 +305,7 @@ class Hub:
             self._check(key)  # once more: it may have been revoked meanwhile
             link = Link(websocket)
             worker = self._admit(hello, link)
-        except _Refused as refused:
+        except _RefusedSocket as refused:
             await self._refuse(websocket, refused)
             return
         worker.key = key
@@ -314,7 +314,7 @@ class Hub:
         finally:
             link.left.set()
 
-    async def _refuse(self, websocket: WebSocket, refused: _Refused) -> None:
+    async def _refuse(self, websocket: WebSocket, refused: _RefusedSocket) -> None:
         self.counts.refused += 1
         logger.warning("a worker was refused: %s", refused.message)
         await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
@@ -328,10 +328,10 @@ class Hub:
                 data = await receive(websocket)
             hello = read_hello(data)
         except TimeoutError:
-            raise _Refused(CLOSE_TIMEOUT, "timeout", "no Hello in time") from None
+            raise _RefusedSocket(CLOSE_TIMEOUT, "timeout", "no Hello in time") from None
         except ProtocolError as error:
             self.counts.protocol_errors += 1
-            raise _Refused(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
+            raise _RefusedSocket(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
         if shown is None:
             self._check(hello.key)
         return hello, hello.key if shown is None else shown
@@ -352,7 +352,7 @@ class Hub:
             while old.link is link and self._clock() < asked_at + ANSWER_S:
                 if old.peer.heard_at > asked_at:
                     message = f"another worker is connected with worker_id {hello.worker_id}; try again later, or use another id"
-                    raise _Refused(CLOSE_REPLACED, NAME_TAKEN, message)
+                    raise _RefusedSocket(CLOSE_REPLACED, NAME_TAKEN, message)
                 await asyncio.sleep(LOOK_S)
             if old.link is link:
                 return
@@ -363,12 +363,12 @@ class Hub:
 
     def _check(self, key: str) -> None:
         if not self.is_worker(key):
-            raise _Refused(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "wrong key: must be the workers' key")
+            raise _RefusedSocket(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "wrong key: must be the workers' key")
 
-    def _admit(self, hello: Hello, link: Link) -> Worker:
+    def _admit(self, hello: Hello, link: Link) -> WorkerChannel:
         """The channel that this Hello belongs to, with the socket on it: the one it resumes, or a new one."""
         if self._closed:
-            raise _Refused(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
+            raise _RefusedSocket(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
         now = self._clock()
         old = self._workers.get(hello.worker_id)
         if old is not None and old.link is not None:
@@ -393,7 +393,7 @@ class Hub:
             self.counts.protocol_errors += 1
             worker.lose(WorkerLost("the worker broke the protocol"))
             close_code = CLOSE_VERSION if error.field == VERSION else CLOSE_PROTOCOL_ERROR
-            raise _Refused(close_code, error.field or "protocol_error", error.message) from None
+            raise _RefusedSocket(close_code, error.field or "protocol_error", error.message) from None
         worker.link = link
         worker.address = link.websocket.client.host if link.websocket.client is not None else ""
         worker.models, worker.max_streams = hello.models, hello.max_streams
@@ -405,26 +405,26 @@ class Hub:
         worker.tick()
         return worker
 
-    def _new_worker(self, hello: Hello) -> Worker:
+    def _new_worker(self, hello: Hello) -> WorkerChannel:
         settings = self.settings
         peer = ProxyPeer(
             uuid.uuid4().hex, self.proxy_id, heartbeat_s=settings.heartbeat_s, silence_s=settings.silence_s,
             grace_s=settings.resume_grace_s, max_packet_bytes=settings.max_packet_bytes,
         )  # fmt: skip
-        worker = Worker(hello, peer, self._clock, self.counts, next(self._channels))
+        worker = WorkerChannel(hello, peer, self._clock, self.counts, next(self._channels))
         worker.on_lost = self._drop
         worker.on_change = self.waiting.wake
         worker.watcher = self.watcher
         self._workers[hello.worker_id] = worker
         return worker
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: WorkerChannel) -> None:
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
             self.watcher.lost(worker)
         self.waiting.wake()
 
-    async def _carry(self, worker: Worker, link: Link) -> None:
+    async def _carry(self, worker: WorkerChannel, link: Link) -> None:
         """Read and write until the socket ends, from whichever side."""
         reader = asyncio.create_task(read(worker, link.websocket))
         writer = asyncio.create_task(write(worker, link))
@@ -451,7 +451,7 @@ class Hub:
         await leave(link.websocket, code, reason, last)
 
 
-class _Refused(Exception):
+class _RefusedSocket(Exception):
     """A socket that gets no channel."""
 
     def __init__(self, close_code: int, code: str, message: str) -> None:

@@ -89,7 +89,7 @@ class Order:
         )
 
 
-class Worker(Protocol):
+class PlaceableWorker(Protocol):
     """As far as placing goes. process, channel: name this boot of it, and this channel of that boot. eligible: it takes new turns
     now. draining: it never will again. suspect: others come first."""
 
@@ -114,7 +114,7 @@ class Worker(Protocol):
     def serves(self, card: ModelCard) -> bool: ...
 
 
-WorkerT = TypeVar("WorkerT", bound=Worker)
+WorkerT = TypeVar("WorkerT", bound=PlaceableWorker)
 
 
 def place(order: Order, workers: Iterable[WorkerT], *, is_model: bool = False) -> tuple[WorkerT, ModelCard]:

@@ -22,7 +22,7 @@ _one_id, _one_float = Struct("<i").unpack, Struct("<f").unpack
 _NUMBERS = tuple(field.name for field in msgspec.structs.fields(Sampling) if field.type is float)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ExpectedAnswer(msgspec.Struct, frozen=True):
     """What a stream's answer is held against.
 
     prefix_ids: that its prompt begins with, if it keeps them (int32 LE). most_tokens: that it may sample; None: no bound was
@@ -33,14 +33,14 @@ class Asked(msgspec.Struct, frozen=True):
     most_tokens: int | None = None
 
     @classmethod
-    def of(cls, generate: Generate) -> Asked:
+    def of(cls, generate: Generate) -> ExpectedAnswer:
         most = generate.job.sampling.max_tokens
         if most is not None:
             most = max(0, most - len(generate.sampled_ids) // 4)  # of an attempt that goes on: the rest
         return cls(generate.prefix_ids, most)
 
 
-def check_started(started: Started, asked: Asked, card: ModelCard) -> None:
+def check_started(started: Started, asked: ExpectedAnswer, card: ModelCard) -> None:
     """The prompt and the sampling law. Raises: UnsoundOutput."""
     law = started.law
     for name in _NUMBERS:
@@ -61,7 +61,7 @@ def check_started(started: Started, asked: Asked, card: ModelCard) -> None:
             raise UnsoundOutput("Started: prompt_digest is not that of the prompt's ids")
 
 
-def check_delta(delta: Delta, before: int, asked: Asked, card: ModelCard) -> None:
+def check_delta(delta: Delta, before: int, asked: ExpectedAnswer, card: ModelCard) -> None:
     """Sampled ids and their log-probabilities; as many of these as ids, or none. before: tokens of the stream so far.
 
     Raises: UnsoundOutput.

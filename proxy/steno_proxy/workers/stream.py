@@ -12,7 +12,7 @@ from collections.abc import Callable
 from steno.contracts.errors import BY_CODE, ContextOverflow, EngineFailed, ProtocolError, StenoError
 from steno.contracts.wire.frames import Cancel, Credit, Delta, Failed, Finish, ModelCard, Started, StreamEvent
 from steno_proxy import metrics
-from steno_proxy.workers.soundness import Asked, check_delta, check_started
+from steno_proxy.workers.soundness import ExpectedAnswer, check_delta, check_started
 
 MAX_CALLS = 4096
 """Tool calls of one completion."""
@@ -58,7 +58,7 @@ class Stream:
 
     def __init__(
         self, number: int, worker_id: str, card: ModelCard, window_tokens: int, prefix_tokens: int,
-        send: SendFrame, forget: Callable[[int], None], asked: Asked | None = None,
+        send: SendFrame, forget: Callable[[int], None], asked: ExpectedAnswer | None = None,
     ) -> None:  # fmt: skip
         self.number = number
         self.worker_id = worker_id
@@ -71,7 +71,7 @@ class Stream:
         self.mixed_kv = False
         self.started = False
         self.ended = False  # nothing more will be appended
-        self._asked = asked or Asked()
+        self._asked = asked or ExpectedAnswer()
         self._prefix_tokens = prefix_tokens
         self._window = self._granted = window_tokens
         self._spent = 0  # credit used by what has arrived

@@ -40,11 +40,11 @@ from steno.contracts.wire.frames import (
     Started,
 )
 from steno.contracts.wire.packets import PROTOCOL_ERROR
-from steno.contracts.wire.peer import BULK_SHARE, REQUESTS_SHARE, Drop, Event, Lost, State
+from steno.contracts.wire.peer import BULK_SHARE, REQUESTS_SHARE, Drop, Event, Lost, PeerState
 from steno.contracts.wire.peer_ends import ProxyPeer
 from steno.contracts.worker_view import Load, WorkerView
 from steno_proxy import metrics
-from steno_proxy.workers.soundness import Asked
+from steno_proxy.workers.soundness import ExpectedAnswer
 from steno_proxy.workers.stream import Stream, rebuild
 from steno_proxy.workers.suspicion import FORGET_S, Suspicion
 
@@ -90,33 +90,33 @@ class Link:
 
 
 class Watcher(Protocol):
-    """Who is told what becomes of workers (`policies/`), at once and in order; what it decides is in `Worker.behind`."""
+    """Who is told what becomes of workers (`policies/`), at once and in order; what it decides is in `WorkerChannel.behind`."""
 
-    def admitted(self, worker: Worker) -> None:
+    def admitted(self, worker: WorkerChannel) -> None:
         """A socket of a channel is up: a new one, or again."""
         ...
 
-    def announced(self, worker: Worker) -> None:
+    def announced(self, worker: WorkerChannel) -> None:
         """What it serves has changed."""
         ...
 
-    def progressed(self, worker: Worker, said: Progress) -> None:
+    def progressed(self, worker: WorkerChannel, said: Progress) -> None:
         """Raises ProtocolError."""
         ...
 
-    def lost(self, worker: Worker) -> None: ...
+    def lost(self, worker: WorkerChannel) -> None: ...
 
 
 class Nobody:
     """A watcher where no policy is ever updated."""
 
-    def admitted(self, worker: Worker) -> None: ...
-    def announced(self, worker: Worker) -> None: ...
-    def progressed(self, worker: Worker, said: Progress) -> None: ...
-    def lost(self, worker: Worker) -> None: ...
+    def admitted(self, worker: WorkerChannel) -> None: ...
+    def announced(self, worker: WorkerChannel) -> None: ...
+    def progressed(self, worker: WorkerChannel, said: Progress) -> None: ...
+    def lost(self, worker: WorkerChannel) -> None: ...
 
 
-class Worker:
+class WorkerChannel:
     """One channel: a boot of a worker, its streams, and the socket it has just now. Told apart from its successor by identity.
 
     Args: number: of this channel, among all of this proxy.
@@ -141,7 +141,7 @@ class Worker:
         self.since = time.time()
         self.behind: frozenset[str] = frozenset()  # policies of which it serves no version that may generate now (I10)
         self.watcher: Watcher = Nobody()
-        self.on_lost: Callable[[Worker], None] = lambda worker: None
+        self.on_lost: Callable[[WorkerChannel], None] = lambda worker: None
         self.on_change: Callable[[], None] = lambda: None  # it may be able to take more than a moment ago
         self._clock = clock
         self._counts = counts
@@ -159,7 +159,7 @@ class Worker:
 
     @property
     def eligible(self) -> bool:
-        return self.peer.state is State.OPEN and self.healthy and not self.draining and bool(self.models)
+        return self.peer.state is PeerState.OPEN and self.healthy and not self.draining and bool(self.models)
 
     @property
     def suspect(self) -> bool:
@@ -188,7 +188,7 @@ class Worker:
         self._request(generate, at_least)
         stream = Stream(
             generate.stream, self.id, card, generate.window_tokens, len(generate.prefix_ids) >> 2,
-            self.send, self._forget, Asked.of(generate),
+            self.send, self._forget, ExpectedAnswer.of(generate),
         )  # fmt: skip
         stream.attempt, stream.channel, stream.process = generate.attempt, self.channel, self.process
         stream.trial_id, stream.packet = generate.trial_id, self.peer.channel.last
@@ -302,7 +302,7 @@ class Worker:
     def view(self) -> WorkerView:
         return WorkerView(
             self.id, self.models, Load.of(self.peer.remote_load), len(self.streams), self.max_streams,
-            self.peer.state is State.OPEN, self.healthy, self.draining, self.since,
+            self.peer.state is PeerState.OPEN, self.healthy, self.draining, self.since,
             round(self._clock() - self.peer.heard_at, 3), sorted(self.behind),
             suspect=self._suspicion.reason if self.suspect else "", address=self.address,
         )  # fmt: skip
@@ -396,7 +396,7 @@ async def receive(websocket: WebSocket) -> bytes:
     return bytes(data)
 
 
-async def read(worker: Worker, websocket: WebSocket) -> None:
+async def read(worker: WorkerChannel, websocket: WebSocket) -> None:
     """Returns never. Raises WebSocketDisconnect; ProtocolError, with the worker's peer ended."""
     try:
         while True:
@@ -406,7 +406,7 @@ async def read(worker: Worker, websocket: WebSocket) -> None:
         raise
 
 
-async def write(worker: Worker, link: Link) -> None:
+async def write(worker: WorkerChannel, link: Link) -> None:
     """Returns when another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
     while True:
         await link.dirty.wait()

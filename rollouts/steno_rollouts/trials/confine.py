@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from steno_rollouts.trials.executor import Job
+from steno_rollouts.trials.executor import TrialJob
 
 PROBE_S = 20.0
 _BASE = ("--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL",
@@ -63,7 +63,7 @@ class Confinement:
             raise CannotConfine(f"{program}: {tried.stderr.strip()[-300:] or f'exit code {tried.returncode}'}")
         return cls(program, tuple(hidden), work_dir.resolve())
 
-    def command(self, job: Job) -> list[str]:
+    def command(self, job: TrialJob) -> list[str]:
         """The words that run the job's command confined. Its exit code is the command's, 128 + N if that ended by signal N."""
         words = [self.program, *_BASE]
         for hidden in dict.fromkeys(os.path.realpath(path) for path in self.hidden):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialJob:
     """One attempt at a trial. folder: the trial's own, for what the executor has to remember of it and for `stdout.log` and
     `stderr.log`; workdir: inside it, where the command runs. timeout_s: None: no limit."""
 
@@ -40,7 +40,7 @@ class Exit:
 
 
 class Executor(Protocol):
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         """Run it to its end, or to its time limit; then nothing of it runs any more. Cancelled: the same, at once."""
         ...
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steno_rollouts.trials.confine import Confinement
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LocalExecutor:
         self._grace_s = grace_s
         self._confinement = confinement
 
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         command = list(job.command)
         if self._confinement is not None:
             if not _is_there(job):  # bwrap would start, and say so in its own words
@@ -133,7 +133,7 @@ def _signal_inside(group: int, number: signal.Signals) -> None:
                 os.kill(int(path.parent.name), number)
 
 
-def _is_there(job: Job) -> bool:
+def _is_there(job: TrialJob) -> bool:
     """Whether the job's program can be found, as its own environment and folder say."""
     program = job.command[0]
     if "/" in program:

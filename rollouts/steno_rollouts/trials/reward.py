@@ -23,7 +23,7 @@ from steno.client.client import Steno
 from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import MAX_REWARD, Session, Turn
-from steno_rollouts.outcome import EndReason, Verdict
+from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks import Task
 
 REWARD_JSON = "reward.json"
@@ -39,7 +39,7 @@ class RewardError(StenoError):
     code = "reward_error"
 
 
-class Transcript:
+class TrialTranscript:
     """What was said in a trial, read from the proxy when first asked for. Blocking: for the reward's own thread."""
 
     def __init__(self, proxy_url: str, key: str | None, trial_id: str) -> None:
@@ -63,7 +63,7 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class Scored:
+class FinishedTrial:
     """A trial that has run, as a reward function may ask for it."""
 
     task: Task
@@ -72,7 +72,7 @@ class Scored:
     stdout: Path
     stderr: Path
     trial_id: str
-    transcript: Transcript
+    transcript: TrialTranscript
 
     def inputs(self) -> dict[str, Any]:
         return {
@@ -107,7 +107,7 @@ class RewardFunction:
                 f"reward: {where}: no such input: {', '.join(unknown)}; there are {', '.join(INPUTS)}", field="reward"
             )
 
-    async def __call__(self, scored: Scored) -> Verdict:
+    async def __call__(self, scored: FinishedTrial) -> CommandOutcome:
         """Raises: RewardError, also for what the function raised."""
         inputs = scored.inputs()
         chosen = inputs if self._takes_all else {name: inputs[name] for name in self._names}
@@ -125,7 +125,7 @@ class RewardFunction:
         return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
 
-def read_reward(workdir: Path) -> Verdict | None:
+def read_reward(workdir: Path) -> CommandOutcome | None:
     """What the trial wrote; None: nothing. Raises: RewardError saying what is wrong with the file."""
     text = _read(workdir / REWARD_JSON)
     if text is not None:
@@ -158,11 +158,11 @@ def _read(path: Path) -> str | None:
     return raw.decode(errors="replace")
 
 
-def _verdict(answer: Any, where: str) -> Verdict:
+def _verdict(answer: Any, where: str) -> CommandOutcome:
     if answer is None:
-        return Verdict(EndReason.NO_REWARD, detail=f"{where}: None")
+        return CommandOutcome(EndReason.NO_REWARD, detail=f"{where}: None")
     if not isinstance(answer, Mapping):
-        return Verdict(EndReason.COMPLETED, _reward(answer, where))
+        return CommandOutcome(EndReason.COMPLETED, _reward(answer, where))
     if "reward" not in answer:
         raise RewardError(f"{where}: no `reward` among {', '.join(map(str, answer)) or 'nothing'}")
     more = {str(key): value for key, value in answer.items() if key not in ("reward", "metrics")}
@@ -172,8 +172,8 @@ def _verdict(answer: Any, where: str) -> Verdict:
     numbers = {key: value for key, value in more.items() if isinstance(value, bool | int | float)}
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
     if answer["reward"] is None:
-        return Verdict(EndReason.NO_REWARD, metrics=metrics, detail=f"{where}: reward is null")
-    return Verdict(EndReason.COMPLETED, _reward(answer["reward"], where), metrics)
+        return CommandOutcome(EndReason.NO_REWARD, metrics=metrics, detail=f"{where}: reward is null")
+    return CommandOutcome(EndReason.COMPLETED, _reward(answer["reward"], where), metrics)
 
 
 def _reward(value: Any, where: str) -> float:

@@ -20,12 +20,12 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Gone, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, Trial
-from steno_rollouts.outcome import EndReason, TrialResult, Verdict, recorded_result
+from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
 from steno_rollouts.tasks import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import environment, fill
-from steno_rollouts.trials.executor import Executor, Exit, Job
-from steno_rollouts.trials.reward import RewardError, RewardFunction, Scored, Transcript, read_reward
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
+from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript, read_reward
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +59,11 @@ class RunnerOptions:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedTrial:
     """A trial that failed before its first turn, and is still open at the proxy."""
 
     assignment: Assignment
-    verdict: Verdict
+    verdict: CommandOutcome
     began: float
     attempts: int
     ended: Exit
@@ -93,7 +93,7 @@ class TrialRunner:
 
     async def run(
         self, assignment: Assignment, report: Callable[[TrialResult], None], *, hold: bool = False
-    ) -> Failed | None:
+    ) -> FailedTrial | None:
         """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled`.
 
         Args: hold: one that failed before its first turn is neither posted nor reported, but returned; `give_up` does both.
@@ -113,17 +113,17 @@ class TrialRunner:
                 if session.counts.turns or session.status != "open":
                     break
                 if attempts > self._options.retries:
-                    return Failed(assignment, verdict, began, attempts, ended, folder)
+                    return FailedTrial(assignment, verdict, began, attempts, ended, folder)
                 log.info("%s: attempt %d failed before its first turn: %s", folder.name, attempts, verdict.detail)
         except asyncio.CancelledError:
-            verdict = Verdict(EndReason.CANCELLED)
+            verdict = CommandOutcome(EndReason.CANCELLED)
             posting = asyncio.ensure_future(self._close(assignment, verdict, began, attempts, ended, folder))
             report(await asyncio.shield(posting))
             raise
         report(await self._close(assignment, verdict, began, attempts, ended, folder))
         return None
 
-    async def give_up(self, failed: Failed) -> TrialResult:
+    async def give_up(self, failed: FailedTrial) -> TrialResult:
         """Post what failed before its first turn."""
         return await self._close(
             failed.assignment, failed.verdict, failed.began, failed.attempts, failed.ended, failed.folder
@@ -133,31 +133,35 @@ class TrialRunner:
         """End a trial that is not run: one whose rollouts were killed in the middle, or that is not wanted any more."""
         folder = self._folder(assignment)
         await self._executor.clear(folder)
-        return await self._close(assignment, Verdict(reason), self._clock(), 0, Exit(None), folder)
+        return await self._close(assignment, CommandOutcome(reason), self._clock(), 0, Exit(None), folder)
 
     def _folder(self, assignment: Assignment) -> Path:
         return self._options.work_dir / assignment.trial.session.trial_id
 
-    async def _attempt(self, assignment: Assignment, folder: Path) -> tuple[Exit, Verdict]:
+    async def _attempt(self, assignment: Assignment, folder: Path) -> tuple[Exit, CommandOutcome]:
         trial, task = assignment.trial, assignment.task
         await self._executor.clear(folder)
         work, task_file = await asyncio.to_thread(workdir.prepare, folder, task)
         variables = environment(self._options.inherited, trial, task, work, task_file)
         command = fill(self._options.command, task, variables)
         timeout_s = self._options.timeout_s or task.timeout_s or DEFAULT_TIMEOUT_S
-        job = Job(trial.session.trial_id, command, variables, folder, work, timeout_s)
+        job = TrialJob(trial.session.trial_id, command, variables, folder, work, timeout_s)
         ended = await self._executor.run(job)
         failed = None
         if ended.timed_out:
-            failed = Verdict(EndReason.TIMEOUT, detail=f"ended after {timeout_s:g} s")
+            failed = CommandOutcome(EndReason.TIMEOUT, detail=f"ended after {timeout_s:g} s")
         elif ended.code is None:
-            return ended, Verdict(EndReason.START_FAILED, detail=ended.error)
+            return ended, CommandOutcome(EndReason.START_FAILED, detail=ended.error)
         elif ended.code:
             said = await asyncio.to_thread(workdir.last_line, job.stderr)
-            failed = Verdict(EndReason.EXIT_CODE, detail=f"exit code {ended.code}" + (f": {said}" if said else ""))
+            failed = CommandOutcome(
+                EndReason.EXIT_CODE, detail=f"exit code {ended.code}" + (f": {said}" if said else "")
+            )
         return ended, await self._score(assignment, job, ended, failed)
 
-    async def _score(self, assignment: Assignment, job: Job, ended: Exit, failed: Verdict | None) -> Verdict:
+    async def _score(
+        self, assignment: Assignment, job: TrialJob, ended: Exit, failed: CommandOutcome | None
+    ) -> CommandOutcome:
         """A reward decides, whatever the exit code: agents exit with 1 for a task that they missed, and one that stalls until its
         time limit is to be punished for it. Only a command that failed before its first turn is not scored.
 
@@ -167,9 +171,9 @@ class TrialRunner:
         try:
             verdict = await self._verdict(assignment, job, ended, played)
         except RewardError as error:
-            return Verdict(EndReason.REWARD_ERROR, detail=error.message)
+            return CommandOutcome(EndReason.REWARD_ERROR, detail=error.message)
         if failed is None:
-            return verdict or Verdict(EndReason.NO_REWARD, detail="no reward.json and no reward.txt")
+            return verdict or CommandOutcome(EndReason.NO_REWARD, detail="no reward.json and no reward.txt")
         if failed.reason is EndReason.TIMEOUT:
             if verdict is None or verdict.reward is None:
                 reward = self._options.timeout_reward if played else None
@@ -177,20 +181,20 @@ class TrialRunner:
             return replace(verdict, reason=EndReason.TIMEOUT, detail=failed.detail)
         return verdict or failed
 
-    async def _verdict(self, assignment: Assignment, job: Job, ended: Exit, played: bool) -> Verdict | None:
+    async def _verdict(self, assignment: Assignment, job: TrialJob, ended: Exit, played: bool) -> CommandOutcome | None:
         """What the reward function or the reward file says; None: nothing. Raises: RewardError."""
         if self._reward is None:
             return await asyncio.to_thread(read_reward, job.workdir)
         if not played:
             return None
-        transcript = Transcript(self._options.proxy_url, assignment.harness_key, job.trial_id)
+        transcript = TrialTranscript(self._options.proxy_url, assignment.harness_key, job.trial_id)
         code = None if ended.timed_out else ended.code
         return await self._reward(
-            Scored(assignment.task, job.workdir, code, job.stdout, job.stderr, job.trial_id, transcript)
+            FinishedTrial(assignment.task, job.workdir, code, job.stdout, job.stderr, job.trial_id, transcript)
         )
 
     async def _close(
-        self, assignment: Assignment, verdict: Verdict, began: float, attempts: int, ended: Exit, folder: Path
+        self, assignment: Assignment, verdict: CommandOutcome, began: float, attempts: int, ended: Exit, folder: Path
     ) -> TrialResult:
         wall_s = self._clock() - began
         session = await self._post(assignment.trial.session.trial_id, verdict, wall_s)
@@ -208,7 +212,7 @@ class TrialRunner:
             log.info("trial %s ended: %s %s", result.trial_id, result.end_reason, verdict.detail)
         return result
 
-    async def _post(self, trial_id: str, verdict: Verdict, wall_s: float) -> Session:
+    async def _post(self, trial_id: str, verdict: CommandOutcome, wall_s: float) -> Session:
         """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with."""
         outcome = Completion(
             reward=verdict.reward,

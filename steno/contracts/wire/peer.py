@@ -49,7 +49,7 @@ EVENTS_SHARE, REQUESTS_SHARE, BULK_SHARE = 1 / 2, 5 / 8, 7 / 8
 bytes of weights. So none of them ever ends the channel. The rest is for small frames: credit, cancel, the ends of streams."""
 
 
-class State(Enum):
+class PeerState(Enum):
     DOWN = "down"
     GREETING = "greeting"
     OPEN = "open"
@@ -57,10 +57,10 @@ class State(Enum):
 
 
 _MOVES = {
-    State.DOWN: {State.GREETING, State.OPEN, State.ENDED},
-    State.GREETING: {State.OPEN, State.DOWN, State.ENDED},
-    State.OPEN: {State.DOWN, State.ENDED},
-    State.ENDED: set[State](),
+    PeerState.DOWN: {PeerState.GREETING, PeerState.OPEN, PeerState.ENDED},
+    PeerState.GREETING: {PeerState.OPEN, PeerState.DOWN, PeerState.ENDED},
+    PeerState.OPEN: {PeerState.DOWN, PeerState.ENDED},
+    PeerState.ENDED: set[PeerState](),
 }
 
 
@@ -114,7 +114,7 @@ class Peer(Generic[PacketT]):
         self.max_packet_bytes = max_packet_bytes
         self.max_retained_bytes = max_retained_bytes
         self.channel = Channel(max_packet_bytes)
-        self._state = State.DOWN
+        self._state = PeerState.DOWN
         self._outbox: list[bytes] = []  # packets outside the order, and after the end the last ones
         self._events: list[Event] = []
         self._beat_at = 0.0
@@ -123,7 +123,7 @@ class Peer(Generic[PacketT]):
         self._grace_until: float | None = None  # None while connected, or with no channel to lose
 
     @property
-    def state(self) -> State:
+    def state(self) -> PeerState:
         return self._state
 
     def send(self, frame: Frame, now: float) -> None:
@@ -132,7 +132,7 @@ class Peer(Generic[PacketT]):
         Raises BodyTooLarge when it fits in no packet. Over the retention bound, the channel ends (`next_deadline` is then
         in the past, and `handle_timeout` says Lost).
         """
-        if self._state is State.ENDED:
+        if self._state is PeerState.ENDED:
             return
         channel = self.channel
         channel.push(frame)
@@ -149,7 +149,7 @@ class Peer(Generic[PacketT]):
             at_least: bytes that it is known to have, so that it need not be encoded to be refused.
         Raises: BodyTooLarge, BadRequest: no wait can help. TooManyRequests: once more is acknowledged, it can be sent.
         """
-        if self._state is State.ENDED:
+        if self._state is PeerState.ENDED:
             return
         most = int(self.max_retained_bytes * share)
         if at_least:
@@ -161,7 +161,7 @@ class Peer(Generic[PacketT]):
 
         Raises ProtocolError, after which the state is ENDED and the last `data_to_send` says why to the other end.
         """
-        if self._state not in (State.OPEN, State.GREETING):
+        if self._state not in (PeerState.OPEN, PeerState.GREETING):
             return []
         try:
             packet = decode_packet(self._decoder, data, self.max_packet_bytes)
@@ -181,10 +181,10 @@ class Peer(Generic[PacketT]):
 
     def disconnected(self, now: float) -> None:
         """The socket is gone. Idempotent. The channel waits for the next one until the grace is over."""
-        if self._state not in (State.OPEN, State.GREETING):
+        if self._state not in (PeerState.OPEN, PeerState.GREETING):
             return
-        was_open = self._state is State.OPEN
-        self._move(State.DOWN)
+        was_open = self._state is PeerState.OPEN
+        self._move(PeerState.DOWN)
         self._outbox.clear()
         self._ack_at = None
         if was_open:
@@ -192,7 +192,7 @@ class Peer(Generic[PacketT]):
 
     def data_to_send(self) -> list[bytes]:
         """Packets to write to the socket, in order. Each call hands them over: unwritten ones are safe in the channel."""
-        if self._state is not State.OPEN:
+        if self._state is not PeerState.OPEN:
             data, self._outbox = self._outbox, []
             return data
         channel = self.channel
@@ -209,7 +209,7 @@ class Peer(Generic[PacketT]):
         """Whether `data_to_send` has something now."""
         channel = self.channel
         return bool(self._outbox) or (
-            self._state is State.OPEN
+            self._state is PeerState.OPEN
             and (channel.wants_write or channel.received - channel.received_acked >= ACK_EVERY_PACKETS)
         )
 
@@ -217,16 +217,16 @@ class Peer(Generic[PacketT]):
         """When `handle_timeout` is to be called; None: never, as things are."""
         if self._events:
             return 0.0
-        if self._state is State.OPEN:
+        if self._state is PeerState.OPEN:
             deadline = min(self._beat_at, self.heard_at + self.silence_s)
             return deadline if self._ack_at is None else min(deadline, self._ack_at)
-        if self._state is State.GREETING:
+        if self._state is PeerState.GREETING:
             return self._greeting_until if self._grace_until is None else min(self._greeting_until, self._grace_until)
-        return self._grace_until if self._state is State.DOWN else None
+        return self._grace_until if self._state is PeerState.DOWN else None
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Do what is due at `now`; safe to call at any time."""
-        if self._state is State.OPEN:
+        if self._state is PeerState.OPEN:
             if now >= self.heard_at + self.silence_s:
                 self.disconnected(now)
                 self._events.append(Drop(CLOSE_TIMEOUT, f"silent for {self.silence_s:g} s"))
@@ -235,16 +235,16 @@ class Peer(Generic[PacketT]):
                 self._outbox.append(self._lone(self.load))
             elif self._ack_at is not None and now >= self._ack_at:
                 self._outbox.append(self._lone(None))
-        elif self._state is State.GREETING and now >= self._greeting_until:
+        elif self._state is PeerState.GREETING and now >= self._greeting_until:
             self.disconnected(now)
             self._events.append(Drop(CLOSE_TIMEOUT, "no Welcome in time"))
-        if self._grace_until is not None and now >= self._grace_until and self._state is not State.ENDED:
+        if self._grace_until is not None and now >= self._grace_until and self._state is not PeerState.ENDED:
             self._end("grace_over", f"no socket for {self.grace_s:g} s", CLOSE_TIMEOUT, now)
         events, self._events = self._events, []
         return events
 
     def _take(self, packet: PacketT, now: float) -> list[Frame | Event]:
-        if self._state is State.GREETING:
+        if self._state is PeerState.GREETING:
             return self._greet(packet, now)
         self.heard_at = now
         channel = self.channel
@@ -264,7 +264,7 @@ class Peer(Generic[PacketT]):
                 events.append(frame)
             elif isinstance(frame, Goodbye):
                 if frame.final:
-                    self._move(State.ENDED)
+                    self._move(PeerState.ENDED)
                     events.append(Lost(frame.code, frame.message))
                 else:
                     self.disconnected(now)
@@ -283,24 +283,24 @@ class Peer(Generic[PacketT]):
         return encode_alone(frame, self.channel.received)
 
     def _open(self, now: float) -> None:
-        self._move(State.OPEN)
+        self._move(PeerState.OPEN)
         self._grace_until = None
         self._ack_at = None
         self.heard_at = now
         self._beat_at = now + self.heartbeat_s
 
     def _end(self, code: str, reason: str, close_code: int, now: float) -> None:
-        if self._state is State.ENDED:
+        if self._state is PeerState.ENDED:
             return
-        if self._state is State.OPEN:
+        if self._state is PeerState.OPEN:
             self._outbox += self.channel.packets()
-        if self._state in (State.OPEN, State.GREETING):
+        if self._state in (PeerState.OPEN, PeerState.GREETING):
             self._outbox.append(encode_alone(Goodbye(code, reason[:200], True), self.channel.received))
             self._events.append(Drop(close_code, code))
         self._events.append(Lost(code, reason))
-        self._move(State.ENDED)
+        self._move(PeerState.ENDED)
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: PeerState) -> None:
         if state not in _MOVES[self._state]:
             raise RuntimeError(f"invalid change of state: from {self._state.value} to {state.value}")
         self._state = state

@@ -15,7 +15,7 @@ from steno.contracts.wire.packets import (
     PacketToWorker,
     farewell,
 )
-from steno.contracts.wire.peer import HANDSHAKE_S, MAX_RETAINED_BYTES, Drop, Event, Lost, Peer, State, Up
+from steno.contracts.wire.peer import HANDSHAKE_S, MAX_RETAINED_BYTES, Drop, Event, Lost, Peer, PeerState, Up
 
 CAPABILITIES = frozenset({"count", "policy_updates", "resume"})
 """Optional parts of the protocol that this end knows; in effect is what both ends named.
@@ -43,7 +43,7 @@ class ProxyPeer(Peer[PacketToProxy]):
         A worker that never saw our Welcome asks for a new one, or for the one before; if nothing has passed, this one *is* new
         to it.
         """
-        if self._state is State.ENDED or hello.boot_id != self.remote_boot:
+        if self._state is PeerState.ENDED or hello.boot_id != self.remote_boot:
             return False
         untouched = self.channel.received == 0 and self.channel.acked == 0
         return hello.resume == self.boot_id or untouched
@@ -55,7 +55,7 @@ class ProxyPeer(Peer[PacketToProxy]):
         """
         if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
             message = f"speaks protocol {hello.protocol_min} to {hello.protocol_max}, this proxy {PROTOCOL_VERSION}"
-            self._move(State.ENDED)
+            self._move(PeerState.ENDED)
             self._outbox.append(farewell(VERSION, message))
             raise ProtocolError(message, field=VERSION)
         resumed = bool(hello.resume) and hello.resume == self.boot_id and hello.boot_id == self.remote_boot
@@ -64,7 +64,7 @@ class ProxyPeer(Peer[PacketToProxy]):
         try:
             self.channel.rewind(hello.received if resumed else 0)
         except ProtocolError as error:
-            self._move(State.ENDED)
+            self._move(PeerState.ENDED)
             self._outbox.append(farewell(PROTOCOL_ERROR, error.message))
             raise
         if hello.max_packet_bytes:
@@ -94,7 +94,7 @@ class WorkerPeer(Peer[PacketToWorker]):
 
     def connected(self, now: float) -> None:
         """A socket to the proxy is there: Hello goes out."""
-        self._move(State.GREETING)
+        self._move(PeerState.GREETING)
         self._greeting_until = now + HANDSHAKE_S
         self.hello.resume = self.remote_boot
         self.hello.received = self.channel.received
@@ -111,7 +111,7 @@ class WorkerPeer(Peer[PacketToWorker]):
             if self.remote_boot and not welcome.final:
                 self.disconnected(now)
                 return [Drop(CLOSE_NORMAL, welcome.code)]
-            self._move(State.ENDED)
+            self._move(PeerState.ENDED)
             return [Lost(welcome.code, welcome.message), Drop(CLOSE_NORMAL, welcome.code)]
         if not isinstance(welcome, Welcome):
             raise ProtocolError("the first packet of a proxy must be Welcome or Goodbye, alone")

@@ -110,7 +110,7 @@ async def test_a_failure_in_the_model_fails_every_request_and_the_health(
     def broken(self: Any) -> Any:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("steno_worker.engines.transformers.batch.Batch.step", broken)
+    monkeypatch.setattr("steno_worker.engines.transformers.batch.RunningBatch.step", broken)
     results = await asyncio.gather(collect(engine, 1), collect(engine, 2), return_exceptions=True)
     assert [type(result) for result in results] == [EngineFailed, EngineFailed]
     assert not engine.healthy

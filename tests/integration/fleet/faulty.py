@@ -9,13 +9,13 @@ import sys
 import time
 
 from steno_cli.main import main
-from steno_worker.engines.transformers.batch import Batch
+from steno_worker.engines.transformers.batch import RunningBatch
 
 
 def arm(at: int, together: int) -> None:
-    step, steps = Batch.step, 0
+    step, steps = RunningBatch.step, 0
 
-    def fail(self: Batch):  # type: ignore[no-untyped-def]
+    def fail(self: RunningBatch):  # type: ignore[no-untyped-def]
         nonlocal steps
         if steps >= at // 2 and len(self) < together:
             time.sleep(0.01)
@@ -25,7 +25,7 @@ def arm(at: int, together: int) -> None:
             raise RuntimeError("the GPU has fallen off the bus")
         return step(self)
 
-    Batch.step = fail  # type: ignore[method-assign]
+    RunningBatch.step = fail  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import OPEN, IndexRow, Turn, bytes_to_ids
 from steno.contracts.wire.frames import Generate
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
@@ -82,7 +82,7 @@ async def test_an_answer_in_one_piece_is_recorded_once_and_whole() -> None:
         commits = 0
 
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
         ) -> int:
             self.commits += 1
             return await super().commit(trial_id, turn, row, now=now, asked=asked)
@@ -97,7 +97,7 @@ async def test_an_answer_in_one_piece_is_recorded_once_and_whole() -> None:
 async def test_a_store_that_fails_keeps_the_block_open() -> None:
     class Failing(MemoryStore):
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
         ) -> int:
             if turn.finish_reason == OPEN:
                 raise StoreUnavailable("the store is away")
@@ -118,7 +118,7 @@ async def test_what_had_arrived_when_the_store_failed_is_on_record_as_well() -> 
 
     class Failing(MemoryStore):
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
         ) -> int:
             if turn.finish_reason == OPEN:
                 await until(lambda: proxy.app.state.hub.counts.tokens == LAST + 1)
@@ -194,7 +194,7 @@ async def test_a_commit_that_fails_leaves_what_was_on_record_to_go_on_from() -> 
         broken = True
 
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
         ) -> int:
             if turn.finish_reason != OPEN and self.broken:
                 raise StoreUnavailable("the store is away")

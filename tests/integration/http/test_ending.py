@@ -14,7 +14,7 @@ from steno.contracts.errors import EngineFailed, NoWorker
 from steno.contracts.records import IndexRow, Turn, bytes_to_ids
 from steno.contracts.wire.frames import Generate, StreamEvent
 from steno_proxy import metrics
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns import request
 from steno_proxy.turns.request import MOST_JOINED
@@ -81,7 +81,9 @@ class SlowStore(MemoryStore):
         self.committing = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+    async def commit(
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+    ) -> int:
         self.committing.set()
         await self.go.wait()
         return await super().commit(trial_id, turn, row, now=now, asked=asked)

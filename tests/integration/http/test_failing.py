@@ -11,7 +11,7 @@ from steno.contracts.errors import BadRequest, ContextOverflow, StoreUnavailable
 from steno.contracts.records import IndexRow, Turn
 from steno_proxy.dialects.base import Piece
 from steno_proxy.dialects.openai.chat import ChatWriter
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
@@ -80,7 +80,9 @@ async def test_tokens_that_do_not_add_up_are_an_error_and_never_padded(say: Say)
 class FailingStore(MemoryStore):
     """A store whose commits fail, as one whose server has gone does."""
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+    async def commit(
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+    ) -> int:
         raise StoreUnavailable("the store is gone")
 
 

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from steno.contracts.errors import ContextOverflow
 from steno.contracts.records import IndexRow, Turn
 from steno.contracts.wire.frames import Generate
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
@@ -199,7 +199,7 @@ async def test_a_call_is_seen_only_once_its_turn_is_on_record() -> None:
         asked = asyncio.Event()
 
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
         ) -> int:
             self.asked.set()
             await self.may.wait()

@@ -20,7 +20,7 @@ from steno.client.client import AsyncSteno, Steno
 from steno.contracts.records import IndexRow, floats_to_bytes, ids_to_bytes
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.wire.frames import Delta, Generate, Started, StreamEvent
-from steno_cli.commands.export import Format, Records, export_sessions
+from steno_cli.commands.export import ExportFormat, Records, export_sessions
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
@@ -29,7 +29,7 @@ from steno_trainer.data.lease_feed import Feed
 from steno_trainer.data.ledger import Reason
 from steno_trainer.data.overlong import Overlong
 from steno_trainer.data.rows import Terms
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.step.assemble import assemble
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
@@ -251,12 +251,17 @@ async def test_a_record_that_can_not_be_read_is_served_with_the_reason_and_the_t
         with Steno(proxy.url) as steno:
             for records, rows in ((Records.TURNS, 8), (Records.SAMPLES, 4)):
                 file = tmp_path / f"{records}.jsonl"
-                args = (steno, trials, records, file, Format.JSONL)
+                args = (steno, trials, records, file, ExportFormat.JSONL)
                 assert await asyncio.to_thread(export_sessions, *args) == rows
                 assert not {"NaN", "Infinity"} & set(file.read_text().replace(",", " ").replace("]", " ").split())
         async with AsyncSteno(proxy.url) as client, Feed(client, run_id=run, consumer="t", ahead=1) as feed:
             [leased] = await asyncio.wait_for(feed.take(1), 60)
-            terms = Terms(History((Version("base", 0),)), max_staleness_steps=4, max_tokens=1000, vocabulary=VOCABULARY)
+            terms = Terms(
+                VersionHistory((PolicyVersion("base", 0),)),
+                max_staleness_steps=4,
+                max_tokens=1000,
+                vocabulary=VOCABULARY,
+            )
             step = assemble([leased], terms, Estimator.GRPO, Overlong())
             trained = sum(row.trained_tokens for row in step.batch.rows)
             books = step.books.total()

@@ -31,7 +31,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 from steno_trainer.data.ledger import Ledger
 from tests.support.processes import until
@@ -263,7 +263,7 @@ class Talkers:
     def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads)
 
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._talk, job)
 
     async def clear(self, folder: Path) -> None:
@@ -272,7 +272,7 @@ class Talkers:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def _talk(self, job: Job) -> Exit:
+    def _talk(self, job: TrialJob) -> Exit:
         messages: list[Any] = [{"role": "user", "content": f"Tell me about {job.environment['STENO_TASK_TASK_ID']}."}]
         with openai.OpenAI(
             base_url=job.environment["OPENAI_BASE_URL"], api_key=job.environment["OPENAI_API_KEY"], max_retries=8

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from steno_trainer.step.step import Stepper, StepReport
-from steno_trainer.step.step_plan import Batch
+from steno_trainer.step.step_plan import StepBatch
 
 
 def watch(folder: Path) -> None:
     """FOLDER/batch-<step>.pickle: the rows and advantages of the step of that number."""
     step = Stepper.step
 
-    def watched(self: Stepper, batch: Batch | None) -> StepReport:
+    def watched(self: Stepper, batch: StepBatch | None) -> StepReport:
         if batch is not None:
             (folder / f"batch-{self.steps_done + 1}.pickle").write_bytes(pickle.dumps(batch))
         return step(self, batch)

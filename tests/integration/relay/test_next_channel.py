@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from steno.contracts.chat import Sampling
 from steno.contracts.wire.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started
-from steno.contracts.wire.peer import State
+from steno.contracts.wire.peer import PeerState
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay import connection
-from steno_worker.relay.connection import Client
+from steno_worker.relay.connection import ProxyConnection
 from steno_worker.weights.update_runner import Updates
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of, job
@@ -70,20 +70,20 @@ async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_befor
     monkeypatch.setattr(connection, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
     metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
     updates = Updates(engine, metrics, announce=lambda: None)
-    one = Client(
+    one = ProxyConnection(
         "ws://127.0.0.1:1", WorkerSettings(worker_id="w"), boot_id=uuid.uuid4().hex, engine=engine, updates=updates,
         metrics=metrics, on_engine_death=lambda reason: None,
     )  # fmt: skip
     outlet, streams = one._outlet, one.streams
     streams.handle(Generate(1, "turn", 1, "trial", job(MUCH)))
     outlet(Progress("update", "failed", message="x" * 2000))
-    assert one._peer.state is State.ENDED
+    assert one._peer.state is PeerState.ENDED
     one._renew()
     assert len(streams) == 0
     one.streams.handle(Generate(1, "turn", 2, "trial", job(MUCH)))  # numbers begin again
     for frame in STALE:
         outlet(frame)
-    assert one._peer.state is State.DOWN and one._peer.channel.settled
+    assert one._peer.state is PeerState.DOWN and one._peer.channel.settled
     assert metrics.registry.get_sample_value("steno_worker_unacknowledged_tokens_total") == 1
     await one.leave("shutdown", "")
     await one.run()

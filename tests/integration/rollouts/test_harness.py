@@ -21,7 +21,7 @@ from steno_rollouts.evaluation import Evaluator, greedy
 from steno_rollouts.harness import epochs
 from steno_rollouts.tasks import group_id
 from steno_rollouts.trials import runner
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 from tests.integration.rollouts.conftest import ADMIN
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -43,7 +43,7 @@ class Stand:
     cleared: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         self.started.append(job.trial_id)
         self.running += 1
         self.most = max(self.most, self.running)
@@ -60,7 +60,7 @@ class Stand:
         finally:
             self.running -= 1
 
-    async def ask(self, job: Job) -> None:
+    async def ask(self, job: TrialJob) -> None:
         headers = {"authorization": f"Bearer {job.environment['OPENAI_API_KEY']}"}
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
         async with httpx.AsyncClient(headers=headers, timeout=60) as http:
@@ -225,7 +225,7 @@ async def test_an_attempt_is_repeated_only_while_nothing_is_on_record(
     assert (broken.end_reason, broken.attempts, broken.detail) == ("start_failed", 3, "agent: No such file")
 
     class Fails(Stand):
-        async def run(self, job: Job) -> Exit:
+        async def run(self, job: TrialJob) -> Exit:
             await super().run(job)
             return Exit(1)
 
@@ -254,7 +254,7 @@ async def test_failures_before_a_first_turn_stop_nothing_while_later_trials_have
     others_speak = asyncio.Event()
 
     class Flaky(Stand):
-        async def run(self, job: Job) -> Exit:
+        async def run(self, job: TrialJob) -> Exit:
             if job.trial_id[-1] in "123":
                 await others_speak.wait()
                 return Exit(1)
@@ -309,7 +309,7 @@ async def test_held_back_rollouts_say_what_they_wait_for(stack: Stack, tmp_path:
 
 async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Steno) -> None:
     class Ends(Stand):
-        async def run(self, job: Job) -> Exit:
+        async def run(self, job: TrialJob) -> Exit:
             await asyncio.to_thread(client.complete, job.trial_id, Completion(status="aborted", end_reason="operator"))
             return Exit(0)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.local import LocalExecutor
 
 
@@ -25,8 +25,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(path.read_text()), 9)
 
 
-def job(folder: Path, *command: str, timeout_s: float | None = 120.0) -> Job:
-    return Job("g.0", command, {"PATH": os.environ["PATH"], "X": "y"}, folder, folder / "work", timeout_s)
+def job(folder: Path, *command: str, timeout_s: float | None = 120.0) -> TrialJob:
+    return TrialJob("g.0", command, {"PATH": os.environ["PATH"], "X": "y"}, folder, folder / "work", timeout_s)
 
 
 def alive(path: Path) -> bool:

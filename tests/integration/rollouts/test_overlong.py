@@ -19,7 +19,7 @@ from steno_trainer.data.lease_feed import Feed, Leased
 from steno_trainer.data.ledger import Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
 from steno_trainer.data.rows import Terms
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.step.assemble import Assembled, assemble
 from tests.support.stack import running
 
@@ -87,5 +87,7 @@ def tokens(turns: list[Turn]) -> int:
 
 def step_of(group: Leased, filtering: OverlongFiltering) -> Assembled:
     [version] = {span.version for sample in group.samples for span in sample.spans}
-    terms = Terms(History((Version.parse(version),)), max_staleness_steps=0, max_tokens=4096, vocabulary=10**6)
+    terms = Terms(
+        VersionHistory((PolicyVersion.parse(version),)), max_staleness_steps=0, max_tokens=4096, vocabulary=10**6
+    )
     return assemble([group], terms, Estimator.GRPO, Overlong(filtering))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from steno.contracts.errors import StoreUnavailable
-from steno_cli.doctor.findings import Level
+from steno_cli.doctor.findings import FindingLevel
 from steno_cli.doctor.redis_checks import check_redis
 from steno_proxy.redis_url import read_redis_url
 from steno_proxy.store.redis.greeting import refusal
@@ -48,7 +48,7 @@ async def test_protected_mode_is_named_with_what_to_do(form: str) -> None:
         assert "DENIED Redis is running in protected mode" in refused.value.message
         assert "requirepass" in refused.value.message and "solutions" not in refused.value.message
         found = [one for one in await asyncio.to_thread(check_redis, url) if one.check == "redis.reachable"]
-        assert [one.level for one in found] == [Level.BAD]
+        assert [one.level for one in found] == [FindingLevel.BAD]
         assert "protected mode" in found[0].advice and "requirepass" in found[0].advice
 
 

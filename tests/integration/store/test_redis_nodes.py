@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steno_cli.doctor.findings import Level
+from steno_cli.doctor.findings import FindingLevel
 from steno_cli.doctor.redis_checks import check_redis
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.test_redis_failover import cluster as cluster
@@ -28,8 +28,8 @@ async def test_a_proxy_starts_by_whichever_node_is_there(cluster: tuple[RedisSer
     assert (await later.session("after")).trial_id == "after"
     await later.close()
     found = {one.check: one for one in check_redis(url)}
-    assert found["redis.nodes"].level == Level.WARNING and str(primary.port) in found["redis.nodes"].message
-    assert found["redis.reachable"].level == Level.OK and "redis.role" not in found
+    assert found["redis.nodes"].level == FindingLevel.WARNING and str(primary.port) in found["redis.nodes"].message
+    assert found["redis.reachable"].level == FindingLevel.OK and "redis.role" not in found
 
 
 async def test_a_replica_that_is_named_first_is_not_taken_for_the_primary(

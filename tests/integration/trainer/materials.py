@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from steno_trainer.data.rows import Row
-from steno_trainer.data.staleness import Verdict
-from steno_trainer.step.step_plan import Batch
+from steno_trainer.data.rows import TrainingRow
+from steno_trainer.data.staleness import StalenessVerdict
+from steno_trainer.step.step_plan import StepBatch
 
 VOCABULARY = 97
 
@@ -33,7 +33,7 @@ def random_model(
     return folder
 
 
-def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40, scale: float = 1.0) -> Batch:
+def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40, scale: float = 1.0) -> StepBatch:
     """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs, times `scale`."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, advantages = [], {}
@@ -43,15 +43,15 @@ def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40, scale: fl
             mask = torch.rand(tokens, generator=generator) < 0.5
             mask[0], mask[-1] = False, True
             rows.append(
-                Row(
+                TrainingRow(
                     trial_id=f"t{trial}", group_id="g",
                     token_ids_T=torch.randint(0, VOCABULARY, (tokens,), generator=generator),
                     loss_mask_T=mask,
                     sampling_logprobs_T=torch.where(mask, -4.6 + torch.randn(tokens, generator=generator), torch.nan),
                     temperatures_T=torch.full((tokens,), rng.choice([0.7, 1.0])),
-                    version_T=torch.where(mask, 0, -1), versions=(f"a/{trial % 2}",), verdict=Verdict(None),
+                    version_T=torch.where(mask, 0, -1), versions=(f"a/{trial % 2}",), verdict=StalenessVerdict(None),
                     completion_starts=(1, tokens // 3),
                 )
             )  # fmt: skip
         advantages[f"t{trial}"] = rng.choice([-1.0, 1.0]) * (0.5 + rng.random()) * scale
-    return Batch(rows, advantages)
+    return StepBatch(rows, advantages)

@@ -25,13 +25,13 @@ from steno_trainer.checkpoints import checkpoint, partitions
 from steno_trainer.checkpoints.checkpoint import Checkpoints, RunState
 from steno_trainer.config import TrainerSettings
 from steno_trainer.data.ledger import Ledger
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
-from steno_trainer.weights.probe import Limits
+from steno_trainer.weights.probe import ProbeTolerance
 from tests.integration.trainer.materials import random_batch
 
 
@@ -45,8 +45,8 @@ def main(folder: Path) -> None:
     checkpoints = Checkpoints(settings.checkpoint_dir, stepper, keep=settings.checkpoints_kept)
     refusals = [refusal(Path(root), run, stepper) for root, run in job.get("refused", [])]
     resumed = checkpoints.resume(job.get("run", "r")) if job.get("resume") else None
-    run = resumed or RunState.of("r", History((Version("a", 0),)), Ledger(), set())
-    limits = Limits.of(settings.precision)
+    run = resumed or RunState.of("r", VersionHistory((PolicyVersion("a", 0),)), Ledger(), set())
+    limits = ProbeTolerance.of(settings.precision)
     probe = PolicyProbe(stepper.engine, tokens=job["probe"], limits=limits).make() if "probe" in job else None
     reports = []
     states = [whole_states(stepper.engine)] if job.get("states") and resumed else []

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from steno_trainer.data.rows import Row
-from steno_trainer.step.step_plan import Batch
+from steno_trainer.data.rows import TrainingRow
+from steno_trainer.step.step_plan import StepBatch
 
 
 class Reference:
@@ -29,7 +29,7 @@ class Reference:
 
     def step(
         self,
-        batch: Batch,
+        batch: StepBatch,
         passes: Sequence[Sequence[int]],
         *,
         reference_kl: float = 0.0,
@@ -81,7 +81,7 @@ class Reference:
         return {name: parameter.detach().float() for name, parameter in self.model.named_parameters()}
 
     @staticmethod
-    def _logprobs(model: Any, row: Row) -> tuple[Tensor, Tensor]:
+    def _logprobs(model: Any, row: TrainingRow) -> tuple[Tensor, Tensor]:
         """Of the row's trained tokens."""
         logits = model(input_ids=row.token_ids_T[None]).logits[0, :-1]
         logprobs = torch.log_softmax(logits / row.temperatures_T[1:, None].double(), -1)
@@ -90,7 +90,7 @@ class Reference:
         return picked[trained], -(logprobs.exp() * logprobs).sum(-1)[trained]
 
 
-def _numbers(row: Row, level: str) -> list[int]:
+def _numbers(row: TrainingRow, level: str) -> list[int]:
     """Of each trained token, what names the sequence that it is of."""
     trained = row.loss_mask_T.nonzero()[:, 0].tolist()
     if level == "sequence":

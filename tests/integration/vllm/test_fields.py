@@ -25,7 +25,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from steno.contracts.chat import Job, ResponseFormat, Sampling
 from steno.contracts.errors import BadRequest, EngineFailed
 from steno.contracts.wire.frames import Counted, ModelCard
-from steno_proxy.dialects.openai.chat_request import Body
+from steno_proxy.dialects.openai.chat_request import ChatBody
 from steno_proxy.dialects.openai.structured import StructuredOutputs
 from steno_proxy.dialects.openai.tokenize import IdsBody, TextBody, Tokenize
 from steno_proxy.dialects.openai.vllm_fields import ALL, CHAT, COMPLETIONS, FIELDS, RESPONSES
@@ -59,7 +59,7 @@ async def test_every_field_of_vllms_calls_about_tokens_is_read_or_refused():
     """An upgrade of vLLM brings new ones: each changes what a client takes for the prompt."""
     refused = {row.name for row in FIELDS if row.does == "refused" and CHAT in row.on}
     assert TokenizeCompletionRequest.model_fields.keys() <= set(TextBody.__struct_fields__)
-    read = set(TextBody.__struct_fields__) | set(Body.__struct_fields__)
+    read = set(TextBody.__struct_fields__) | set(ChatBody.__struct_fields__)
     assert TokenizeChatRequest.model_fields.keys() <= read | refused
     assert DetokenizeRequest.model_fields.keys() == set(IdsBody.__struct_fields__)
     asked = Tokenize().parse(b'{"prompt": "x"}')

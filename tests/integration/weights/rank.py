@@ -61,7 +61,7 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     """Copies before and after two steps: gathering must not disturb training. The oracle gathers parameter by parameter."""
     import deepspeed
 
-    from steno_trainer.data.staleness import Version
+    from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.weights import copies as module
     from steno_trainer.weights.copies import Copies
     from steno_trainer.weights.source import ModelWeights
@@ -76,11 +76,11 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     module.write_shard = counted
     copies = Copies(folder / "copies", ranks=ranks)
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
-    first = copies.write(Version("run", 0), source)
+    first = copies.write(PolicyVersion("run", 0), source)
     losses = [_step(engine, ranks.rank) for _ in range(2)]
-    second = copies.write(Version("run", 2), source)
+    second = copies.write(PolicyVersion("run", 2), source)
     losses.append(_step(engine, ranks.rank))
-    third = copies.write(Version("run", 3), source)
+    third = copies.write(PolicyVersion("run", 3), source)
     expected: dict[str, torch.Tensor] = {}
     for name, parameter in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -99,7 +99,7 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 
 def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """Peak memory of a copy beyond what the rank holds anyway, bytes, and the most that was gathered at one time."""
-    from steno_trainer.data.staleness import Version
+    from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.weights.copies import Copies
     from steno_trainer.weights.source import ModelWeights
 
@@ -109,7 +109,7 @@ def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     ranks.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
     before = _status("VmRSS")
-    Copies(folder / "memory", ranks=ranks).write(Version("run", 0), source)
+    Copies(folder / "memory", ranks=ranks).write(PolicyVersion("run", 0), source)
     peak = _status("VmHWM") - before
     gathered = 0
     for bucket in source.buckets():
@@ -120,7 +120,7 @@ def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 
 def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """The second rank's disk is full: what all ranks are told, and whether the next copy works."""
-    from steno_trainer.data.staleness import Version
+    from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.errors import CopyFailed
     from steno_trainer.weights import copies as module
     from steno_trainer.weights.copies import Copies
@@ -136,32 +136,32 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
     copies = Copies(folder / "failing", ranks=ranks)
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
     try:
-        copies.write(Version("run", 0), source)
+        copies.write(PolicyVersion("run", 0), source)
     except CopyFailed as error:
         told = str(error)
     else:
         told = ""
     module.write_shard = real
-    return [told, copies.write(Version("run", 0), source).version]
+    return [told, copies.write(PolicyVersion("run", 0), source).version]
 
 
 def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """What each rank hears of an update that the first one posts, and the probe that each of them makes."""
-    from steno_trainer.data.staleness import Version
+    from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.weights.copies import Copies
     from steno_trainer.weights.exchange import beside_first
     from steno_trainer.weights.probe import make_probe, probe_ids
     from steno_trainer.weights.publisher import Publisher
     from steno_trainer.weights.source import ModelWeights
-    from steno_trainer.weights.transports import Stream
+    from steno_trainer.weights.transports import StreamTransport
     from tests.unit.trainer.weights.fake_proxy import FakeProxy
 
     probe = make_probe(engine.module, probe_ids(engine.module.config.vocab_size))
     proxy = FakeProxy()
-    transport = Stream(Copies(folder / "published", ranks=ranks, writers=beside_first(ranks)))
+    transport = StreamTransport(Copies(folder / "published", ranks=ranks, writers=beside_first(ranks)))
     with Publisher(transport, [proxy] if ranks.first else [], ranks=ranks) as publisher:
         published = publisher.publish(
-            Version("run", 0), ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"]), probe
+            PolicyVersion("run", 0), ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"]), probe
         )
         update = publisher.wait(published, 60)
     return {
@@ -175,8 +175,8 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 
 def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """An NCCL update whose first group breaks in the middle: what the second one is given, and what the ranks gathered."""
-    from steno_trainer.data.staleness import Version
-    from steno_trainer.weights.nccl import Nccl
+    from steno_trainer.data.staleness import PolicyVersion
+    from steno_trainer.weights.nccl import NcclTransport
     from steno_trainer.weights.publisher import Publisher
     from steno_trainer.weights.source import ModelWeights
     from tests.integration.weights.test_nccl import Fleet, Recorded
@@ -203,9 +203,9 @@ def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any
                 passes[-1] += bucket
                 yield bucket
 
-    transport = Nccl(ranks, lambda: fleet.workers, address=lambda: "127.0.0.1", open_group=open_group)
+    transport = NcclTransport(ranks, lambda: fleet.workers, address=lambda: "127.0.0.1", open_group=open_group)
     with Publisher(transport, [fleet.proxy] if ranks.first else [], ranks=ranks) as publisher:
-        published = publisher.publish(Version("run", 0), Seen(engine.module, bucket_bytes=job["bucket_bytes"]))
+        published = publisher.publish(PolicyVersion("run", 0), Seen(engine.module, bucket_bytes=job["bucket_bytes"]))
         update = publisher.wait(published, 60)
         if ranks.first:
             [(_, pairs)] = opened[-1].rounds

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from steno.contracts.errors import Conflict
 from steno.contracts.policy import NcclRendezvous, Update, UpdateSpec, WorkerUpdate
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
-from steno_trainer.weights.nccl import Nccl
+from steno_trainer.weights.nccl import NcclTransport
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights, TensorMeta
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
@@ -74,8 +74,8 @@ class Fleet:
         self.proxy = Loading()
         self.groups: list[Recorded] = []
 
-    def nccl(self, open_group: Callable[[NcclRendezvous], Any] | None = None, **options: Any) -> Nccl:
-        return Nccl(
+    def nccl(self, open_group: Callable[[NcclRendezvous], Any] | None = None, **options: Any) -> NcclTransport:
+        return NcclTransport(
             None, lambda: dict(self.workers), address=lambda: "127.0.0.1", open_group=open_group or self.open, **options
         )
 
@@ -84,8 +84,8 @@ class Fleet:
         return self.groups[-1]
 
 
-def at(step: int) -> Version:
-    return Version("run", step)
+def at(step: int) -> PolicyVersion:
+    return PolicyVersion("run", step)
 
 
 def test_all_tensors_are_sent_as_announced_to_all_processes_of_all_workers() -> None:
@@ -125,7 +125,7 @@ def test_a_worker_that_fails_is_left_out_of_the_next_group() -> None:
     fleet = Fleet(a=1.0, b=1.0)
     fleet.proxy.dead = {"b"}
     offers = [{"a": 1.0, "b": 1.0}, {"a": 1.0}]
-    nccl = Nccl(None, lambda: offers.pop(0), address=lambda: "127.0.0.1", open_group=fleet.open)
+    nccl = NcclTransport(None, lambda: offers.pop(0), address=lambda: "127.0.0.1", open_group=fleet.open)
     with Publisher(nccl, [fleet.proxy]) as publisher:
         publication = publisher.publish(at(1), ModelWeights(qwen()))
         assert publisher.wait(publication, PATIENCE_S).state == "done"

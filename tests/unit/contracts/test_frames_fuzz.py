@@ -14,7 +14,7 @@ from steno.contracts.wire import frames
 from steno.contracts.wire.channel import encode_alone, encode_packet
 from steno.contracts.wire.frames import Credit, Delta, Heartbeat, Hello, ModelCard
 from steno.contracts.wire.packets import read_hello
-from steno.contracts.wire.peer import State
+from steno.contracts.wire.peer import PeerState
 from steno.contracts.wire.peer_ends import ProxyPeer, WorkerPeer
 
 
@@ -31,7 +31,7 @@ class Network:
         self.got: dict[str, list[int]] = {"worker": [], "proxy": []}
 
     def connect(self) -> None:
-        if self.worker.state is State.DOWN:
+        if self.worker.state is PeerState.DOWN:
             self.worker.connected(self.now)
 
     def cut(self) -> None:
@@ -56,7 +56,7 @@ class Network:
         """One message, if one is on the way."""
         if end == "proxy" and self.to_proxy:
             data = self.to_proxy.popleft()
-            if self.proxy.state is State.OPEN:
+            if self.proxy.state is PeerState.OPEN:
                 events = self.proxy.receive(data, self.now)
                 self.got["proxy"] += [event.stream for event in events if isinstance(event, Delta)]
             else:
@@ -116,7 +116,7 @@ def _open_pair() -> tuple[WorkerPeer, ProxyPeer]:
         network.write()
         network.deliver("proxy")
         network.deliver("worker")
-    assert network.worker.state is network.proxy.state is State.OPEN
+    assert network.worker.state is network.proxy.state is PeerState.OPEN
     return network.worker, network.proxy
 
 
@@ -124,7 +124,7 @@ def _feed(peer: WorkerPeer | ProxyPeer, data: bytes) -> None:
     try:
         peer.receive(data, 0.0)
     except ProtocolError:
-        assert peer.state is State.ENDED
+        assert peer.state is PeerState.ENDED
 
 
 @settings(max_examples=300)
@@ -175,7 +175,7 @@ def test_a_damaged_packet_harms_its_own_channel_only(data: st.DataObject) -> Non
     damaged[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     _feed(proxy, bytes(damaged)[: data.draw(st.integers(0, len(whole)))])
     _feed(worker, encode_alone(Heartbeat(), 0))
-    assert worker.state is State.OPEN
+    assert worker.state is PeerState.OPEN
 
 
 def test_every_frame_is_a_tagged_array() -> None:

@@ -29,7 +29,7 @@ from steno.contracts.wire.peer import (
     REQUESTS_SHARE,
     Drop,
     Lost,
-    State,
+    PeerState,
     Up,
 )
 from steno.contracts.wire.peer_ends import ProxyPeer, WorkerPeer
@@ -69,7 +69,7 @@ def carry(sender: WorkerPeer | ProxyPeer, receiver: WorkerPeer | ProxyPeer, now:
 def test_a_handshake_agrees_on_what_both_know() -> None:
     worker, proxy = worker_end(), proxy_end()
     assert connect(worker, proxy) == [Up(resumed=False)]
-    assert (worker.state, proxy.state) == (State.OPEN, State.OPEN)
+    assert (worker.state, proxy.state) == (PeerState.OPEN, PeerState.OPEN)
     assert (worker.heartbeat_s, worker.grace_s, worker.remote_boot) == (5.0, 30.0, "proxy-1")
     assert worker.capabilities == proxy.capabilities == {"count", "policy_updates", "resume"}
 
@@ -202,13 +202,13 @@ def test_a_silent_socket_is_dropped_and_after_the_grace_the_channel_is_lost() ->
     assert proxy.handle_timeout(19.9) == []
     (event,) = proxy.handle_timeout(20.0)
     assert isinstance(event, Drop)
-    assert proxy.state is State.DOWN
+    assert proxy.state is PeerState.DOWN
     assert proxy.next_deadline() == 50.0
     assert proxy.handle_timeout(49.9) == []
     (lost,) = proxy.handle_timeout(50.0)
     assert isinstance(lost, Lost)
     assert lost.code == "grace_over"
-    assert proxy.state is State.ENDED
+    assert proxy.state is PeerState.ENDED
     assert proxy.next_deadline() is None
 
 
@@ -218,7 +218,7 @@ def test_a_proxy_that_does_not_answer_is_left() -> None:
     assert worker.next_deadline() == 1.0 + HANDSHAKE_S
     (event,) = worker.handle_timeout(1.0 + HANDSHAKE_S)
     assert isinstance(event, Drop)
-    assert worker.state is State.DOWN
+    assert worker.state is PeerState.DOWN
     assert worker.next_deadline() is None  # no channel yet, so none to lose
 
 
@@ -233,7 +233,7 @@ def test_a_channel_that_is_up_again_outlives_the_grace_that_had_begun() -> None:
             assert end.handle_timeout(float(now)) == []
         carry(worker, proxy, float(now))
         carry(proxy, worker, float(now))
-    assert (worker.state, proxy.state) == (State.OPEN, State.OPEN)
+    assert (worker.state, proxy.state) == (PeerState.OPEN, PeerState.OPEN)
 
 
 def test_grace_counts_from_the_loss_also_while_greeting_again() -> None:
@@ -258,7 +258,7 @@ def test_retention_is_bounded_and_overflow_ends_the_channel_with_a_reason() -> N
     worker.disconnected(0.0)
     for _ in range(100):
         worker.send(delta(1, "x" * 200), 1.0)
-    assert worker.state is State.ENDED
+    assert worker.state is PeerState.ENDED
     assert worker.next_deadline() == 0.0
     (lost,) = worker.handle_timeout(1.0)
     assert isinstance(lost, Lost)
@@ -281,7 +281,7 @@ def test_what_is_offered_is_counted_before_it_is_sent_and_never_ends_the_channel
         with pytest.raises(BodyTooLarge, match="5000 may wait"):
             proxy.offer(Generate(2, "t", 0, "trial", Job(prompt_text="x" * 6000)), share, known)
     proxy.send(Cancel(1), 0.0)
-    assert proxy.state is State.OPEN and len(carry(proxy, worker)) == 4
+    assert proxy.state is PeerState.OPEN and len(carry(proxy, worker)) == 4
     carry_acks(worker, proxy)
     proxy.offer(request, REQUESTS_SHARE)
 
@@ -325,7 +325,7 @@ def test_large_backlogs_go_in_packets_of_bounded_size_and_a_frame_too_large_is_r
     assert max(map(len, packets)) < TARGET_PACKET_BYTES + 1000
     with pytest.raises(BodyTooLarge):
         worker.send(delta(1, "x" * MAX_BYTES), 0.0)
-    assert worker.state is State.OPEN
+    assert worker.state is PeerState.OPEN
 
 
 def test_a_final_goodbye_ends_the_channel_after_what_was_sent_before_it() -> None:
@@ -336,7 +336,7 @@ def test_a_final_goodbye_ends_the_channel_after_what_was_sent_before_it() -> Non
     events = carry(worker, proxy)
     assert events[0] == delta(1)
     assert events[1] == Lost("stopping", "told to stop")
-    assert proxy.state is State.ENDED
+    assert proxy.state is PeerState.ENDED
     worker.send(delta(2), 0.0)
     assert worker.data_to_send() == []
 
@@ -380,7 +380,7 @@ def test_what_the_other_end_should_not_have_sent_ends_the_channel_with_a_reason(
     connect(worker, proxy)
     with pytest.raises(ProtocolError):
         proxy.receive(data, 1.0)
-    assert proxy.state is State.ENDED
+    assert proxy.state is PeerState.ENDED
     assert proxy.receive(data, 1.0) == []
     events = carry(proxy, worker, 1.0)
     assert isinstance(events[0], Lost)
@@ -404,7 +404,7 @@ def test_a_worker_takes_only_a_welcome_that_can_be(frame: Welcome) -> None:
     worker.connected(0.0)
     with pytest.raises(ProtocolError):
         worker.receive(encode_alone(frame, 0), 0.0)
-    assert worker.state is State.ENDED
+    assert worker.state is PeerState.ENDED
 
 
 def test_a_resume_that_forgets_or_invents_packets_is_refused() -> None:
@@ -418,7 +418,7 @@ def test_a_resume_that_forgets_or_invents_packets_is_refused() -> None:
         proxy.disconnected(1.0)
         with pytest.raises(ProtocolError):
             proxy.accept(hello(resume="proxy-1", received=received), 2.0)
-        assert proxy.state is State.ENDED
+        assert proxy.state is PeerState.ENDED
 
 
 def test_a_state_can_only_move_where_it_may() -> None:

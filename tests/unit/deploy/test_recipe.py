@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig
 
 from steno_rollouts.config import RolloutSettings
-from steno_trainer.model.memory_estimate import SAMPLES, Choice, Machine, Shape, longest_sample
+from steno_trainer.model.memory_estimate import SAMPLES, Machine, MemoryOptions, Shape, longest_sample
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 
@@ -113,7 +113,7 @@ def test_whatever_a_worker_samples_can_be_trained(run: RunSettings) -> None:
 def test_the_micro_batch_fits_the_gpus_that_there_are(run: RunSettings) -> None:
     model, shape, _ = SAMPLES["7b"]
     buckets = json.loads((RECIPE / "deepspeed.json").read_text())["zero_optimization"]
-    choice = Choice(
+    choice = MemoryOptions(
         live=buckets["stage3_max_live_parameters"],
         buckets=buckets["reduce_bucket_size"] + buckets["stage3_prefetch_bucket_size"],
     )
@@ -123,7 +123,7 @@ def test_the_micro_batch_fits_the_gpus_that_there_are(run: RunSettings) -> None:
         num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
     ).to_dict()  # fmt: skip
     example = RunSettings.load({}, EXAMPLE / "train.yaml")
-    assert example.micro_batch_tokens <= longest_sample(Shape.of(small), Machine(GPUS_OF_A_NODE), Choice())
+    assert example.micro_batch_tokens <= longest_sample(Shape.of(small), Machine(GPUS_OF_A_NODE), MemoryOptions())
 
 
 def test_copies_do_not_go_to_the_checkpoints_volume(run: RunSettings) -> None:

@@ -11,13 +11,13 @@ from steno.contracts.chat import CONTINUES, OPEN_END
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import bytes_to_ids, ids_to_bytes
 from steno.contracts.wire.frames import Count, Counted, ModelCard
-from steno_proxy.dialects.openai.tokenize import Asked, Detokenize, Tokenize
+from steno_proxy.dialects.openai.tokenize import Detokenize, Tokenize, TokenizeRequest
 
 CARD = ModelCard("m", 4096)
 USER = {"role": "user", "content": "hi"}
 
 
-def tokenize(**body: Any) -> Asked:
+def tokenize(**body: Any) -> TokenizeRequest:
     return Tokenize().parse(json.dumps(body).encode())
 
 
@@ -27,7 +27,7 @@ def refused(question: Tokenize | Detokenize, **body: Any) -> str | None:
     return error.value.field
 
 
-def said(question: Tokenize | Detokenize, asked: Asked, counted: Counted) -> Any:
+def said(question: Tokenize | Detokenize, asked: TokenizeRequest, counted: Counted) -> Any:
     return json.loads(b"".join(question.answer(asked, counted, CARD)))
 
 
@@ -87,7 +87,7 @@ def test_answers_are_vllms() -> None:
     whole = {"count": 2, "max_model_len": 4096, "tokens": [7, 8], "token_strs": ["a", "Ġb"]}
     assert said(Tokenize(), asked, counted) == whole
     assert said(Tokenize(), tokenize(prompt="x"), counted) == whole | {"token_strs": None}
-    asked = Asked(Count(0, asked.frame.job, "text"), "")
+    asked = TokenizeRequest(Count(0, asked.frame.job, "text"), "")
     assert said(Detokenize(), asked, Counted(1, 2, text="a b")) == {"prompt": "a b"}
 
 

@@ -20,9 +20,9 @@ from steno_proxy.dialects.responses.dialect import Responses
 from steno_proxy.sessions import law
 
 DIALECTS: dict[str, tuple[Dialect, dict[str, Any], type]] = {
-    CHAT: (Chat(), {"messages": [{"role": "user", "content": "hi"}]}, chat_request.Body),
-    COMPLETIONS: (Completions(), {"prompt": "hi"}, completions._Body),
-    RESPONSES: (Responses(), {"input": "hi"}, responses._Body),
+    CHAT: (Chat(), {"messages": [{"role": "user", "content": "hi"}]}, chat_request.ChatBody),
+    COMPLETIONS: (Completions(), {"prompt": "hi"}, completions._CompletionsBody),
+    RESPONSES: (Responses(), {"input": "hi"}, responses._ResponsesBody),
 }
 BENT = {
     "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1,

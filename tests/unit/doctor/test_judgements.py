@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from steno_cli.doctor.disk_checks import check_folder
-from steno_cli.doctor.findings import Level, clock
+from steno_cli.doctor.findings import FindingLevel, clock
 from steno_cli.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers
 from steno_cli.doctor.redis_checks import judge
 from steno_cli.doctor.redis_promises import failover, restart
@@ -29,13 +29,16 @@ def worker(name: str, **changed: Any) -> dict[str, Any]:
     return {"id": name, "connected": True, "healthy": True, "draining": False, "behind": [], "models": [card]} | changed
 
 
-def levels(findings: Any) -> dict[str, Level]:
+def levels(findings: Any) -> dict[str, FindingLevel]:
     return {finding.check: finding.level for finding in findings}
 
 
 def test_workers_that_disagree_are_named() -> None:
     found = list(judge_workers([worker("a"), worker("b", card={"tokenizer_digest": "bbbb", "policy_version": "l/2"})]))
-    assert levels(found)["workers.tokenizers"] is Level.BAD and levels(found)["workers.versions"] is Level.WARNING
+    assert (
+        levels(found)["workers.tokenizers"] is FindingLevel.BAD
+        and levels(found)["workers.versions"] is FindingLevel.WARNING
+    )
     assert "aaaa on a; bbbb on b" in next(f.message for f in found if f.check == "workers.tokenizers")
 
 
@@ -43,7 +46,7 @@ def test_a_worker_that_parses_no_tool_calls_is_named() -> None:
     [found] = [
         f for f in judge_workers([worker("a"), worker("b", card={"capabilities": []})]) if f.check == "workers.tools"
     ]
-    assert found.level is Level.WARNING and "m: agents get tool calls as text from b" in found.message
+    assert found.level is FindingLevel.WARNING and "m: agents get tool calls as text from b" in found.message
     upstream = worker("c", card={"capabilities": [], "text_only": True})  # whose calls its provider parses, or nobody
     assert "workers.tools" not in levels(judge_workers([worker("a"), upstream]))
 
@@ -51,8 +54,8 @@ def test_a_worker_that_parses_no_tool_calls_is_named() -> None:
 def test_workers_that_are_away_ill_or_behind() -> None:
     fleet = [worker("a"), worker("b", connected=False), worker("c", healthy=False), worker("d", behind=["default"])]
     found = levels(judge_workers(fleet))
-    assert found["workers.connected"] is Level.WARNING
-    assert found["workers.healthy"] is found["workers.behind"] is Level.BAD
+    assert found["workers.connected"] is FindingLevel.WARNING
+    assert found["workers.healthy"] is found["workers.behind"] is FindingLevel.BAD
 
 
 def test_a_proxy_that_does_not_go_by_the_name_asked_says_so() -> None:
@@ -62,36 +65,39 @@ def test_a_proxy_that_does_not_go_by_the_name_asked_says_so() -> None:
         return httpx.Response(403, json={"error": {"code": "forbidden", "message": "Host: 'a.b': allowed_hosts"}})
 
     found = check_proxy("http://a.b", None, httpx.MockTransport(answer))
-    assert levels(found) == {"proxy.reachable": Level.OK, "proxy.hosts": Level.BAD}
+    assert levels(found) == {"proxy.reachable": FindingLevel.OK, "proxy.hosts": FindingLevel.BAD}
     assert "allowed_hosts" in found[-1].message
 
 
 def test_an_open_control_plane_is_bad_beyond_loopback() -> None:
-    assert levels(guarded("http://127.0.0.1:8000", True, False, 200)) == {"proxy.keys": Level.WARNING}
-    assert levels(guarded("http://10.0.0.1:8000", True, False, 200)) == {"proxy.keys": Level.BAD}
+    assert levels(guarded("http://127.0.0.1:8000", True, False, 200)) == {"proxy.keys": FindingLevel.WARNING}
+    assert levels(guarded("http://10.0.0.1:8000", True, False, 200)) == {"proxy.keys": FindingLevel.BAD}
     assert levels(guarded("http://10.0.0.1:8000", False, True, 200)) == {
-        "proxy.keys": Level.OK,
-        "proxy.tls": Level.WARNING,
+        "proxy.keys": FindingLevel.OK,
+        "proxy.tls": FindingLevel.WARNING,
     }
 
 
 def test_an_agents_port_is_not_taken_for_a_guarded_control_plane() -> None:
     for has_key in (True, False):
-        assert levels(guarded("http://127.0.0.1:8000", False, has_key, 404)) == {"proxy.control": Level.BAD}
+        assert levels(guarded("http://127.0.0.1:8000", False, has_key, 404)) == {"proxy.control": FindingLevel.BAD}
 
 
 def test_clocks_are_judged_by_what_is_known_of_them() -> None:
-    assert clock("c", 2.9, 1.0).level is Level.OK
-    assert clock("c", -3.5, 1.0).level is Level.BAD
+    assert clock("c", 2.9, 1.0).level is FindingLevel.OK
+    assert clock("c", -3.5, 1.0).level is FindingLevel.BAD
 
 
 def test_redis_old_following_full_or_failing() -> None:
-    assert levels(judge({"redis_version": "6.2.1"}, SOUND, None))["redis.version"] is Level.BAD
-    assert levels(judge({"redis_version": "7.0", "role": "slave"}, SOUND, None))["redis.role"] is Level.BAD
+    assert levels(judge({"redis_version": "6.2.1"}, SOUND, None))["redis.version"] is FindingLevel.BAD
+    assert levels(judge({"redis_version": "7.0", "role": "slave"}, SOUND, None))["redis.role"] is FindingLevel.BAD
     assert (
-        levels(judge({"redis_version": "7.0", "aof_last_write_status": "err"}, SOUND, None))["redis.disk"] is Level.BAD
+        levels(judge({"redis_version": "7.0", "aof_last_write_status": "err"}, SOUND, None))["redis.disk"]
+        is FindingLevel.BAD
     )
-    assert levels(judge({"redis_version": "7.0"}, SOUND, {"cluster_state": "fail"}))["redis.cluster"] is Level.BAD
+    assert (
+        levels(judge({"redis_version": "7.0"}, SOUND, {"cluster_state": "fail"}))["redis.cluster"] is FindingLevel.BAD
+    )
 
 
 REPLICA = {"ip": "h", "port": 1, "state": "online", "offset": 90, "lag": 1}
@@ -101,18 +107,20 @@ STALLED = REPLICA | {"lag": 9, "offset": 10}
 @pytest.mark.parametrize(
     ("replicas", "waited", "level", "said"),
     [
-        ([], 0, Level.OK, "no replica"),
-        ([], 1, Level.BAD, "waits for 1 replicas and 0 follow"),
-        ([REPLICA], 0, Level.WARNING, "1 replicas are not waited for"),
-        ([REPLICA], None, Level.WARNING, "may not be waited for"),
-        ([REPLICA], 1, Level.OK, "loses nothing that agents were told"),
-        ([REPLICA, STALLED], 1, Level.OK, "1 follow"),
-        ([REPLICA, STALLED], 2, Level.BAD, "h:1 stalled"),
-        ([STALLED], 0, Level.BAD, "90 bytes behind"),
-        ([REPLICA | {"state": "wait_bgsave"}], 1, Level.BAD, "0 follow"),
+        ([], 0, FindingLevel.OK, "no replica"),
+        ([], 1, FindingLevel.BAD, "waits for 1 replicas and 0 follow"),
+        ([REPLICA], 0, FindingLevel.WARNING, "1 replicas are not waited for"),
+        ([REPLICA], None, FindingLevel.WARNING, "may not be waited for"),
+        ([REPLICA], 1, FindingLevel.OK, "loses nothing that agents were told"),
+        ([REPLICA, STALLED], 1, FindingLevel.OK, "1 follow"),
+        ([REPLICA, STALLED], 2, FindingLevel.BAD, "h:1 stalled"),
+        ([STALLED], 0, FindingLevel.BAD, "90 bytes behind"),
+        ([REPLICA | {"state": "wait_bgsave"}], 1, FindingLevel.BAD, "0 follow"),
     ],
 )
-def test_what_a_failover_keeps(replicas: list[dict[str, Any]], waited: int | None, level: Level, said: str) -> None:
+def test_what_a_failover_keeps(
+    replicas: list[dict[str, Any]], waited: int | None, level: FindingLevel, said: str
+) -> None:
     info = {f"slave{number}": facts for number, facts in enumerate(replicas)} | {"master_repl_offset": 100}
     found = failover(info, waited)
     assert found.level is level and said in found.message, found
@@ -121,14 +129,14 @@ def test_what_a_failover_keeps(replicas: list[dict[str, Any]], waited: int | Non
 @pytest.mark.parametrize(
     ("settings", "replicas", "level", "said"),
     [
-        ({"appendonly": "yes", "appendfsync": "always"}, 0, Level.OK, "loses nothing"),
-        ({"appendonly": "yes", "appendfsync": "everysec"}, 0, Level.WARNING, "up to 2 s"),
-        ({"appendonly": "yes", "appendfsync": "no"}, 0, Level.BAD, "kernel"),
-        ({"appendonly": "no", "save": "3600 1"}, 0, Level.BAD, "after its last snapshot"),
-        ({"appendonly": "no", "save": ""}, 1, Level.BAD, "everything, and has its replicas drop theirs"),
+        ({"appendonly": "yes", "appendfsync": "always"}, 0, FindingLevel.OK, "loses nothing"),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, 0, FindingLevel.WARNING, "up to 2 s"),
+        ({"appendonly": "yes", "appendfsync": "no"}, 0, FindingLevel.BAD, "kernel"),
+        ({"appendonly": "no", "save": "3600 1"}, 0, FindingLevel.BAD, "after its last snapshot"),
+        ({"appendonly": "no", "save": ""}, 1, FindingLevel.BAD, "everything, and has its replicas drop theirs"),
     ],
 )
-def test_what_a_restart_keeps(settings: dict[str, str], replicas: int, level: Level, said: str) -> None:
+def test_what_a_restart_keeps(settings: dict[str, str], replicas: int, level: FindingLevel, said: str) -> None:
     found = restart(settings, {"connected_slaves": replicas})
     assert found.level is level and said in found.message, found
 
@@ -138,8 +146,8 @@ def test_what_should_be_nothing_and_is_not() -> None:
         '# TYPE steno_proxy_unrecorded_tokens_total counter\nsteno_proxy_unrecorded_tokens_total{reason="store"} 7.0\n'
     )
     found = levels(judge_metrics(text))
-    assert found == {"proxy.unrecorded_tokens": Level.WARNING, "proxy.store_errors": Level.OK}
+    assert found == {"proxy.unrecorded_tokens": FindingLevel.WARNING, "proxy.store_errors": FindingLevel.OK}
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert levels(check_folder(tmp_path / "none")) == {"disk": Level.BAD}
+    assert levels(check_folder(tmp_path / "none")) == {"disk": FindingLevel.BAD}

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 from steno.contracts.chat import Sampling
 from steno.contracts.errors import BadRequest, UnsoundOutput
 from steno.models import TINY
-from steno_worker.engines.transformers.batch import Batch, Sequence
-from steno_worker.engines.transformers.sampler import Row
+from steno_worker.engines.transformers.batch import RunningBatch, Sequence
+from steno_worker.engines.transformers.sampler import SamplerRow
 from steno_worker.interfaces import TokenStep
 
 
@@ -22,16 +22,16 @@ def model() -> torch.nn.Module:
     return load()
 
 
-def batch_of(model: torch.nn.Module, *, running: int = 4, prefill: int = 16) -> Batch:
-    return Batch(model, version="base/0", max_running=running, prefill_tokens=prefill)  # type: ignore[arg-type]
+def batch_of(model: torch.nn.Module, *, running: int = 4, prefill: int = 16) -> RunningBatch:
+    return RunningBatch(model, version="base/0", max_running=running, prefill_tokens=prefill)  # type: ignore[arg-type]
 
 
 def sequence(seed: int, length: int, tokens: int) -> Sequence:
     prompt = torch.randint(0, 1000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return Sequence(str(seed), Row(Sampling(seed=seed), prompt, frozenset()), tokens)
+    return Sequence(str(seed), SamplerRow(Sampling(seed=seed), prompt, frozenset()), tokens)
 
 
-def run(batch: Batch, record: dict[str, tuple[list[float], list[str]]], steps: int = 10_000) -> None:
+def run(batch: RunningBatch, record: dict[str, tuple[list[float], list[str]]], steps: int = 10_000) -> None:
     for _ in range(steps):
         if not len(batch):
             return
@@ -180,7 +180,7 @@ def test_a_model_that_gives_no_numbers_is_not_its_clients_mistake() -> None:
     broken = load()
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)
-    bent = Sequence("bent", Row(Sampling(top_p=0.5), [1, 2], frozenset()), 3)
+    bent = Sequence("bent", SamplerRow(Sampling(top_p=0.5), [1, 2], frozenset()), 3)
     batch = batch_of(broken)
     for one in (sequence(1, 5, 3), bent):
         batch.add(one)

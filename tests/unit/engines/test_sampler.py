@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from steno.contracts.chat import Sampling
-from steno_worker.engines.transformers.sampler import Row, draw
+from steno_worker.engines.transformers.sampler import SamplerRow, draw
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 NO_STOPS: frozenset[int] = frozenset()
 
 
-def row(**law: object) -> Row:
-    return Row(Sampling(**law), prompt_ids=[], stops=NO_STOPS)  # type: ignore[arg-type]
+def row(**law: object) -> SamplerRow:
+    return SamplerRow(Sampling(**law), prompt_ids=[], stops=NO_STOPS)  # type: ignore[arg-type]
 
 
 def drawn_ids(count: int, **law: object) -> list[int]:
@@ -74,20 +74,22 @@ def test_logit_bias_is_added() -> None:
 
 
 def test_repetition_penalty_sees_prompt_and_output_by_sign() -> None:
-    one = Row(Sampling(repetition_penalty=2.0, temperature=0.0), prompt_ids=[0, 4], stops=NO_STOPS, top=6, drawn=[1])
+    one = SamplerRow(
+        Sampling(repetition_penalty=2.0, temperature=0.0), prompt_ids=[0, 4], stops=NO_STOPS, top=6, drawn=[1]
+    )
     wanted = torch.tensor([1.0, 0.5, 0.5, 0.0, -2.0, -3.0]).log_softmax(-1)
     assert dict(draw(LOGITS[None], [one])[0].top) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
 
 
 def test_presence_and_frequency_penalties_see_output_only() -> None:
     law = Sampling(presence_penalty=0.5, frequency_penalty=0.25, temperature=0.0)
-    one = Row(law, prompt_ids=[3, 3], stops=NO_STOPS, top=6, drawn=[1, 1, 2])
+    one = SamplerRow(law, prompt_ids=[3, 3], stops=NO_STOPS, top=6, drawn=[1, 1, 2])
     wanted = torch.tensor([2.0, 1.0 - 0.5 - 0.5, 0.5 - 0.25 - 0.5, 0.0, -1.0, -3.0]).log_softmax(-1)
     assert dict(draw(LOGITS[None], [one])[0].top) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
 
 
 def test_min_tokens_keeps_stop_ids_out_until_then() -> None:
-    one = Row(Sampling(min_tokens=2, temperature=0.0), prompt_ids=[], stops=frozenset({0}))
+    one = SamplerRow(Sampling(min_tokens=2, temperature=0.0), prompt_ids=[], stops=frozenset({0}))
     ids = []
     for _ in range(3):
         ids.append(draw(LOGITS[None], [one])[0].id)
@@ -96,7 +98,7 @@ def test_min_tokens_keeps_stop_ids_out_until_then() -> None:
 
 
 def test_a_seed_repeats_whatever_else_is_in_the_batch() -> None:
-    def run(others: list[Row]) -> list[tuple[int, float]]:
+    def run(others: list[SamplerRow]) -> list[tuple[int, float]]:
         one = row(seed=11)
         rows = [*others, one]
         steps = [draw(LOGITS.expand(len(rows), -1), rows)[-1] for _ in range(20)]
@@ -125,7 +127,7 @@ def test_alternatives_are_best_first_and_leave_out_the_impossible() -> None:
 
 
 def test_a_row_that_nothing_can_be_drawn_from_fails_alone() -> None:
-    impossible = Row(Sampling(min_tokens=1), prompt_ids=[], stops=frozenset(range(len(LOGITS))))
+    impossible = SamplerRow(Sampling(min_tokens=1), prompt_ids=[], stops=frozenset(range(len(LOGITS))))
     alone = draw(LOGITS[None], [row(seed=4)])[0]
     fine, failed = draw(LOGITS.expand(2, -1), [row(seed=4), impossible])
     assert failed.fault and fine == alone and not fine.fault

@@ -7,13 +7,13 @@ import pytest
 
 from steno.contracts.chat import Job, ResponseFormat
 from steno.contracts.errors import ConfigError, EngineFailed, TooManyRequests
-from steno_worker.engines.scripted.script import Reply, Script, read_reply, request_of
+from steno_worker.engines.scripted.script import Reply, ScriptFunction, read_reply, request_of
 
 
-def script(tmp_path: Path, source: str, name: str = "say") -> Script:
+def script(tmp_path: Path, source: str, name: str = "say") -> ScriptFunction:
     file = tmp_path / "script.py"
     file.write_text(source)
-    return Script(f"{file}:{name}")
+    return ScriptFunction(f"{file}:{name}")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_broken_script_is_a_config_error(tmp_path: Path, source: str, name: st
 @pytest.mark.parametrize("where", ["script.py", ":say", "no/such.py:say"])
 def test_a_script_that_is_none_is_a_config_error(where: str) -> None:
     with pytest.raises(ConfigError, match="script"):
-        Script(where)
+        ScriptFunction(where)
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])

@@ -12,7 +12,7 @@ from steno.contracts.errors import EngineFailed
 from steno.models import TINY
 from steno_worker.chat.hf import HfChatFormat
 from steno_worker.engines.scripted.engine import ReplyRenderer, ScriptedTokens, Ticker
-from steno_worker.engines.scripted.script import Script
+from steno_worker.engines.scripted.script import ScriptFunction
 from steno_worker.interfaces import TokenStep
 
 ASK = Job(messages=[{"role": "user", "content": "hello"}])
@@ -80,7 +80,7 @@ def test_an_open_thought_is_closed_and_a_missing_stop_id_added() -> None:
 async def say(chat: HfChatFormat, tmp_path: Path, returned: str, law: Sampling = LONG) -> list[TokenStep]:
     file = tmp_path / "s.py"
     file.write_text(f"def say(request): return {returned}")
-    tokens = ScriptedTokens(Script(f"{file}:say"), chat)
+    tokens = ScriptedTokens(ScriptFunction(f"{file}:say"), chat)
     return [step async for step in tokens.sample("r", [1], law, ASK)]
 
 
@@ -115,7 +115,7 @@ async def test_an_answer_may_be_cut_off_by_length(
 
 async def test_an_engine_may_fail_in_the_middle(chat: HfChatFormat, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("def say(request): return {'content': 'a b c d e f g h', 'fail_after_tokens': 2}")
-    tokens = ScriptedTokens(Script(f"{tmp_path}/s.py:say"), chat)
+    tokens = ScriptedTokens(ScriptFunction(f"{tmp_path}/s.py:say"), chat)
     seen: list[int] = []
     with pytest.raises(EngineFailed, match="failed after 2 tokens"):
         async for step in tokens.sample("r", [1], LONG, ASK):

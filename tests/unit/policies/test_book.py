@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.book import KEPT_RUNS, Book, Order
+from steno_proxy.policies.book import KEPT_RUNS, Book, FrameOrder
 from steno_proxy.policies.update import Do, UpdateRun
 from tests.support.policy_contract import spec
 
@@ -26,11 +26,11 @@ class Fleet:
         self.book = Book("default")
         self.now = 0.0
         self.versions: dict[str, str] = {}
-        self.inbox: dict[str, deque[Order]] = {}
+        self.inbox: dict[str, deque[FrameOrder]] = {}
         self.ready: dict[str, set[str]] = {}
         self.refusing: set[str] = set()
 
-    def take(self, orders: list[Order]) -> None:
+    def take(self, orders: list[FrameOrder]) -> None:
         for order in orders:
             if order.worker_id in self.inbox:
                 self.inbox[order.worker_id].append(order)

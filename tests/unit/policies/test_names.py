@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from steno_proxy.policies.model_names import ModelNames
+from steno_proxy.policies.model_names import KeptModelNames
 from steno_proxy.store.policies import MemoryPolicies
 
 
 async def test_workers_may_come_and_go_while_the_store_is_asked() -> None:
     store = MemoryPolicies()
-    names, served = ModelNames(store), {"a": "model-a"}
+    names, served = KeptModelNames(store), {"a": "model-a"}
     await names.sync(served.values())
     asked, answer = asyncio.Event(), asyncio.Event()
     read = store.names

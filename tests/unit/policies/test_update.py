@@ -12,7 +12,7 @@ from steno.contracts.errors import ProtocolError
 from steno.contracts.policy import Want
 from steno.contracts.wire.frames import Progress
 from steno_proxy.policies.member import FIRST_RETRY_S, RESEND_S, Cursor
-from steno_proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, Do, Step, UpdateRun
+from steno_proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, Do, MemberFrame, UpdateRun
 from tests.support.policy_contract import SHARD_BYTES, spec
 
 DEADLINE_S = 100.0
@@ -33,12 +33,12 @@ def said(state: str, **fields: Any) -> Progress:
 
 def test_those_that_are_there_are_awaited_and_those_that_come_later_are_not() -> None:
     update = run()
-    assert update.join("a", "base/0", 0.0) == [Step("a", Do.PREPARE)]
+    assert update.join("a", "base/0", 0.0) == [MemberFrame("a", Do.PREPARE)]
     update.join("b", "base/0", 0.0)
-    assert update.join("late", "base/0", 1.0) == [Step("late", Do.PREPARE)]
+    assert update.join("late", "base/0", 1.0) == [MemberFrame("late", Do.PREPARE)]
     assert update.progress("a", said("ready"), 2.0) == []
-    assert update.progress("b", said("ready"), 3.0) == [Step("a", Do.APPLY), Step("b", Do.APPLY)]
-    assert update.progress("late", said("ready"), 4.0) == [Step("late", Do.APPLY)]
+    assert update.progress("b", said("ready"), 3.0) == [MemberFrame("a", Do.APPLY), MemberFrame("b", Do.APPLY)]
+    assert update.progress("late", said("ready"), 4.0) == [MemberFrame("late", Do.APPLY)]
 
 
 def test_a_proxy_that_has_just_started_waits_for_workers_to_dial() -> None:
@@ -48,7 +48,7 @@ def test_a_proxy_that_has_just_started_waits_for_workers_to_dial() -> None:
     assert update.next_deadline() == 3.0
     update.join("b", "base/0", 2.0)
     assert update.tick(3.0) == [], "it came within those seconds, and is awaited"
-    assert update.progress("b", said("ready"), 4.0) == [Step("a", Do.APPLY), Step("b", Do.APPLY)]
+    assert update.progress("b", said("ready"), 4.0) == [MemberFrame("a", Do.APPLY), MemberFrame("b", Do.APPLY)]
 
 
 def test_who_serves_the_version_already_is_asked_nothing() -> None:
@@ -67,7 +67,7 @@ def test_without_workers_it_waits_until_the_deadline() -> None:
 def test_who_loads_for_too_long_is_named_and_may_still_get_there() -> None:
     update = run()
     update.join("a", "base/0", 0.0)
-    assert update.progress("a", said("ready"), DEADLINE_S - 1) == [Step("a", Do.APPLY)]
+    assert update.progress("a", said("ready"), DEADLINE_S - 1) == [MemberFrame("a", Do.APPLY)]
     assert update.next_deadline() in (DEADLINE_S, DEADLINE_S - 1 + LOADING_S)
     update.tick(DEADLINE_S + 1)
     assert update.state == "running", "it was told a moment ago"
@@ -91,7 +91,7 @@ def test_failed_workers_are_tried_again_ever_more_seldom_once_the_others_serve()
         due = update.next_deadline()
         assert due is not None
         assert update.tick(due - 0.01) == []
-        assert update.tick(due) == [Step("bad", Do.PREPARE)]
+        assert update.tick(due) == [MemberFrame("bad", Do.PREPARE)]
         waits.append(due - at)
         at = due
         update.progress("bad", said("failed", code="weights_refused", message="no"), at)
@@ -122,7 +122,7 @@ def test_a_failed_update_rests_until_it_is_posted_again() -> None:
     update.progress("a", said("failed", code="weights_refused", message="no"), 1.0)
     assert (update.state, update.next_deadline(), update.tick(50.0)) == ("failed", None, [])
     assert update.join("b", "base/0", 51.0) == []
-    assert set(update.revive(60.0, 60.0)) == {Step("a", Do.PREPARE), Step("b", Do.PREPARE)}
+    assert set(update.revive(60.0, 60.0)) == {MemberFrame("a", Do.PREPARE), MemberFrame("b", Do.PREPARE)}
     assert (update.state, update.since, update.next_deadline()) == ("running", 60.0, 60.0 + DEADLINE_S)
 
 

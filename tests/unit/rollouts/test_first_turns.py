@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from steno_rollouts.first_turns import FirstTurns
-from steno_rollouts.outcome import EndReason, Verdict
+from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.trials.executor import Exit
-from steno_rollouts.trials.runner import Failed
+from steno_rollouts.trials.runner import FailedTrial
 from steno_rollouts.trials.workdir import last_line
 
 
-def failed(number: int) -> Failed:
-    return Failed(cast(Any, number), Verdict(EndReason.EXIT_CODE), 0.0, 1, Exit(1), Path("x"))
+def failed(number: int) -> FailedTrial:
+    return FailedTrial(cast(Any, number), CommandOutcome(EndReason.EXIT_CODE), 0.0, 1, Exit(1), Path("x"))
 
 
 async def test_trials_begin_one_at_a_time_until_one_has_had_its_first_turn() -> None:

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from steno.contracts.errors import ConfigError
-from steno_rollouts.outcome import EndReason, TrialResult, Verdict
-from steno_rollouts.progress import MAX_SHOWN_FAILURES, Progress
+from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
+from steno_rollouts.progress import MAX_SHOWN_FAILURES, ProgressPrinter
 from steno_rollouts.results import ResultsFile, ended_trials
 from steno_rollouts.trials.executor import Exit
-from steno_rollouts.trials.runner import Failed
+from steno_rollouts.trials.runner import FailedTrial
 
 
 def result(trial: int, reward: float | None = None, reason: str = "timeout", **more: object) -> TrialResult:
@@ -26,7 +26,7 @@ def result(trial: int, reward: float | None = None, reason: str = "timeout", **m
 def test_a_line_says_how_far_how_well_and_what_failed() -> None:
     out = io.StringIO()
     now = 0.0
-    progress = Progress(Console(file=out), trials=6, groups=2, clock=lambda: now)
+    progress = ProgressPrinter(Console(file=out), trials=6, groups=2, clock=lambda: now)
     for trial in range(4):
         progress.trial_started(f"g.{trial}")
     progress.trial_ended(result(0, 1.0, "completed"))
@@ -43,9 +43,9 @@ def test_a_line_says_how_far_how_well_and_what_failed() -> None:
     assert out.getvalue() == "g.2: timeout ended after 3 s (see /kept)\nheld back: no trainer has been seen\n"
     progress.held_back(None)
     assert "held back" not in progress.line()
-    failed = Failed(
+    failed = FailedTrial(
         SimpleNamespace(trial=SimpleNamespace(session=SimpleNamespace(trial_id="g.3"))),  # type: ignore[arg-type]
-        Verdict(EndReason.EXIT_CODE, detail="exit code 127"), 0.0, 1, Exit(127), Path("/kept"),
+        CommandOutcome(EndReason.EXIT_CODE, detail="exit code 127"), 0.0, 1, Exit(127), Path("/kept"),
     )  # fmt: skip
     progress.trial_failed(failed)
     assert "0 running" in progress.line() and "1 failed before their first turn, still open" in progress.line()
@@ -56,7 +56,7 @@ def test_a_line_says_how_far_how_well_and_what_failed() -> None:
 
 def test_failures_are_shown_up_to_a_bound_and_cancelled_trials_not() -> None:
     out = io.StringIO()
-    progress = Progress(Console(file=out), clock=lambda: 0.0)
+    progress = ProgressPrinter(Console(file=out), clock=lambda: 0.0)
     for trial in range(MAX_SHOWN_FAILURES + 5):
         progress.trial_ended(result(trial))
         progress.trial_ended(result(trial, reason="cancelled"))

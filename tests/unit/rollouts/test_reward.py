@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_rollouts.outcome import EndReason, Verdict
+from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.reward import RewardError, RewardFunction, Scored, Transcript, read_reward
+from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript, read_reward
 
 
-def scored(folder: Path, exit_code: int | None = 0) -> Scored:
+def scored(folder: Path, exit_code: int | None = 0) -> FinishedTrial:
     task = Task("t", {"seed": 1}, {"_answer": "42"})
-    transcript = Transcript("http://127.0.0.1:9", None, "g.0")
-    return Scored(task, folder, exit_code, folder / "out", folder / "err", "g.0", transcript)
+    transcript = TrialTranscript("http://127.0.0.1:9", None, "g.0")
+    return FinishedTrial(task, folder, exit_code, folder / "out", folder / "err", "g.0", transcript)
 
 
 def function(folder: Path, code: str, timeout_s: float = 60.0) -> RewardFunction:
@@ -27,7 +27,7 @@ def function(folder: Path, code: str, timeout_s: float = 60.0) -> RewardFunction
     return RewardFunction(f"{path}:score", timeout_s)
 
 
-async def judged(folder: Path, code: str) -> Verdict:
+async def judged(folder: Path, code: str) -> CommandOutcome:
     return await function(folder, code)(scored(folder))
 
 
@@ -51,7 +51,7 @@ def test_nothing_written_is_no_verdict(tmp_path: Path) -> None:
 )
 def test_a_file_says_the_reward(tmp_path: Path, name: str, text: str, reward: float, metrics: dict[str, float]) -> None:
     (tmp_path / name).write_text(text)
-    assert read_reward(tmp_path) == Verdict(EndReason.COMPLETED, reward, metrics)
+    assert read_reward(tmp_path) == CommandOutcome(EndReason.COMPLETED, reward, metrics)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
     code = (
         "def score(task, exit_code, *, workdir, note=1): return {'reward': task['_answer'] == '42', 'code': exit_code}"
     )
-    assert await judged(tmp_path, code) == Verdict(EndReason.COMPLETED, 1.0, {"code": 0.0})
+    assert await judged(tmp_path, code) == CommandOutcome(EndReason.COMPLETED, 1.0, {"code": 0.0})
     assert (await judged(tmp_path, "def score(**given): return len(given)")).reward == 8.0
 
 

@@ -13,7 +13,7 @@ from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, Job
+from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
 
@@ -36,7 +36,7 @@ class Stalls:
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
 
-    async def run(self, job: Job) -> Exit:
+    async def run(self, job: TrialJob) -> Exit:
         for name, text in self._files.items():
             (job.workdir / name).write_text(text)
         return Exit(-15, timed_out=True)

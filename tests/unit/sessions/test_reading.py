@@ -13,15 +13,15 @@ from steno.contracts.chat import Message
 from steno.contracts.neighbours import joined, merged, runs
 from steno_proxy.sessions import reading
 from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
-from steno_proxy.sessions.reading import Said, best, follow, read, settled
+from steno_proxy.sessions.reading import RequestMessages, best, follow, read, settled
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, system, tool, user
 
 OPTIONS = options_digest({})
 KEYS = [tools_digest(TOOLS), tools_digest([])]
 
 
-def said(messages: list[Message], merges: bool, tools: bytes = KEYS[0]) -> Said:
-    found = Said(messages, merges, tools, OPTIONS)
+def said(messages: list[Message], merges: bool, tools: bytes = KEYS[0]) -> RequestMessages:
+    found = RequestMessages(messages, merges, tools, OPTIONS)
     for _ in found.digest():
         pass
     return found

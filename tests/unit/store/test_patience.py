@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from steno_proxy.store.redis.patience import Patience
+from steno_proxy.store.redis.patience import LoopTimeout
 
 
 async def test_a_reply_that_came_while_the_loop_was_held_is_read() -> None:
@@ -18,7 +18,7 @@ async def test_a_reply_that_came_while_the_loop_was_held_is_read() -> None:
     asyncio.get_running_loop().call_soon(
         time.sleep, 1.0
     )  # in the same turn: the timeout is over before any socket is read
-    async with Patience(0.4):
+    async with LoopTimeout(0.4):
         assert await reader.readexactly(5) == b"reply"
     writer.close()
     theirs.close()
@@ -26,14 +26,14 @@ async def test_a_reply_that_came_while_the_loop_was_held_is_read() -> None:
 
 async def test_silence_is_silence() -> None:
     with pytest.raises(TimeoutError):
-        async with Patience(0.05):
+        async with LoopTimeout(0.05):
             await asyncio.Event().wait()
 
 
 async def test_a_loop_that_is_always_held_waits_for_no_silence_for_ever() -> None:
     held = asyncio.create_task(_hold())
     with pytest.raises(TimeoutError):
-        async with Patience(0.2):
+        async with LoopTimeout(0.2):
             await asyncio.Event().wait()
     held.cancel()
 
@@ -46,7 +46,7 @@ async def _hold() -> None:
 
 async def test_a_cancellation_from_outside_is_one() -> None:
     async def wait() -> None:
-        async with Patience(60.0):
+        async with LoopTimeout(60.0):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(wait())
@@ -62,7 +62,7 @@ async def test_silence_in_a_task_that_was_cancelled_before_is_a_timeout() -> Non
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             with pytest.raises(TimeoutError):
-                async with Patience(0.1):
+                async with LoopTimeout(0.1):
                     await asyncio.Event().wait()
 
     task = asyncio.create_task(last_words())

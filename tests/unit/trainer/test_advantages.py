@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
 from steno_trainer.data.ledger import Reason
 from steno_trainer.errors import BadBatch
 
 
-def scored(group: str, *rewards: float) -> list[Scored]:
-    return [Scored(f"{group}.{i}", group, reward) for i, reward in enumerate(rewards)]
+def scored(group: str, *rewards: float) -> list[ScoredTrial]:
+    return [ScoredTrial(f"{group}.{i}", group, reward) for i, reward in enumerate(rewards)]
 
 
 def reference(rewards: list[float], estimator: Estimator, batch: list[float] | None = None) -> np.ndarray:
@@ -87,15 +87,15 @@ def test_a_reward_that_can_not_be_computed_with_drops_its_group_alone(reward, es
 
 def test_a_trial_has_one_reward_however_many_samples_it_forked_into():
     with pytest.raises(BadBatch, match="more than one reward"):
-        group_advantages([*scored("g", 0.0, 1.0), Scored("g.0", "g", 0.0)], Estimator.GRPO)
+        group_advantages([*scored("g", 0.0, 1.0), ScoredTrial("g.0", "g", 0.0)], Estimator.GRPO)
 
 
 def test_a_batchs_std_is_that_of_rewards_with_their_shaping():
     trials = [
-        Scored("a.0", "a", 0.0),
-        Scored("a.1", "a", 1.0, -0.5),
-        Scored("b.0", "b", 3.0, -1.0),
-        Scored("b.1", "b", 5.0),
+        ScoredTrial("a.0", "a", 0.0),
+        ScoredTrial("a.1", "a", 1.0, -0.5),
+        ScoredTrial("b.0", "b", 3.0, -1.0),
+        ScoredTrial("b.1", "b", 5.0),
     ]
     found = group_advantages(trials, Estimator.GRPO_BATCH_STD)
     batch = [0.0, 0.5, 2.0, 5.0]

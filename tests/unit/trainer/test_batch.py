@@ -12,11 +12,11 @@ import torch
 from steno.contracts.records import SampledRange, TokenSpan, bytes_to_ids
 from steno_trainer.data.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_missing, received
 from steno_trainer.data.rows import Terms, drop_groups, read_samples
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import LedgerImbalance
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
-HISTORY = History((Version("base", 0), Version("a", 5)))
+HISTORY = VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 5)))
 TERMS = Terms(HISTORY, max_staleness_steps=4, max_tokens=1000, vocabulary=VOCABULARY)
 
 

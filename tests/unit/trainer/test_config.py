@@ -15,7 +15,7 @@ from steno_trainer.model.deepspeed_config import OWNED, deepspeed_config, refere
 from steno_trainer.model.zero_engine import learning_rate
 from steno_trainer.objective.loss import Objective
 from steno_trainer.objective.mismatch import Correction
-from steno_trainer.objective.ratios import Level
+from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.step.step import objective_of
 
 
@@ -51,7 +51,7 @@ def test_the_defaults_can_be() -> None:
     assert settings().overlong == Overlong()
     settings(importance_sampling_level="sequence", proximal="sampler").check()
     assert objective_of(settings(proximal="sampler")).around_sampler
-    for name, words in (("mismatch", Correction), ("importance_sampling_level", Level)):
+    for name, words in (("mismatch", Correction), ("importance_sampling_level", RatioLevel)):
         assert [word.value for word in words] == list(TrainerSettings.model_fields[name].annotation.__args__)
 
 

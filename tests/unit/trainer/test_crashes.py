@@ -32,12 +32,12 @@ from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.lease_feed import Feed
 from steno_trainer.data.ledger import Ledger
-from steno_trainer.data.staleness import FIRST, History, Version
+from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.run import loop as loop_module
-from steno_trainer.run.loop import Limits, Loop, State
+from steno_trainer.run.loop import Loop, SampleLimits, TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import StepReport
-from steno_trainer.step.step_plan import Batch
+from steno_trainer.step.step_plan import StepBatch
 from tests.support.groups import end, group, speak
 
 RUN, PER_STEP, BOUND, STEPS, ALL_S = "r", 2, 1, 8, 30.0
@@ -155,7 +155,7 @@ class Life:
         await asyncio.sleep(0)
         return await getattr(self, f"_{name}")(argument)
 
-    async def _step(self, batch: Batch) -> StepReport:
+    async def _step(self, batch: StepBatch) -> StepReport:
         await self.point("after backward")
         ledger = Ledger()
         for row in batch.rows:
@@ -165,14 +165,14 @@ class Life:
         await self.point("after update")
         return StepReport(0, {}, ledger, 1)
 
-    async def _save(self, state: State) -> None:
+    async def _save(self, state: TrainingState) -> None:
         await self.point("before checkpoint")
         self.lineages.check()
         self.world.saved = msgspec.msgpack.encode(state.saved())
         self.world.surviving = list(self.trained)
         await self.point("after checkpoint")
 
-    async def _publish(self, version: Version) -> Any:
+    async def _publish(self, version: PolicyVersion) -> Any:
         await self.point("before publish")
         self.lineages.pushing(version)
         self.lineages.handed_over("weights")
@@ -191,7 +191,7 @@ class Life:
         tenure = await world.store.runs.take_over(RUN, self.name, now=world.now)
         self.epoch = tenure.epoch
         read = msgspec.msgpack.decode(world.saved, type=RunState) if world.saved else None
-        state = State.of(read) if read else State(RUN, History((Version(FIRST, 0),)))
+        state = TrainingState.of(read) if read else TrainingState(RUN, VersionHistory((PolicyVersion(FIRST, 0),)))
         self.trained = list(world.surviving)
         self.lineages = Lineages(world.folder, RUN)
         parent = state.version
@@ -207,7 +207,7 @@ class Life:
         )
         self.feed = Feed(self, run_id=RUN, consumer=self.name, ahead=PER_STEP, trained=state.trained)  # type: ignore[arg-type]
         mute: Any = Mute()
-        return Loop(settings, self, self.feed, state, Limits(50, 1000), trackers=mute, view=mute, status=self)  # type: ignore[arg-type]
+        return Loop(settings, self, self.feed, state, SampleLimits(50, 1000), trackers=mute, view=mute, status=self)  # type: ignore[arg-type]
 
     async def live(self, every: int) -> Ledger | None:
         """To its end, or until it is killed. Returns: its books, if it came to its end."""
@@ -297,16 +297,16 @@ async def test_weights_of_the_same_name_that_are_others_are_no_ancestors(tmp_pat
     """A run that was begun again with another model, before anything was saved."""
     for lineage, digest in (("a", "one"), ("b", "other"), ("c", "one")):
         lineages = Lineages(tmp_path, RUN)
-        lineages.begin(lineage, Version(FIRST, 0), None)
-        lineages.pushing(Version(lineage, 2))
+        lineages.begin(lineage, PolicyVersion(FIRST, 0), None)
+        lineages.pushing(PolicyVersion(lineage, 2))
         lineages.handed_over(digest)
     (tmp_path / "lineages" / "torn.json").write_bytes(b'{"run"')
     other = Lineages(tmp_path, "another run")
-    other.begin("d", Version("x", 3), None)
-    assert lineages.others() == {"a": (Version(FIRST, 0), 2)}
-    history = History((Version(FIRST, 0), Version("c", 0))).knowing(lineages.others())
-    assert history.behind(Version("a", 0)) == (0, 0) and history.behind(Version("a", 2)) == (2, 2)
-    assert history.behind(Version("b", 0)) is None
+    other.begin("d", PolicyVersion("x", 3), None)
+    assert lineages.others() == {"a": (PolicyVersion(FIRST, 0), 2)}
+    history = VersionHistory((PolicyVersion(FIRST, 0), PolicyVersion("c", 0))).knowing(lineages.others())
+    assert history.behind(PolicyVersion("a", 0)) == (0, 0) and history.behind(PolicyVersion("a", 2)) == (2, 2)
+    assert history.behind(PolicyVersion("b", 0)) is None
 
 
 async def test_who_is_taken_over_from_writes_no_checkpoint_and_ends(
@@ -320,7 +320,7 @@ async def test_who_is_taken_over_from_writes_no_checkpoint_and_ends(
     stopped, go_on = asyncio.Event(), asyncio.Event()
     step = old._step
 
-    async def held(batch: Batch) -> StepReport:
+    async def held(batch: StepBatch) -> StepReport:
         if loop.state.step == 2:
             stopped.set()
             await go_on.wait()

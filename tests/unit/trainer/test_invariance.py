@@ -18,21 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
 from steno_trainer.data.ledger import Ledger, received
 from steno_trainer.data.rows import Terms, drop_groups, read_samples
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.model.logprobs import LogprobHead
 from steno_trainer.objective.aggregation import Aggregation, Part, token_weights
 from steno_trainer.objective.loss import Objective, Tokens, means, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
-from steno_trainer.objective.ratios import Level, Sequences
+from steno_trainer.objective.ratios import RatioLevel, Sequences
 from steno_trainer.packing.collate import book, collate
 from steno_trainer.packing.plan import CostModel, Item, plan_step
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
 D = 5
-TERMS = Terms(History((Version("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
+TERMS = Terms(VersionHistory((PolicyVersion("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
 COST = CostModel(per_token=10.0, per_pair=1.0, per_trained=5.0)
 OBJECTIVE = Objective(0.01, 0.02, entropy_bonus=0.01, mismatch=Mismatch(Correction.MASKED, low=0.2, high=5.0))
 
@@ -81,7 +81,7 @@ def prepared(seed, mode):
         ledger.sampled(version, tokens)
     rows = read_samples(samples, TERMS, ledger)
     reward_of = {sample.trial_id: sample.reward for sample in samples}
-    rewards = {row.trial_id: Scored(row.trial_id, row.group_id, reward_of[row.trial_id]) for row in rows}
+    rewards = {row.trial_id: ScoredTrial(row.trial_id, row.group_id, reward_of[row.trial_id]) for row in rows}
     advantages = group_advantages(rewards.values(), Estimator.GRPO)
     rows = drop_groups(rows, advantages.dropped, ledger)
     parts = [Part(row.trial_id, row.trained_tokens) for row in rows]
@@ -110,7 +110,7 @@ def one_by_one(rows, advantages, mode, level):
             p = torch.softmax(logits, 0)
             logprob, entropy = p[row.token_ids_T[t]].log(), -(p * p.log()).sum()
             sampling = row.sampling_logprobs_T[t]
-            proximal = logprob.detach() if level is Level.TOKEN else moved(logprob, sampling)
+            proximal = logprob.detach() if level is RatioLevel.TOKEN else moved(logprob, sampling)
             weight = {
                 Aggregation.TOKEN_MEAN: 1 / by_trial.total(),
                 Aggregation.ROLLOUT_MEAN: 1 / len(by_trial) / by_trial[row.trial_id],
@@ -118,7 +118,7 @@ def one_by_one(rows, advantages, mode, level):
             }[mode]
             total = total - weight * 0.01 * entropy
             completion = max(start for start in row.completion_starts if start <= t)
-            number = {Level.TOKEN: t, Level.COMPLETION: completion, Level.SEQUENCE: 0}[level]
+            number = {RatioLevel.TOKEN: t, RatioLevel.COMPLETION: completion, RatioLevel.SEQUENCE: 0}[level]
             sequences[number].append((logprob, proximal, weight, proximal.item() - sampling.item()))
         advantage = advantages[row.trial_id]
         for members in sequences.values():
@@ -144,7 +144,7 @@ def in_pieces(rows, advantages, weights, level, ranks, budget, chunk, ledger):
             logprobs, entropies = model.head(states, packed.targets_N, packed.temperatures_N, chunks)
             tokens = Tokens(packed.sampling_logprobs_N, packed.advantages_N, packed.weights_N, packed.loss_mask_N)
             sequences = None
-            if level is not Level.TOKEN:
+            if level is not RatioLevel.TOKEN:
                 tokens = replace(tokens, proximal_logprobs_N=moved(logprobs, packed.sampling_logprobs_N))
                 sequences = Sequences(packed.sequence_N, packed.sequence_tokens_N, packed.sequences)
             found = policy_loss(OBJECTIVE, tokens, logprobs, entropies, sequences)
@@ -161,7 +161,7 @@ def in_pieces(rows, advantages, weights, level, ranks, budget, chunk, ledger):
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000), mode=st.sampled_from(Aggregation), ranks=st.integers(1, 5), budget=st.integers(60, 200),
-    chunk=st.integers(1, 40), order=st.randoms(use_true_random=False), level=st.sampled_from(Level),
+    chunk=st.integers(1, 40), order=st.randoms(use_true_random=False), level=st.sampled_from(RatioLevel),
 )  # fmt: skip
 def test_packing_ranks_micro_batches_and_chunks_change_nothing(seed, mode, ranks, budget, chunk, order, level):
     rows, advantages, weights, ledger = prepared(seed, mode)

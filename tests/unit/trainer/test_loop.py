@@ -22,14 +22,14 @@ from steno_rollouts.admission import admissible_groups
 from steno_trainer.data import lease_feed as feed_module
 from steno_trainer.data.lease_feed import Feed
 from steno_trainer.data.ledger import Ledger, Reason
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import NotFinite, PushFailed
 from steno_trainer.run import loop as loop_module
-from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Limits, Loop, State
+from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Loop, SampleLimits, TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
 from steno_trainer.step.step import StepReport
-from steno_trainer.step.step_plan import Batch
+from steno_trainer.step.step_plan import StepBatch
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
@@ -140,7 +140,7 @@ class Crew:
         await asyncio.sleep(0.01)
         return getattr(self, name)(argument)
 
-    def step(self, batch: Batch) -> StepReport:
+    def step(self, batch: StepBatch) -> StepReport:
         ledger = Ledger()
         groups = sorted({row.group_id for row in batch.rows})
         spoiled = self.poison & set(groups)
@@ -156,10 +156,10 @@ class Crew:
         self.batches.append(len(groups))
         return StepReport(0, {}, ledger, 1)
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         self.durable |= state.trained
 
-    def publish(self, version: Version) -> Push:
+    def publish(self, version: PolicyVersion) -> Push:
         self.pushes.append(Push(self.world, str(version), self.push_s, version.step not in self.refuse))
         return self.pushes[-1]
 
@@ -178,7 +178,7 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
         **{"checkpoint_every": 1, "total_steps": 6, **fields},
     )  # fmt: skip
     settings.check()
-    state = State("r", History((Version("base", 0), Version("a", 0))))
+    state = TrainingState("r", VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 0))))
 
     async def run(run_id: str) -> Any:
         waiting = len(world.ready)
@@ -191,7 +191,7 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
     )  # fmt: skip
     mute: Any = Mute()
     yield Loop(
-        settings, crew, feed, state, Limits(VOCABULARY, 1000),  # type: ignore[arg-type]
+        settings, crew, feed, state, SampleLimits(VOCABULARY, 1000),  # type: ignore[arg-type]
         trackers=mute, view=mute, status=SimpleNamespace(run=run),
     )  # fmt: skip
 
@@ -216,7 +216,7 @@ async def test_weights_that_are_pushed_now_and_then_count_as_what_they_are() -> 
     async with looped(world, crew, push_every=3) as loop:
         await asyncio.wait_for(loop.run(), ALL_S)
     assert loop.state.ledger.total().untrained == {}
-    assert {Version.parse(version).step for version in world.started.values()} == {0, 3, 6}
+    assert {PolicyVersion.parse(version).step for version in world.started.values()} == {0, 3, 6}
 
 
 async def test_rollouts_wait_for_weights_that_nobody_takes_at_first() -> None:

@@ -29,7 +29,16 @@ from steno_trainer.config import TrainerSettings
 from steno_trainer.model import attention
 from steno_trainer.model.attention import Segments
 from steno_trainer.model.deepspeed_config import deepspeed_config
-from steno_trainer.model.memory_estimate import GIB, SAMPLES, Choice, Machine, Shape, estimate, longest_sample, table
+from steno_trainer.model.memory_estimate import (
+    GIB,
+    SAMPLES,
+    Machine,
+    MemoryOptions,
+    Shape,
+    estimate,
+    longest_sample,
+    table,
+)
 from tests.unit.trainer.families import TINY_CONFIGS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,32 +103,34 @@ def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, in
 def test_every_choice_takes_what_it_should_off_the_gpu() -> None:
     _, shape, plain = SAMPLES["14b"]
     machine = Machine()
-    before = estimate(shape, machine, Choice(), 8192)
+    before = estimate(shape, machine, MemoryOptions(), 8192)
     assert before.gpu["weights"] + before.gpu["gradients"] + before.gpu["optimizer"] == pytest.approx(
         18 * shape.parameters / 8
     )
     assert estimate(shape, machine, replace(plain, offload_optimizer=True), 8192).gpu["optimizer"] == 0
-    shared = estimate(shape, machine, Choice(sequence_parallel=8), 8192)
+    shared = estimate(shape, machine, MemoryOptions(sequence_parallel=8), 8192)
     assert shared.gpu["states"] == before.gpu["states"] / 8
     lengths = [
         longest_sample(shape, machine, choice)
         for choice in (
-            Choice(), plain,
+            MemoryOptions(), plain,
             replace(plain, offload_optimizer=True, activation_offload=True),
         )
     ]  # fmt: skip
     assert lengths == sorted(lengths) and lengths[0] < lengths[1] < lengths[2]
-    assert longest_sample(shape, replace(machine, gpus=1), Choice()) == 0
-    fits = estimate(shape, machine, Choice(), lengths[0]).gpu_total
+    assert longest_sample(shape, replace(machine, gpus=1), MemoryOptions()) == 0
+    fits = estimate(shape, machine, MemoryOptions(), lengths[0]).gpu_total
     assert fits <= 80 * GIB < fits + 20 * GIB
 
 
 def test_what_nccl_holds_is_counted_and_a_head_is_larger_than_a_buffer() -> None:
     shape = SAMPLES["7b"][1]
-    with_it, without = (estimate(shape, Machine(), Choice(nccl=nccl), 1024).gpu["nccl"] for nccl in (True, False))
+    with_it, without = (
+        estimate(shape, Machine(), MemoryOptions(nccl=nccl), 1024).gpu["nccl"] for nccl in (True, False)
+    )
     head = 2.0 * shape.head_parameters
     assert without == 0 and with_it == 256 * 2**20 + 6 * head > 2 * GIB
-    small = estimate(replace(shape, vocabulary=1000), Machine(), Choice(nccl=True), 1024).gpu["nccl"]
+    small = estimate(replace(shape, vocabulary=1000), Machine(), MemoryOptions(nccl=True), 1024).gpu["nccl"]
     assert small == pytest.approx(256 * 2**20 + 4 * 256 * 2**20, rel=0.02)
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steno_trainer.data.advantages import Estimator, Scored
+from steno_trainer.data.advantages import Estimator, ScoredTrial
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.errors import BadBatch, BadPlan
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.packing.plan import CostModel
-from steno_trainer.step.step_plan import Batch, Layout, Orders, draw_up, make_batch
+from steno_trainer.step.step_plan import Layout, Orders, StepBatch, draw_up, make_batch
 from tests.unit.trainer.rows import row
 
 LAYOUT = Layout(
@@ -20,7 +20,7 @@ LAYOUT = Layout(
     cost=CostModel(10.0, 1.0, 5.0),
 )  # fmt: skip
 ROWS = [row(f"t{i // 2}", 8 + i, [3, 4, 5 + i], seed=i) for i in range(8)]
-BATCH = Batch(ROWS, {f"t{i}": float(i) - 1.5 for i in range(4)})
+BATCH = StepBatch(ROWS, {f"t{i}": float(i) - 1.5 for i in range(4)})
 
 
 def test_every_rank_reads_what_the_first_one_drew_up() -> None:
@@ -58,15 +58,15 @@ def test_where_few_trials_are_left_there_are_fewer_mini_batches() -> None:
     assert {frozenset(ROWS[i].trial_id for i in part.rows) for part in orders.passes} == {
         frozenset({f"t{i}"}) for i in range(4)
     }
-    alone = draw_up(Batch(ROWS[:2], {"t0": 1.0}), replace(LAYOUT, mini_batches=5), seed="s")
+    alone = draw_up(StepBatch(ROWS[:2], {"t0": 1.0}), replace(LAYOUT, mini_batches=5), seed="s")
     assert [part.rows for part in alone.passes] == [(0, 1)]
 
 
 def test_what_can_not_be_trained_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(BadBatch, match="without samples"):
-        draw_up(Batch([], {}), LAYOUT, seed="s")
+        draw_up(StepBatch([], {}), LAYOUT, seed="s")
     with pytest.raises(BadBatch, match="t3"):
-        draw_up(Batch(ROWS, {"t0": 1.0, "t1": 1.0, "t2": 1.0}), LAYOUT, seed="s")
+        draw_up(StepBatch(ROWS, {"t0": 1.0, "t1": 1.0, "t2": 1.0}), LAYOUT, seed="s")
     with pytest.raises(BadPlan, match="in a budget of 10"):
         draw_up(BATCH, replace(LAYOUT, budget_tokens=10), seed="s")
     with pytest.raises(BadBatch, match="not the orders"):
@@ -76,8 +76,8 @@ def test_what_can_not_be_trained_is_refused_before_anything_is_sent() -> None:
 def test_a_trial_without_samples_is_part_of_its_groups_mean() -> None:
     rows = [row("a", 5, [2]), row("b", 5, [2]), row("c", 5, [2], group_id="equal")]
     scored = [
-        Scored("a", "g", 1.0), Scored("b", "g", 1.0), Scored("gone", "g", 0.0),
-        Scored("c", "equal", 1.0), Scored("d", "equal", 1.0),
+        ScoredTrial("a", "g", 1.0), ScoredTrial("b", "g", 1.0), ScoredTrial("gone", "g", 0.0),
+        ScoredTrial("c", "equal", 1.0), ScoredTrial("d", "equal", 1.0),
     ]  # fmt: skip
     ledger = Ledger()
     batch, dropped = make_batch(rows, scored, Estimator.GRPO_NO_STD, ledger)

@@ -8,16 +8,16 @@ import pytest
 
 from steno.contracts.leases import Lease
 from steno.contracts.records import Group, Sample, SampledRange, Session
-from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
 from steno_trainer.data.lease_feed import Leased
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
 from steno_trainer.data.rows import Terms
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.step.assemble import Assembled, assemble
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
-TERMS = Terms(History((Version("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
+TERMS = Terms(VersionHistory((PolicyVersion("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
 OFF, COMPLETION, TRIAL = OverlongFiltering
 
 
@@ -73,7 +73,7 @@ def test_without_being_asked_nothing_is_left_out(ending: dict[str, Any]) -> None
     found = assembled(Overlong(), *trials)
     assert trained(found) == {"g.0": 4, "g.1": 8}
     assert untrained(found) == {}
-    rewards = [Scored("g.0", "g", 0.0), Scored("g.1", "g", 1.0)]
+    rewards = [ScoredTrial("g.0", "g", 0.0), ScoredTrial("g.1", "g", 1.0)]
     assert found.batch.advantages == group_advantages(rewards, Estimator.GRPO).by_trial
     assert found.values["length/truncated_fraction"] == pytest.approx(1 / 3)
     assert not [name for name in found.values if name.startswith("overlong/")]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadPlan
-from steno_trainer.packing.plan import CostModel, Item, MicroBatch, Plan, plan_step
+from steno_trainer.packing.plan import CostModel, Item, MicroBatch, PackingPlan, plan_step
 
 COST = CostModel.of(parameters=7_000_000_000, layers=28, attention_width=3584, hidden=3584, vocabulary=152_064)
 BUDGET = 4096
@@ -72,12 +72,12 @@ def test_the_same_samples_give_the_same_plan():
 
 def test_a_plan_is_plain_data_and_survives_the_wire():
     made = plan(some_items(50))
-    again = Plan.decode(made.encode())
+    again = PackingPlan.decode(made.encode())
     assert again == made
     assert again.digest() == made.digest()
     for raw in (b"", b"\xc1", msgspec.msgpack.encode([1, 2])):
         with pytest.raises(BadPlan, match="not a plan"):
-            Plan.decode(raw)
+            PackingPlan.decode(raw)
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(64, 1), (256, 4), (256, 8), (1000, 16)])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.objective.loss import MEANS, Objective, Tokens, means, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
-from steno_trainer.objective.ratios import Level, Sequences, importance_ratios
+from steno_trainer.objective.ratios import RatioLevel, Sequences, importance_ratios
 from steno_trainer.packing.collate import collate
 from tests.unit.trainer.rows import row
 
@@ -187,7 +187,7 @@ def test_a_share_keeps_what_its_tokens_are_of():
         replace(row("a", 20, [3, 4, 5, 11, 12, 19]), completion_starts=(3, 11)),
         replace(row("b", 9, [2, 8]), completion_starts=(2, 7)),
     ]
-    packed = collate(rows, {"a": 1.0, "b": -1.0}, [0.1, 0.2], Level.COMPLETION)
+    packed = collate(rows, {"a": 1.0, "b": -1.0}, [0.1, 0.2], RatioLevel.COMPLETION)
     assert packed.sequence_N.tolist() == [0, 0, 0, 1, 1, 1, 2, 3]
     shares = [take_share(packed, ranks=3, rank=rank) for rank in range(3)]
     for name in ("sequence_N", "sequence_tokens_N"):

@@ -12,7 +12,7 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.run import main
 from steno_trainer.run.main import Duties
 from steno_trainer.run_config import RunSettings
-from steno_trainer.weights.nccl import Nccl
+from steno_trainer.weights.nccl import NcclTransport
 
 
 def settings(**fields: Any) -> RunSettings:
@@ -40,7 +40,7 @@ def test_a_group_over_nccl_has_room_for_every_process_of_an_engine() -> None:
     given = settings(transport="nccl", nccl_processes=4)
     given.check()
     nccl = Duties._transport(SimpleNamespace(_settings=given, _ranks=None))  # type: ignore[arg-type]
-    assert isinstance(nccl, Nccl)
+    assert isinstance(nccl, NcclTransport)
     nccl._workers, nccl._address = (lambda: {"a": 1.0, "b": 1.0}), lambda: "127.0.0.1"
     assert '"world_size":9' in nccl._meet() and '"rank_offsets":{"a":1,"b":5}' in nccl._meet()
 
@@ -61,7 +61,7 @@ def test_workers_that_can_not_meet_over_nccl_end_the_start_before_the_model_is_l
 
     told: list[bytes] = []
     monkeypatch.setattr(main, "Steno", Proxy)
-    monkeypatch.setattr(main.Hold, "take", lambda *args, **options: main.Hold(Proxy(), "r", "t", None))  # type: ignore[arg-type]
+    monkeypatch.setattr(main.TenureHolder, "take", lambda *args, **options: main.TenureHolder(Proxy(), "r", "t", None))  # type: ignore[arg-type]
     monkeypatch.setattr(main, "meeting_address", partial(main.meeting_address, route=lambda peer: "192.0.2.1"))
     given = settings(transport="nccl", nccl_address="127.0.0.1")
     ranks: Any = SimpleNamespace(share=told.append)

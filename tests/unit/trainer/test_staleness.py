@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from steno_rollouts.admission import admissible_groups
 from steno_trainer.data.ledger import Reason
-from steno_trainer.data.staleness import History, Version, judge
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory, judge
 from steno_trainer.errors import BadBatch
 
-PATH = History((Version("base", 0), Version("a", 40), Version("b", 57)))
+PATH = VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 40), PolicyVersion("b", 57)))
 
 
 def test_a_version_is_a_lineage_and_a_step_and_writes_as_it_reads():
-    assert Version.parse("run-7.x/12") == Version("run-7.x", 12)
-    assert str(Version("a", 3)) == "a/3"
+    assert PolicyVersion.parse("run-7.x/12") == PolicyVersion("run-7.x", 12)
+    assert str(PolicyVersion("a", 3)) == "a/3"
 
 
 @pytest.mark.parametrize("text", ["", "a", "a/", "/1", "a/-1", "a/1.0", "a/01", "a/1/2", "a/x", "a/1\n"])
 def test_what_is_no_version_is_refused(text):
     with pytest.raises(ValueError, match="not a version: must be <lineage>/<step>"):
-        Version.parse(text)
+        PolicyVersion.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,19 @@ def test_what_is_no_version_is_refused(text):
      ("a/41", 18), ("b/39", None), ("b/58", None), ("base/1", None), ("c/50", None)],
 )  # fmt: skip
 def test_staleness_counts_steps_across_lineages_and_knows_orphans(version, steps):
-    found = PATH.behind(Version.parse(version))
+    found = PATH.behind(PolicyVersion.parse(version))
     assert (None if found is None else found.steps) == steps
 
 
-LOST = {"x": (Version("a", 40), 42), "y": (Version("a", 41), 41), "z": (Version("y", 41), 43), "a": (Version("base", 0), 42),
-        "odd": (Version("nobody", 3), 90), "loop": (Version("loop", 0), 91), "b": (Version("a", 40), 57)}  # fmt: skip
+LOST = {
+    "x": (PolicyVersion("a", 40), 42),
+    "y": (PolicyVersion("a", 41), 41),
+    "z": (PolicyVersion("y", 41), 43),
+    "a": (PolicyVersion("base", 0), 42),
+    "odd": (PolicyVersion("nobody", 3), 90),
+    "loop": (PolicyVersion("loop", 0), 91),
+    "b": (PolicyVersion("a", 40), 57),
+}
 
 
 @pytest.mark.parametrize(
@@ -51,15 +58,15 @@ LOST = {"x": (Version("a", 40), 42), "y": (Version("a", 41), 41), "z": (Version(
 )  # fmt: skip
 def test_lost_steps_are_counted_back_and_forward_again(version, behind):
     history = PATH.knowing(LOST)
-    assert history.behind(Version.parse(version)) == behind
+    assert history.behind(PolicyVersion.parse(version)) == behind
     assert set(history.lost) == {(40, 42), (40, 41), (40, 43)}
     assert history.stepped().resumed("c").lost == history.lost
 
 
 def test_what_a_crash_took_back_makes_nothing_too_old():
     """At a/2 a trainer with a bound of 1 was saved, at a/4 it died: groups up to the sixth step's were admitted."""
-    resumed = History((Version("base", 0), Version("a", 2), Version("b", 2)))
-    history = resumed.knowing({"a": (Version("base", 0), 4)})
+    resumed = VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 2), PolicyVersion("b", 2)))
+    history = resumed.knowing({"a": (PolicyVersion("base", 0), 4)})
     for step in range(2, 9):
         verdicts = {text: judge(history, [text], 1).reason for text in ("a/1", "a/2", "a/3", "a/4", "b/2")}
         assert verdicts.pop("a/1") is (None if step <= 2 else Reason.STALE), "what was late before is late"
@@ -75,11 +82,11 @@ def test_no_crash_makes_a_group_stale_that_admission_let_in(per_step, bound, eve
     whatever is served while they run, and used ones come back. Nothing that is trained is further behind than the bound and
     twice the lost steps."""
     rng = random.Random(seed)
-    history = History((Version("base", 0),)).resumed("l0")
+    history = VersionHistory((PolicyVersion("base", 0),)).resumed("l0")
     others = {}
     queue: list[list[str]] = []  # versions that each group was sampled by
     used: list[list[str]] = []  # by steps since the checkpoint
-    saved, parent = history, Version("base", 0)
+    saved, parent = history, PolicyVersion("base", 0)
     for start in range(1, 80):
         served = str(history.current)
         room = admissible_groups(in_hand=len(queue), groups_per_step=per_step, max_staleness_steps=bound)
@@ -105,12 +112,12 @@ def test_no_crash_makes_a_group_stale_that_admission_let_in(per_step, bound, eve
 
 
 def test_a_history_grows_by_steps_and_by_resuming():
-    history = History((Version("base", 0),)).resumed("a").stepped().stepped().resumed("b").stepped()
-    assert history.path == (Version("base", 0), Version("a", 2), Version("b", 3))
+    history = VersionHistory((PolicyVersion("base", 0),)).resumed("a").stepped().stepped().resumed("b").stepped()
+    assert history.path == (PolicyVersion("base", 0), PolicyVersion("a", 2), PolicyVersion("b", 3))
     with pytest.raises(BadBatch, match="history"):
         history.resumed("a")
     with pytest.raises(BadBatch, match="history"):
-        History((Version("a", 2), Version("b", 1)))
+        VersionHistory((PolicyVersion("a", 2), PolicyVersion("b", 1)))
 
 
 def test_the_oldest_version_decides_wherever_it_stands():

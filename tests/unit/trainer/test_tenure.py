@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import BadRequest, Forbidden, StenoError, Superseded, TrainerAlive, Unreachable
 from steno.contracts.leases import Tenure
 from steno_trainer.run import tenure as tenure_module
-from steno_trainer.run.tenure import Hold
+from steno_trainer.run.tenure import TenureHolder
 
 WAIT_S = 30.0
 
@@ -41,8 +41,8 @@ class Proxy:
         return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
 
 
-def take(proxy: Proxy, slept: list[float], **options: Any) -> Hold:
-    return Hold.take(proxy, "r", "t", sleep=slept.append, now=lambda: sum(slept), **options)
+def take(proxy: Proxy, slept: list[float], **options: Any) -> TenureHolder:
+    return TenureHolder.take(proxy, "r", "t", sleep=slept.append, now=lambda: sum(slept), **options)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from steno_trainer.data.overlong import OverlongFiltering
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.loss import MAXIMA, MEANS
 from steno_trainer.objective.mismatch import Correction
-from steno_trainer.objective.ratios import Level
+from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.step.step import SCALARS
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -22,7 +22,17 @@ PAGES = TRAINING + (DOCS / "objective.md").read_text()
 
 @pytest.mark.parametrize(
     "names",
-    [Reason, MEANS + MAXIMA, SCALARS, Estimator, Aggregation, Correction, Level, OverlongFiltering, [UNKNOWN_VERSION]],
+    [
+        Reason,
+        MEANS + MAXIMA,
+        SCALARS,
+        Estimator,
+        Aggregation,
+        Correction,
+        RatioLevel,
+        OverlongFiltering,
+        [UNKNOWN_VERSION],
+    ],
 )
 def test_every_name_that_a_user_meets_is_explained(names):
     assert [name for name in names if f"`{name}`" not in PAGES] == []

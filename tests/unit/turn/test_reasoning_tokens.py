@@ -7,7 +7,7 @@ import pytest
 from steno.contracts.chat import Sampling, ToolCallPiece
 from steno.contracts.records import floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, ModelCard, Started
-from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.transcript import ChoiceTranscript
 
 Said = tuple[int, str, str, bool]  # tokens, reasoning, content, a tool call
 
@@ -23,7 +23,7 @@ Said = tuple[int, str, str, bool]  # tokens, reasoning, content, a tool call
     ],
 )
 def test_tokens_that_became_reasoning_are_counted(said: list[Said], expected: int) -> None:
-    transcript = Transcript("0" * 12, "call", ModelCard("m", 100))
+    transcript = ChoiceTranscript("0" * 12, "call", ModelCard("m", 100))
     transcript.take(Started(1, 0, b"", 0, b"", Sampling()))
     for tokens, reasoning, content, called in said:
         calls = [ToolCallPiece(0, "{}", "", "f")] if called else []

@@ -15,8 +15,8 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.continuation import plan
-from steno_proxy.turns.transcript import Transcript
-from steno_proxy.turns.turn_record import Facts, turn_of
+from steno_proxy.turns.transcript import ChoiceTranscript
+from steno_proxy.turns.turn_record import TurnFacts, turn_of
 from steno_proxy.workers.stream import MAX_RETRY_AFTER_S, Stream, rebuild
 
 CARD = ModelCard("upstream", 1000, text_only=True)
@@ -29,21 +29,21 @@ def open_stream(card: ModelCard = CARD) -> Stream:
     return stream
 
 
-def said(*events: Delta | Finish, dropped: list[str] | None = None) -> Transcript:
-    transcript = Transcript("0123456789ab", "call", CARD)
+def said(*events: Delta | Finish, dropped: list[str] | None = None) -> ChoiceTranscript:
+    transcript = ChoiceTranscript("0123456789ab", "call", CARD)
     for event in [Started(1, 0, b"", 0, b"", Sampling(temperature=0.5), dropped=dropped or []), *events]:
         transcript.take(event)
     return transcript
 
 
-async def recorded(store: MemoryStore, transcript: Transcript, error: EngineFailed | None = None) -> Turn:
+async def recorded(store: MemoryStore, transcript: ChoiceTranscript, error: EngineFailed | None = None) -> Turn:
     """Through the store and back."""
     now = time.time()
     recorder = Recorder(store, cache_bytes=2**20, implicit=True)
     recording = await recorder.enter("trial")
     asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
     found = await plan(recorder, recording, asked.job, Pace())
-    facts = Facts(asked, {}, now)
+    facts = TurnFacts(asked, {}, now)
     turn, row = turn_of(recording, 0, open_stream(), found, transcript, facts, error, transcript.delivered)
     await recorder.commit(recording, turn, row)
     return (await store.turns("trial"))[-1]

@@ -8,13 +8,13 @@ from steno.contracts.chat import Sampling, ToolCallPiece
 from steno.contracts.errors import EngineFailed
 from steno.contracts.records import TokenSpan, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, ModelCard, Shown, Started
-from steno_proxy.turns.transcript import Transcript
+from steno_proxy.turns.transcript import ChoiceTranscript
 
 TURN = "0123456789ab"
 
 
-def pad(law: Sampling | None = None, *, constrained: bool = False, **card: bool) -> Transcript:
-    transcript = Transcript(TURN, "call", ModelCard("m", 100, **card))
+def pad(law: Sampling | None = None, *, constrained: bool = False, **card: bool) -> ChoiceTranscript:
+    transcript = ChoiceTranscript(TURN, "call", ModelCard("m", 100, **card))
     transcript.take(Started(0, 0, ids_to_bytes([1]), 1, b"", law or Sampling(), constrained=constrained))
     return transcript
 

@@ -29,7 +29,7 @@ from steno_trainer.checkpoints import partitions
 from steno_trainer.checkpoints.deepspeed_files import load_engine
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.ledger import Ledger
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
@@ -60,20 +60,20 @@ class RunState(msgspec.Struct, frozen=True):
     trained_groups: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, run_id: str, history: History, ledger: Ledger, trained_groups: set[str]) -> RunState:
+    def of(cls, run_id: str, history: VersionHistory, ledger: Ledger, trained_groups: set[str]) -> RunState:
         path = tuple((version.lineage, version.step) for version in history.path)
         return cls(run_id, path, ledger.to_bytes(), tuple(sorted(trained_groups)))
 
     @property
-    def history(self) -> History:
-        """As it was saved; a trainer that resumes opens a new lineage on it (`History.resumed`)."""
-        return History(tuple(Version(lineage, step) for lineage, step in self.path))
+    def history(self) -> VersionHistory:
+        """As it was saved; a trainer that resumes opens a new lineage on it (`VersionHistory.resumed`)."""
+        return VersionHistory(tuple(PolicyVersion(lineage, step) for lineage, step in self.path))
 
     def read_ledger(self) -> Ledger:
         return Ledger.from_bytes(self.ledger) if self.ledger else Ledger()
 
 
-class _Saved(msgspec.Struct, frozen=True):
+class _CheckpointRecord(msgspec.Struct, frozen=True):
     format: int
     ranks: int
     precision: str
@@ -170,9 +170,9 @@ class Checkpoints:
         log.info("resumed from %s%s", folder, "" if saved.ranks == self._ranks.size else f", of {saved.ranks} ranks")
         return saved.run
 
-    def _read(self, folder: Path, run_id: str) -> _Saved:
+    def _read(self, folder: Path, run_id: str) -> _CheckpointRecord:
         try:
-            saved = msgspec.msgpack.decode((folder / STATE).read_bytes(), type=_Saved)
+            saved = msgspec.msgpack.decode((folder / STATE).read_bytes(), type=_CheckpointRecord)
         except (OSError, msgspec.DecodeError) as error:
             raise BadCheckpoint(f"{folder}: {error}") from error
         engine = self._engine
@@ -197,7 +197,7 @@ class Checkpoints:
     def _wrote(self, writing: Path, final: Path, run: RunState) -> None:
         """All parts are there and synced: say what they are, and give them their name."""
         settings, steps = self._engine.settings, self._stepper.steps_done
-        saved = _Saved(FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run)
+        saved = _CheckpointRecord(FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run)
         _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
         _sync_folders(writing)
         writing.rename(final)

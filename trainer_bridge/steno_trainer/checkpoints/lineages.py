@@ -3,8 +3,8 @@
     <checkpoint_dir>/lineages/<lineage>.json
 
 A start whose steps no checkpoint holds is in no checkpoint's history either. Its versions were pushed all the same, and agents
-were sampled by them: from here a later start knows which weights of its own they are close to, and by how many steps (`History`).
-Written by the first rank alone, beside and renamed, before what it says comes true.
+were sampled by them: from here a later start knows which weights of its own they are close to, and by how many steps
+(`VersionHistory`). Written by the first rank alone, beside and renamed, before what it says comes true.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from steno.contracts.errors import Superseded
-from steno_trainer.data.staleness import FIRST, Version
+from steno_trainer.data.staleness import FIRST, PolicyVersion
 
 FOLDER = "lineages"
 
@@ -40,11 +40,11 @@ class Lineages:
         self._folder, self._run = checkpoint_dir / FOLDER, run
         self._mine: Start | None = None
 
-    def begin(self, lineage: str, parent: Version, epoch: int | None) -> None:
+    def begin(self, lineage: str, parent: PolicyVersion, epoch: int | None) -> None:
         """A new start. From here on an older one writes no checkpoint any more."""
         self._write(Start(run=self._run, lineage=lineage, parent=str(parent), epoch=epoch or 0, pushed=parent.step))
 
-    def pushing(self, version: Version) -> None:
+    def pushing(self, version: PolicyVersion) -> None:
         """Weights that workers may serve from now on."""
         if self._mine is not None:
             self._write(msgspec.structs.replace(self._mine, pushed=version.step))
@@ -66,11 +66,11 @@ class Lineages:
         """Of all starts so far; 0: none had one."""
         return max((start.epoch for start in self._starts()), default=0)
 
-    def others(self) -> Mapping[str, tuple[Version, int]]:
+    def others(self) -> Mapping[str, tuple[PolicyVersion, int]]:
         """Lineage -> its parent, and the last step that it pushed; of all other starts but those that began with other weights of
         the same name: a run that was begun again with another model."""
         return {
-            start.lineage: (Version.parse(start.parent), start.pushed)
+            start.lineage: (PolicyVersion.parse(start.parent), start.pushed)
             for start in self._starts()
             if not self._is_mine(start) and not self._began_elsewhere(start)
         }
@@ -81,7 +81,7 @@ class Lineages:
     def _began_elsewhere(self, start: Start) -> bool:
         """Weights that come of no checkpoint are the same if their digests are."""
         mine = self._mine
-        if mine is None or start.parent != mine.parent or Version.parse(start.parent).lineage != FIRST:
+        if mine is None or start.parent != mine.parent or PolicyVersion.parse(start.parent).lineage != FIRST:
             return False
         return bool(start.digest and mine.digest) and start.digest != mine.digest
 
@@ -90,7 +90,7 @@ class Lineages:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 start = msgspec.json.decode(path.read_bytes(), type=Start)
-                Version.parse(start.parent)
+                PolicyVersion.parse(start.parent)
             except (OSError, msgspec.DecodeError, ValueError):
                 continue
             if start.run == self._run:

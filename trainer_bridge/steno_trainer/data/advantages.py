@@ -45,7 +45,7 @@ class Estimator(StrEnum):
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredTrial:
     """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0.
 
     shaping: added to the reward, for how the trial went rather than for what it came to (`overlong`). It makes no group say
@@ -71,7 +71,7 @@ class Advantages:
     dropped: dict[str, Reason]
 
 
-def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantages:
+def group_advantages(trials: Iterable[ScoredTrial], estimator: Estimator) -> Advantages:
     """Centre, and where a std divides scale, each group's rewards.
 
     The advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums are
@@ -81,7 +81,7 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
 
     Raises: BadBatch: a trial twice.
     """
-    groups: dict[str, list[Scored]] = defaultdict(list)
+    groups: dict[str, list[ScoredTrial]] = defaultdict(list)
     seen: set[str] = set()
     for trial in trials:
         if trial.trial_id in seen:
@@ -106,7 +106,7 @@ def group_advantages(trials: Iterable[Scored], estimator: Estimator) -> Advantag
     return Advantages(by_trial, dropped)
 
 
-def unusable(trial: Scored) -> bool:
+def unusable(trial: ScoredTrial) -> bool:
     """Whether its reward can't be computed with. The proxy refuses such a reward; a record of an older one may hold it."""
     return not abs(trial.reward) <= MAX_REWARD or not math.isfinite(trial.shaped)
 

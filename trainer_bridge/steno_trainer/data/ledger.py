@@ -62,7 +62,7 @@ class Account(msgspec.Struct):
         return self.sampled - self.trained - sum(self.untrained.values())
 
 
-class _Saved(msgspec.Struct):
+class _SavedLedger(msgspec.Struct):
     format: int
     accounts: dict[str, Account]
 
@@ -130,13 +130,13 @@ class Ledger:
         accounts = self.accounts()
         for account in accounts.values():
             account.untrained = dict(sorted(account.untrained.items()))
-        return msgspec.msgpack.encode(_Saved(FORMAT, accounts))
+        return msgspec.msgpack.encode(_SavedLedger(FORMAT, accounts))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Ledger:
         """Raises: TrainerError: not a ledger, of another format, or with a reason that is not known."""
         try:
-            saved = msgspec.msgpack.decode(raw, type=_Saved)
+            saved = msgspec.msgpack.decode(raw, type=_SavedLedger)
         except msgspec.DecodeError as error:
             raise TrainerError(f"the saved ledger can't be read: {error}") from error
         if saved.format != FORMAT:

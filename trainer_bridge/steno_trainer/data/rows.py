@@ -21,7 +21,7 @@ from torch import Tensor
 from steno.contracts.records import Sample, SampledRange
 from steno_trainer.data.ledger import UNKNOWN_VERSION, Ledger, Reason
 from steno_trainer.data.overlong import LeaveOut
-from steno_trainer.data.staleness import History, Verdict, judge
+from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Terms:
     vocabulary: ids must be below it.
     """
 
-    history: History
+    history: VersionHistory
     max_staleness_steps: int
     max_tokens: int
     vocabulary: int
@@ -40,7 +40,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One sample that can be trained.
 
     token_ids_T int64; loss_mask_T bool, True where a token is trained from this row, never at position 0; sampling_logprobs_T
@@ -57,7 +57,7 @@ class Row:
     temperatures_T: Tensor
     version_T: Tensor
     versions: tuple[str, ...]
-    verdict: Verdict
+    verdict: StalenessVerdict
     completion_starts: tuple[int, ...] = (0,)
 
     @property
@@ -75,7 +75,7 @@ class Row:
 
 def read_samples(
     samples: Iterable[Sample], terms: Terms, ledger: Ledger, left_out: LeaveOut = lambda sample, part: False
-) -> list[Row]:
+) -> list[TrainingRow]:
     """The rows of the samples that can be trained, in their order. Everything else that they bring is booked as not trained.
 
     Synthetic, superseded, constrained and overlong tokens and those of other policies are booked one by one; the first of these
@@ -88,7 +88,7 @@ def read_samples(
     return [row for row in found if row is not None]
 
 
-def drop_groups(rows: Iterable[Row], dropped: Mapping[str, Reason], ledger: Ledger) -> list[Row]:
+def drop_groups(rows: Iterable[TrainingRow], dropped: Mapping[str, Reason], ledger: Ledger) -> list[TrainingRow]:
     """The rows whose group says something; those of dropped groups (`advantages.Advantages.dropped`) are booked."""
     kept = []
     for row in rows:
@@ -101,12 +101,12 @@ def drop_groups(rows: Iterable[Row], dropped: Mapping[str, Reason], ledger: Ledg
     return kept
 
 
-def all_trained(token_ids: Sequence[int]) -> Row:
+def all_trained(token_ids: Sequence[int]) -> TrainingRow:
     """A row of given tokens, to be scored: all but the first, at temperature 1. Its trial is `probe`."""
     length = len(token_ids)
     mask_T = torch.ones(length, dtype=torch.bool)
     mask_T[0] = False
-    return Row(
+    return TrainingRow(
         trial_id="probe",
         group_id="probe",
         token_ids_T=torch.tensor(list(token_ids), dtype=torch.int64),
@@ -115,11 +115,11 @@ def all_trained(token_ids: Sequence[int]) -> Row:
         temperatures_T=torch.ones(length),
         version_T=torch.zeros(length, dtype=torch.int64),
         versions=("probe/0",),
-        verdict=Verdict(None),
+        verdict=StalenessVerdict(None),
     )
 
 
-def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> Row | None:
+def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> TrainingRow | None:
     """A row, or None; books what is not trained either way."""
     view = _View.of(sample, terms, left_out)
     if view is None:
@@ -146,7 +146,7 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> R
         view.book(trained_T, refused, ledger)
         return None
     assert sample.group_id is not None  # _refuse has seen to it
-    return Row(
+    return TrainingRow(
         trial_id=sample.trial_id,
         group_id=sample.group_id,
         token_ids_T=torch.from_numpy(view.token_ids_T),
@@ -160,7 +160,9 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> R
     )
 
 
-def _refuse(sample: Sample, view: _View, trained_T: NDArray[np.bool_], verdict: Verdict, terms: Terms) -> Reason | None:
+def _refuse(
+    sample: Sample, view: _View, trained_T: NDArray[np.bool_], verdict: StalenessVerdict, terms: Terms
+) -> Reason | None:
     if not np.isfinite(view.logprobs_T[trained_T]).all():
         return Reason.MISSING_LOGPROB
     if sample.reward is None:

@@ -27,14 +27,14 @@ FIRST = "base"
 _VERSION = re.compile(r"([^/]+)/(0|[1-9][0-9]*)")
 
 
-class Version(NamedTuple):
+class PolicyVersion(NamedTuple):
     """steps: optimiser steps since the first weights, across lineages."""
 
     lineage: str
     step: int
 
     @classmethod
-    def parse(cls, text: str) -> Version:
+    def parse(cls, text: str) -> PolicyVersion:
         """Raises: ValueError: not `<lineage>/<step>`."""
         found = _VERSION.fullmatch(text)
         if found is None:
@@ -54,17 +54,17 @@ class Behind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class History:
+class VersionHistory:
     """The weights this trainer has been through: its lineages, oldest first, each with its last version that counts.
 
-    `History((Version("base", 0), Version("a", 40), Version("b", 57)))`: trained from base, resumed from a/40, now at b/57.
+    `VersionHistory((Version("base", 0), Version("a", 40), Version("b", 57)))`: trained from base, resumed from a/40, now at b/57.
 
     parents: of lineages that are not in the path, since no checkpoint of theirs is: what they went on from. lost: of each start
     that pushed weights which no checkpoint holds: the step that was gone on from instead, and the last one that it pushed.
     """
 
-    path: tuple[Version, ...]
-    parents: Mapping[str, Version] = field(default_factory=dict)
+    path: tuple[PolicyVersion, ...]
+    parents: Mapping[str, PolicyVersion] = field(default_factory=dict)
     lost: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -73,18 +73,18 @@ class History:
             raise BadBatch(f"no history of a trainer: {', '.join(map(str, self.path)) or 'empty'}")
 
     @property
-    def current(self) -> Version:
+    def current(self) -> PolicyVersion:
         return self.path[-1]
 
-    def stepped(self) -> History:
+    def stepped(self) -> VersionHistory:
         """After one more optimiser step."""
-        return replace(self, path=(*self.path[:-1], Version(self.current.lineage, self.current.step + 1)))
+        return replace(self, path=(*self.path[:-1], PolicyVersion(self.current.lineage, self.current.step + 1)))
 
-    def resumed(self, lineage: str) -> History:
+    def resumed(self, lineage: str) -> VersionHistory:
         """A trainer that starts from these weights, as a new lineage. Raises: BadBatch: the lineage is not new."""
-        return replace(self, path=(*self.path, Version(lineage, self.current.step)))
+        return replace(self, path=(*self.path, PolicyVersion(lineage, self.current.step)))
 
-    def knowing(self, others: Mapping[str, tuple[Version, int]]) -> History:
+    def knowing(self, others: Mapping[str, tuple[PolicyVersion, int]]) -> VersionHistory:
         """This history among all starts of its run. Args: others: lineage -> what it went on from, and the last step it
         pushed."""
         in_path = {version.lineage for version in self.path}
@@ -92,7 +92,7 @@ class History:
         known = replace(self, parents=parents)
         lost = []
         for lineage, (_, step) in sorted(others.items()):
-            found = known.behind(Version(lineage, step))
+            found = known.behind(PolicyVersion(lineage, step))
             if found is not None and found.lost:
                 lost.append((self.current.step - found.steps + found.lost, step))
         return replace(known, lost=tuple(lost))
@@ -102,7 +102,7 @@ class History:
         crash. It is its own step but where lost steps are being taken again."""
         return max([step, *(reached for since, reached in self.lost if since <= step)])
 
-    def behind(self, version: Version) -> Behind | None:
+    def behind(self, version: PolicyVersion) -> Behind | None:
         """How far `version` is from the current weights; None: nothing connects the two."""
         lost = 0
         for _ in range(len(self.parents) + 1):
@@ -125,7 +125,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StalenessVerdict:
     """reason: None if the sample may be trained. The steps are None where a version is not in the history."""
 
     reason: Reason | None
@@ -134,11 +134,11 @@ class Verdict:
     queue_steps: int | None = None
 
 
-def judge(history: History, versions: Iterable[str], max_staleness_steps: int) -> Verdict:
+def judge(history: VersionHistory, versions: Iterable[str], max_staleness_steps: int) -> StalenessVerdict:
     """Whether a sample that these versions sampled may be trained now. All of them count, trained or only context.
 
-    For the bound a version counts as `History.numbered` says: groups that were admitted before a crash are as old as they would
-    be without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most
+    For the bound a version counts as `VersionHistory.numbered` says: groups that were admitted before a crash are as old as they
+    would be without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most
     max_staleness_steps and twice the lost steps behind.
 
     Raises: BadBatch: no version at all.
@@ -146,17 +146,17 @@ def judge(history: History, versions: Iterable[str], max_staleness_steps: int) -
     behind, too_old = [], False
     for text in versions:
         try:
-            version = Version.parse(text)
+            version = PolicyVersion.parse(text)
         except ValueError:
-            return Verdict(Reason.BAD_VERSION)
+            return StalenessVerdict(Reason.BAD_VERSION)
         found = history.behind(version)
         if found is None:
             ahead = version.lineage == history.current.lineage and version.step > history.current.step
-            return Verdict(Reason.BAD_VERSION if ahead else Reason.ORPHANED)
+            return StalenessVerdict(Reason.BAD_VERSION if ahead else Reason.ORPHANED)
         behind.append(found.steps)
         too_old |= history.current.step - history.numbered(version.step) > max_staleness_steps
     if not behind:
         raise BadBatch("a sample has no version, so its staleness is unknown")
     oldest, newest = max(behind), min(behind)
     reason = Reason.STALE if too_old else None
-    return Verdict(reason, staleness_steps=oldest, in_flight_steps=oldest - newest, queue_steps=newest)
+    return StalenessVerdict(reason, staleness_steps=oldest, in_flight_steps=oldest - newest, queue_steps=newest)

@@ -139,7 +139,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MemoryOptions:
     """What the settings say. live: stage3_max_live_parameters; buckets: elements of reduce and prefetch buckets together, which
     are equally large."""
 
@@ -166,7 +166,7 @@ class Estimate:
         return sum(self.gpu.values())
 
 
-def estimate(shape: Shape, machine: Machine, choice: Choice, sample_tokens: int) -> Estimate:
+def estimate(shape: Shape, machine: Machine, choice: MemoryOptions, sample_tokens: int) -> Estimate:
     """Of a step whose largest micro-batch is `sample_tokens`."""
     share = shape.parameters / machine.gpus
     tokens = sample_tokens / choice.sequence_parallel
@@ -204,7 +204,7 @@ def _sending_bytes(shape: Shape) -> float:
     return PACKED_BUFFERS * (PACKED_BYTES + largest) + (QUEUED_BUCKETS + 2) * max(DEFAULT_BUCKET_BYTES, largest)
 
 
-def longest_sample(shape: Shape, machine: Machine, choice: Choice, granule: int = 1024) -> int:
+def longest_sample(shape: Shape, machine: Machine, choice: MemoryOptions, granule: int = 1024) -> int:
     """Tokens of the longest sample that fits, in multiples of `granule`; 0: nothing does."""
 
     def fits(tokens: int) -> bool:
@@ -218,21 +218,21 @@ def longest_sample(shape: Shape, machine: Machine, choice: Choice, granule: int 
     return low * granule
 
 
-SAMPLES: dict[str, tuple[str, Shape, Choice]] = {
+SAMPLES: dict[str, tuple[str, Shape, MemoryOptions]] = {
     "7b": (
         "Qwen2.5-7B",
         Shape(3584, 18944, 28, 28, 4, 128, 152064, attention_bias=True),
-        Choice(),
+        MemoryOptions(),
     ),
     "14b": (
         "Qwen2.5-14B",
         Shape(5120, 13824, 48, 40, 8, 128, 152064, attention_bias=True),
-        Choice(offload_optimizer=True),
+        MemoryOptions(offload_optimizer=True),
     ),
     "32b": (
         "Qwen2.5-32B",
         Shape(5120, 27648, 64, 40, 8, 128, 152064, attention_bias=True),
-        Choice(offload_optimizer=True, live=300_000_000, buckets=100_000_000),
+        MemoryOptions(offload_optimizer=True, live=300_000_000, buckets=100_000_000),
     ),
 }  # fmt: skip
 """Name of the sample configuration in deploy/deepspeed -> the model it is for, its shape, its choices."""
@@ -260,7 +260,7 @@ def table(machine: Machine = Machine()) -> str:
     return "\n".join(lines)
 
 
-def _variants(shape: Shape, plain: Choice) -> Iterator[tuple[str, Choice]]:
+def _variants(shape: Shape, plain: MemoryOptions) -> Iterator[tuple[str, MemoryOptions]]:
     sample = " (the sample)"
     yield "none" + sample * (not plain.offload_optimizer), replace(plain, offload_optimizer=False)
     yield "`offload_optimizer`" + sample * plain.offload_optimizer, replace(plain, offload_optimizer=True)
@@ -297,7 +297,7 @@ def main() -> None:
         shape = Shape.of(json.loads(given.config.read_text()))
     except ConfigError as error:
         parser.error(str(error))
-    choice = Choice(
+    choice = MemoryOptions(
         given.offload_optimizer, given.offload_parameters, given.activation_offload, given.sequence_parallel,
         given.chunk_tokens, given.reference, given.nccl,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from steno_trainer.model.attention import Segments
 from steno_trainer.model.coverage import STATEFUL, check_config, layer_kinds
 from steno_trainer.model.logprobs import LogprobHead
 from steno_trainer.model.sizes import sizes_of
-from steno_trainer.packing.collate import Packed
+from steno_trainer.packing.collate import PackedBatch
 from steno_trainer.packing.plan import CostModel
 
 _FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
@@ -39,7 +39,7 @@ class PolicyModel(nn.Module):
         self._factor = head_factor(lm.config)
 
     def forward(
-        self, packed: Packed, segments: Segments | None, chunks: int, logits: bool = False
+        self, packed: PackedBatch, segments: Segments | None, chunks: int, logits: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies, [N] each, float32. Every rank calls this equally often.
 

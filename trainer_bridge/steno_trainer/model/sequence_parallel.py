@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from steno_trainer.model.attention import Segments
-from steno_trainer.packing.collate import Packed
+from steno_trainer.packing.collate import PackedBatch
 
-BY_TOKEN = [field.name for field in fields(Packed) if field.name.endswith("_N") and field.name != "predictor_N"]
+BY_TOKEN = [field.name for field in fields(PackedBatch) if field.name.endswith("_N") and field.name != "predictor_N"]
 """What a rank has of its trained tokens as it is; positions count from its own first token."""
 
 
@@ -24,12 +24,12 @@ class Share:
     """A rank's part of a micro-batch. packed: its tokens, and the trained tokens that these predict; its starts are those of
     the whole. segments: of the whole micro-batch, padded. chosen: which of the micro-batch's trained tokens these are, int64."""
 
-    packed: Packed
+    packed: PackedBatch
     segments: Segments
     chosen: Tensor
 
 
-def take_share(packed: Packed, *, ranks: int = 1, rank: int = 0, group: Any = None) -> Share:
+def take_share(packed: PackedBatch, *, ranks: int = 1, rank: int = 0, group: Any = None) -> Share:
     """The part of the rank-th of `ranks`. The end is padded with a sample of its own, so that parts are equally long."""
     starts_Q1, ids_1S, positions_1S = packed.starts_Q1, packed.input_ids_1S, packed.position_ids_1S
     missing = -ids_1S.shape[1] % ranks

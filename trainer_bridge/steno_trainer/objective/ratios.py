@@ -25,7 +25,7 @@ MAX_LOG_RATIO = 20.0
 """Log ratios are cut to +-20 before exp (as verl and TRL): e^20 is 5e8, and a float32 sum of such stays finite."""
 
 
-class Level(StrEnum):
+class RatioLevel(StrEnum):
     """What has one ratio.
 
     TOKEN       a token
@@ -38,7 +38,7 @@ class Level(StrEnum):
     SEQUENCE = "sequence"
 
 
-CLIP = {Level.TOKEN: (0.2, 0.28), Level.COMPLETION: (3e-4, 4e-4), Level.SEQUENCE: (3e-4, 4e-4)}
+CLIP = {RatioLevel.TOKEN: (0.2, 0.28), RatioLevel.COMPLETION: (3e-4, 4e-4), RatioLevel.SEQUENCE: (3e-4, 4e-4)}
 """(clip_low, clip_high) where nothing is said: DAPO's, and those of GSPO, 5.1: a mean over a sequence moves less than a token."""
 
 

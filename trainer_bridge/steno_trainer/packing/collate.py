@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from steno_trainer.data.ledger import Ledger, Reason
-from steno_trainer.data.rows import Row
+from steno_trainer.data.rows import TrainingRow
 from steno_trainer.errors import BadBatch
-from steno_trainer.objective.ratios import Level
+from steno_trainer.objective.ratios import RatioLevel
 
 DUMMY_TOKENS = 2
 """Length of an empty micro-batch: the least that has a position before another one."""
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedBatch:
     """input_ids_1S int64; position_ids_1S int64, starting from 0 in each sample; starts_Q1 int32: where each sample starts, and
     S last (what variable-length attention asks for: samples must not see each other).
 
@@ -55,15 +55,18 @@ class Packed:
         """All True: only trained tokens are here."""
         return torch.ones_like(self.targets_N, dtype=torch.bool)
 
-    def to(self, device: torch.device | str) -> Packed:
+    def to(self, device: torch.device | str) -> PackedBatch:
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
 
 def collate(
-    rows: Sequence[Row], advantages: Mapping[str, float], weights: Sequence[float], level: Level = Level.TOKEN
-) -> Packed:
+    rows: Sequence[TrainingRow],
+    advantages: Mapping[str, float],
+    weights: Sequence[float],
+    level: RatioLevel = RatioLevel.TOKEN,
+) -> PackedBatch:
     """One micro-batch. No rows: a dummy, which runs like any other and trains nothing.
 
     Args: advantages: by trial id, of every row's trial. weights: of the rows, from `aggregation.token_weights`. level: what has
@@ -91,7 +94,7 @@ def collate(
     numbers_N = _sequences(rows, trained, starts, level)
     _, sequence_N, tokens_Q = torch.unique_consecutive(numbers_N, return_inverse=True, return_counts=True)
     renumbered = [torch.tensor([versions.index(version) for version in row.versions]) for row in rows]
-    return Packed(
+    return PackedBatch(
         input_ids_1S=_cat([row.token_ids_T for row in rows] or [torch.zeros(DUMMY_TOKENS, dtype=torch.int64)])[None],
         position_ids_1S=_cat([torch.arange(length) for length in lengths])[None],
         starts_Q1=torch.tensor(starts, dtype=torch.int32),
@@ -109,7 +112,7 @@ def collate(
     )
 
 
-def book(packed: Packed, mismatch_masked_N: Tensor, ledger: Ledger) -> None:
+def book(packed: PackedBatch, mismatch_masked_N: Tensor, ledger: Ledger) -> None:
     """Book a micro-batch that was trained: its tokens as trained, but for those that the mismatch correction took out."""
     for i, version in enumerate(packed.versions):
         here_N = packed.version_N == i
@@ -118,17 +121,19 @@ def book(packed: Packed, mismatch_masked_N: Tensor, ledger: Ledger) -> None:
         ledger.untrained(version, Reason.MISMATCH, masked)
 
 
-def _sequences(rows: Sequence[Row], trained: Sequence[Tensor], starts: Sequence[int], level: Level) -> Tensor:
+def _sequences(
+    rows: Sequence[TrainingRow], trained: Sequence[Tensor], starts: Sequence[int], level: RatioLevel
+) -> Tensor:
     """Of each trained token, the position in S at which its sequence starts. int64 [N]"""
 
-    def begins(row: Row, where: Tensor) -> Tensor:
+    def begins(row: TrainingRow, where: Tensor) -> Tensor:
         match level:
-            case Level.TOKEN:
+            case RatioLevel.TOKEN:
                 return where
-            case Level.COMPLETION:
+            case RatioLevel.COMPLETION:
                 edges = torch.tensor(row.completion_starts)
                 return edges[torch.searchsorted(edges, where, right=True) - 1]
-            case Level.SEQUENCE:
+            case RatioLevel.SEQUENCE:
                 return torch.zeros_like(where)
 
     return _cat([begins(row, where) + start for row, where, start in zip(rows, trained, starts, strict=False)])

@@ -62,7 +62,7 @@ class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
     trained: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class PackingPlan(msgspec.Struct, frozen=True, array_like=True):
     """ranks[r][i]: the i-th micro-batch of rank r, of at most budget_tokens. chunks[i]: into how many chunks every rank cuts the
     head's work at its i-th micro-batch, of at most chunk_tokens trained tokens each; at least 1."""
 
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def decode(cls, raw: bytes) -> Plan:
+    def decode(cls, raw: bytes) -> PackingPlan:
         """Raises: BadPlan: not an encoded plan."""
         try:
             return msgspec.msgpack.decode(raw, type=cls)
@@ -112,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
 def plan_step(
     items: Sequence[Item], *, ranks: int, budget_tokens: int, chunk_tokens: int, cost: CostModel, alone: bool = False
-) -> Plan:
+) -> PackingPlan:
     """Pack a step's samples into as few rounds of micro-batches as the budget allows, balanced by estimated FLOPs.
 
     Two packings are tried, by cost (longest first onto the least loaded) and by size (best fit); the one whose rounds take less
@@ -141,7 +141,7 @@ def plan_step(
     by_rank = _deal(best, costs, ranks)
     batches = tuple(tuple(MicroBatch(tuple(b), *_sums(b, items)) for b in row) for row in by_rank)
     chunks = tuple(max(1, *(-(-batch.trained // chunk_tokens) for batch in row)) for row in zip(*batches, strict=True))
-    plan = Plan(budget_tokens, chunk_tokens, batches, chunks)
+    plan = PackingPlan(budget_tokens, chunk_tokens, batches, chunks)
     plan.check(items)
     return plan
 

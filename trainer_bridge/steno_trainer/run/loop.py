@@ -28,7 +28,7 @@ from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.data.lease_feed import Feed, Leased
 from steno_trainer.data.ledger import Account, Ledger, Reason
 from steno_trainer.data.rows import Terms
-from steno_trainer.data.staleness import History, Version
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import Crew
 from steno_trainer.errors import NotFinite, PushFailed
 from steno_trainer.reporting.console import View
@@ -56,7 +56,7 @@ Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
 
 
 @dataclass
-class State:
+class TrainingState:
     """Of a run: what its checkpoint has beside weights and optimizer.
 
     run: its name. history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is
@@ -64,12 +64,12 @@ class State:
     """
 
     run: str
-    history: History
+    history: VersionHistory
     ledger: Ledger = field(default_factory=Ledger)
     trained: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, saved: RunState) -> State:
+    def of(cls, saved: RunState) -> TrainingState:
         return cls(saved.run_id, saved.history, saved.read_ledger(), set(saved.trained_groups))
 
     def saved(self) -> RunState:
@@ -80,7 +80,7 @@ class State:
         return self.history.current.step
 
     @property
-    def version(self) -> Version:
+    def version(self) -> PolicyVersion:
         return self.history.current
 
 
@@ -89,7 +89,7 @@ class RunStatus(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SampleLimits:
     """Of what the model and the ranks take: vocabulary in ids, the longest sample in tokens."""
 
     vocabulary: int
@@ -101,7 +101,7 @@ class Loop:
     each."""
 
     def __init__(
-        self, settings: RunSettings, crew: Crew, feed: Feed, state: State, limits: Limits, *,
+        self, settings: RunSettings, crew: Crew, feed: Feed, state: TrainingState, limits: SampleLimits, *,
         trackers: Trackers, view: View, status: RunStatus, evaluate: Evaluate | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
@@ -439,7 +439,7 @@ class Loop:
             self._ending_s = max(0.0, self._ending_s - (time.monotonic() - since))
 
 
-def metrics_line(state: State, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:
+def metrics_line(state: TrainingState, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:
     """One line of the metrics file: what the step measured, and the books so far, over all versions and of those that the step
     touched. stepped: False: there was nothing to train, or it is the evaluation before the first step."""
     body = {

@@ -30,7 +30,7 @@ from steno_rollouts.evaluation import Evaluator, greedy
 from steno_trainer.checkpoints.checkpoint import Checkpoints, RunState
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.lease_feed import Feed
-from steno_trainer.data.staleness import FIRST, History, Version
+from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import Crew
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.zero_engine import PolicyEngine
@@ -43,8 +43,8 @@ from steno_trainer.reporting.trackers import (
     WeightsAndBiases,
     check_installed,
 )
-from steno_trainer.run.loop import Evaluate, Limits, Loop, State
-from steno_trainer.run.tenure import LEAVE_S, Hold
+from steno_trainer.run.loop import Evaluate, Loop, SampleLimits, TrainingState
+from steno_trainer.run.tenure import LEAVE_S, TenureHolder
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
 from steno_trainer.step.scoring import PolicyProbe
@@ -52,11 +52,11 @@ from steno_trainer.step.step import Stepper
 from steno_trainer.weights.address import meeting_address
 from steno_trainer.weights.copies import Copies
 from steno_trainer.weights.exchange import beside_first
-from steno_trainer.weights.probe import Limits as ProbeLimits
+from steno_trainer.weights.probe import ProbeTolerance
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
-from steno_trainer.weights.transports import Filesystem, Stream, Transport
+from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def check_beforehand(settings: RunSettings) -> None:
 
 
 @contextlib.contextmanager
-def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[Hold | None]:
+def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[TenureHolder | None]:
     """On the first rank: the run, taken over before the model is loaded and the checkpoint is read, for as long as this goes
     on. Where it can't be had the others are told that there is nothing to do, so that how this rank ends is how the run ended."""
     if lineage is None:
@@ -110,7 +110,7 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
         return
     with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client:
         try:
-            hold = Hold.take(
+            hold = TenureHolder.take(
                 client, settings.run, consumer_of(lineage), force=settings.take_over,
                 known=Lineages(settings.checkpoint_dir, settings.run).newest_epoch(), patience_s=settings.push_deadline_s,
             )  # fmt: skip
@@ -144,14 +144,18 @@ class Duties:
     def __init__(self, settings: RunSettings, engine: PolicyEngine, lineage: str, epoch: int | None) -> None:
         self._settings, self._engine, self._ranks = settings, engine, engine.ranks
         self._stepper = Stepper(engine)
-        limits = ProbeLimits.of(settings.probe_precision, settings.probe_tolerance)
+        limits = ProbeTolerance.of(settings.probe_precision, settings.probe_tolerance)
         self._probe = PolicyProbe(engine, tokens=settings.probe_tokens, limits=limits)
         self._lineages = Lineages(settings.checkpoint_dir, settings.run)
         self._checkpoints = Checkpoints(
             settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept, lineages=self._lineages
         )
         saved = self._checkpoints.resume(settings.run)
-        self.state = State.of(saved) if saved is not None else State(settings.run, History((Version(FIRST, 0),)))
+        self.state = (
+            TrainingState.of(saved)
+            if saved is not None
+            else TrainingState(settings.run, VersionHistory((PolicyVersion(FIRST, 0),)))
+        )
         self._parent = self.state.version
         self.state.history = self.state.history.resumed(lineage)
         if self._ranks.first:
@@ -169,12 +173,12 @@ class Duties:
     def close(self) -> None:
         self._publisher.close()
 
-    def _publish(self, version: Version | None) -> Publication:
+    def _publish(self, version: PolicyVersion | None) -> Publication:
         told = self._ranks.share(str(version).encode() if version is not None else None)
         probe = self._probe.make()
         dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
         source = ModelWeights(self._engine.lm, dtype=dtype)
-        pushed = Version.parse(told.decode())
+        pushed = PolicyVersion.parse(told.decode())
         if self._ranks.first:
             self._lineages.pushing(pushed)
         publication = self._publisher.publish(pushed, source, probe, parent=self._parent)
@@ -183,26 +187,26 @@ class Duties:
             self.state.history = self.state.history.knowing(self._lineages.others())
         return publication
 
-    def _save(self, state: State | None) -> None:
+    def _save(self, state: TrainingState | None) -> None:
         told = self._ranks.share(msgspec.msgpack.encode(state.saved()) if state is not None else None)
         self._checkpoints.save(msgspec.msgpack.decode(told, type=RunState))
 
     def _transport(self) -> Transport:
         settings = self._settings
         if settings.transport == "nccl":
-            from steno_trainer.weights.nccl import Nccl, workers_of
+            from steno_trainer.weights.nccl import NcclTransport, workers_of
 
             steno = Steno(settings.proxy, settings.key)
-            return Nccl(
+            return NcclTransport(
                 self._ranks, workers_of(steno, settings.policy), processes=settings.nccl_processes,
                 address=lambda: meeting_address(steno.workers(), settings.proxy, settings.nccl_address),
                 deadline_s=settings.push_deadline_s,
             )  # fmt: skip
         if settings.transport == "stream":
-            return Stream(Copies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks)))
+            return StreamTransport(Copies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks)))
         copies = Copies(settings.weights_dir, ranks=self._ranks)
         seen_as = settings.weights_dir_at_workers
-        return Filesystem(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
+        return FilesystemTransport(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
 
 
 def _leave_signals_to_the_first() -> None:
@@ -213,13 +217,13 @@ def _leave_signals_to_the_first() -> None:
 
 
 async def _lead(
-    settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties, hold: Hold
+    settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties, hold: TenureHolder
 ) -> Superseded | None:
     """The first rank's part. Returns: that another trainer has taken over; then all ranks end as after any other run, so that
     what their launcher is told is this rank's exit code."""
     state = duties.state
     trackers = Trackers(_trackers(settings))
-    limits = Limits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)
+    limits = SampleLimits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(trackers.close)
         client = await stack.enter_async_context(

@@ -26,21 +26,21 @@ UNKNOWN_CALL = "is not served here"
 """What a proxy of a release before this call says of it (405)."""
 
 
-class Client(Protocol):
+class TenureClient(Protocol):
     """The calls of `steno.client.client.Steno` that are used here."""
 
     def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> Tenure: ...
     def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> Tenure: ...
 
 
-class Hold:
+class TenureHolder:
     """Of one run, by this process. Use as a context manager: leaving gives it up.
 
     epoch: None: the proxy is of a release that knows no trainers; then nothing is held, and leases of a dead trainer come back
     when their time is over. lost: set once another trainer has taken over.
     """
 
-    def __init__(self, client: Client, run: str, trainer: str, epoch: int | None) -> None:
+    def __init__(self, client: TenureClient, run: str, trainer: str, epoch: int | None) -> None:
         self.run, self.trainer, self.epoch = run, trainer, epoch
         self.lost: Superseded | None = None
         self._client = client
@@ -53,9 +53,9 @@ class Hold:
 
     @classmethod
     def take(
-        cls, client: Client, run: str, trainer: str, *, force: bool = False, known: int = 0, patience_s: float = 600.0,
+        cls, client: TenureClient, run: str, trainer: str, *, force: bool = False, known: int = 0, patience_s: float = 600.0,
         sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic,
-    ) -> Hold:  # fmt: skip
+    ) -> TenureHolder:  # fmt: skip
         """Take over the run from whoever has it. One that was heard of a moment ago may have died since, so it is waited for
         once, until it would have been heard of again.
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from steno.contracts.leases import Lease
 from steno.contracts.records import MAX_REWARD
-from steno_trainer.data.advantages import Estimator, Scored, group_advantages, unusable
+from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
 from steno_trainer.data.lease_feed import Leased
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering, own_completions, was_cut
-from steno_trainer.data.rows import Row, Terms, read_samples
-from steno_trainer.step.step_plan import Batch, make_batch
+from steno_trainer.data.rows import Terms, TrainingRow, read_samples
+from steno_trainer.step.step_plan import StepBatch, make_batch
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Assembled:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
     step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it."""
 
-    batch: Batch
+    batch: StepBatch
     books: Ledger
     values: dict[str, float]
     malformed: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Assembled:
 
 def says_something(lease: Lease) -> bool:
     """Whether the rewards of a group differ, so that its trials have advantages."""
-    scored = [Scored(t.trial_id, lease.group.group_id, t.reward) for t in lease.trials if t.reward is not None]
+    scored = [ScoredTrial(t.trial_id, lease.group.group_id, t.reward) for t in lease.trials if t.reward is not None]
     return not group_advantages(scored, Estimator.GRPO).dropped
 
 
@@ -57,7 +57,7 @@ def assemble(
     for trial_id, part in completions:
         lengths[trial_id] += part.end - part.start
     scored = [
-        Scored(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(lengths[trial.trial_id]))
+        ScoredTrial(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(lengths[trial.trial_id]))
         for leased in groups
         for trial in leased.lease.trials
         if trial.reward is not None
@@ -76,7 +76,7 @@ def assemble(
 
 
 def _values(
-    groups: Sequence[Leased], scored: Sequence[Scored], batch: Batch, dropped: dict[str, Reason]
+    groups: Sequence[Leased], scored: Sequence[ScoredTrial], batch: StepBatch, dropped: dict[str, Reason]
 ) -> dict[str, float]:
     rows = batch.rows
     values: dict[str, float] = {
@@ -110,7 +110,7 @@ def _values(
     return values
 
 
-def _overlong(overlong: Overlong, scored: Sequence[Scored], books: Ledger) -> dict[str, float]:
+def _overlong(overlong: Overlong, scored: Sequence[ScoredTrial], books: Ledger) -> dict[str, float]:
     values: dict[str, float] = {}
     total = books.total()
     if overlong.filtering is not OverlongFiltering.OFF and total.sampled:
@@ -120,7 +120,7 @@ def _overlong(overlong: Overlong, scored: Sequence[Scored], books: Ledger) -> di
     return values
 
 
-def _staleness(rows: Sequence[Row]) -> dict[str, float]:
+def _staleness(rows: Sequence[TrainingRow]) -> dict[str, float]:
     steps = [row.verdict.staleness_steps or 0 for row in rows]
     return {
         "staleness/mean": _mean(steps),

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from steno.contracts.policy import Probe
-from steno_trainer.data.rows import Row, all_trained
+from steno_trainer.data.rows import TrainingRow, all_trained
 from steno_trainer.errors import WeightsUnavailable
 from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.packing.collate import collate
-from steno_trainer.weights.probe import Limits, as_probe
+from steno_trainer.weights.probe import ProbeTolerance, as_probe
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class PolicyProbe:
     """Of one run. The ids are drawn by the weights that it starts with, so that they are what agents will say: of ids that the
     model would never say, log-probabilities are far from 0, and so are two engines from each other."""
 
-    def __init__(self, engine: PolicyEngine, *, tokens: int, limits: Limits) -> None:
+    def __init__(self, engine: PolicyEngine, *, tokens: int, limits: ProbeTolerance) -> None:
         self._engine, self._tokens, self._limits = engine, tokens, limits
         self._ids: list[int] = []
 
@@ -98,7 +98,7 @@ def first_token(config: Any) -> int:
     return 0
 
 
-def _last_only(token_ids: Sequence[int]) -> Row:
+def _last_only(token_ids: Sequence[int]) -> TrainingRow:
     mask_T = torch.zeros(len(token_ids), dtype=torch.bool)
     mask_T[-1] = True
     return dataclasses.replace(all_trained(token_ids), loss_mask_T=mask_T)

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from steno_trainer.config import TrainerSettings
 from steno_trainer.data.ledger import Ledger, Reason
-from steno_trainer.data.rows import Row
+from steno_trainer.data.rows import TrainingRow
 from steno_trainer.model.sequence_parallel import Share, take_share
 from steno_trainer.model.zero_engine import PolicyEngine, learning_rate
 from steno_trainer.objective import loss as objective_
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
-from steno_trainer.objective.ratios import CLIP, Level, Sequences
+from steno_trainer.objective.ratios import CLIP, RatioLevel, Sequences
 from steno_trainer.packing.collate import collate
-from steno_trainer.packing.plan import Item, Plan
-from steno_trainer.step.step_plan import Batch, Layout, Orders, Pass, draw_up
+from steno_trainer.packing.plan import Item, PackingPlan
+from steno_trainer.step.step_plan import Layout, Orders, Pass, StepBatch, draw_up
 
 SCALARS = (
     "loss", "optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped_passes", "pack/balance", "pack/fill",
@@ -82,11 +82,11 @@ class Stepper:
         self.ranks = engine.ranks
         self.settings = engine.settings
         self.steps_done = steps_done
-        self._level = Level(self.settings.importance_sampling_level)
+        self._level = RatioLevel(self.settings.importance_sampling_level)
         self._objective = objective_of(self.settings)
         self._layout = _layout(self.settings, engine)
 
-    def step(self, batch: Batch | None) -> StepReport:
+    def step(self, batch: StepBatch | None) -> StepReport:
         """One step. Collective: the first rank passes the batch, all others None; they wait for it, and all return together.
 
         A pass whose loss or gradient is no finite number changes no weight; its samples are booked as `poisoned`, unless another
@@ -151,7 +151,7 @@ class Stepper:
         return StepReport(self.steps_done, metrics, booked, slots[-1], bool(totals), groups)
 
     def _run(
-        self, part: Pass, orders: Orders, rows: Sequence[Row], slots: Sequence[int],
+        self, part: Pass, orders: Orders, rows: Sequence[TrainingRow], slots: Sequence[int],
         proximal_N: Tensor | None, reference_N: Tensor | None, masked_N: Tensor,
     ) -> _Sums:  # fmt: skip
         """Forward and backward over this rank's micro-batches of a pass. Marks in masked_N what the correction takes out."""
@@ -168,7 +168,7 @@ class Stepper:
                 _picked(proximal_N, where, logprobs_n), _picked(reference_N, where, logprobs_n),
             )  # fmt: skip
             sequences = None
-            if self._level is not Level.TOKEN:
+            if self._level is not RatioLevel.TOKEN:
                 sequences = Sequences(
                     packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared
                 )
@@ -180,7 +180,7 @@ class Stepper:
             masked_N[where] = found.mismatch_masked_N.to("cpu", torch.uint8)
         return sums
 
-    def _score(self, orders: Orders, rows: Sequence[Row], *, reference: bool) -> Tensor:
+    def _score(self, orders: Orders, rows: Sequence[TrainingRow], *, reference: bool) -> Tensor:
         """Log-probabilities of all trained tokens before the step, on every rank. float32 [N]."""
         slots = _slots(rows)
         scored_N = torch.zeros(slots[-1], dtype=torch.float32)
@@ -191,7 +191,7 @@ class Stepper:
         # Each token is one rank's, and zero everywhere else: the sum is the value, bit by bit.
         return self.ranks.add(scored_N)
 
-    def _share(self, rows: Sequence[Row], orders: Orders, weights: Sequence[float]) -> Share:
+    def _share(self, rows: Sequence[TrainingRow], orders: Orders, weights: Sequence[float]) -> Share:
         packed = collate(rows, orders.advantages, weights, self._level).to(self.ranks.device)
         return take_share(
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
@@ -202,7 +202,7 @@ class Stepper:
         both = self.ranks.add(torch.cat([sums.means_M2.flatten(), torch.tensor([sums.loss], dtype=torch.float64)]))
         return _Sums(float(both[-1]), both[:-1].view_as(sums.means_M2), self.ranks.maximum(sums.maxima_X))
 
-    def _costs(self, orders: Orders, rows: Sequence[Row], score_s: float, train_s: float) -> dict[str, float]:
+    def _costs(self, orders: Orders, rows: Sequence[TrainingRow], score_s: float, train_s: float) -> dict[str, float]:
         """Times of the slowest rank; tokens/s and MFU of the passes, forward and backward, over all devices."""
         cuda = self.ranks.device.type == "cuda"
         peak = float(torch.cuda.max_memory_allocated() if cuda else getrusage(RUSAGE_SELF).ru_maxrss * 1024)
@@ -223,7 +223,7 @@ class Stepper:
 
 
 def objective_of(settings: TrainerSettings) -> Objective:
-    low, high = CLIP[Level(settings.importance_sampling_level)]
+    low, high = CLIP[RatioLevel(settings.importance_sampling_level)]
     return Objective(
         clip_low=low if settings.clip_low is None else settings.clip_low,
         clip_high=high if settings.clip_high is None else settings.clip_high,
@@ -248,7 +248,7 @@ def _layout(settings: TrainerSettings, engine: PolicyEngine) -> Layout:
     )
 
 
-def _slots(rows: Sequence[Row]) -> list[int]:
+def _slots(rows: Sequence[TrainingRow]) -> list[int]:
     """Where each row's trained tokens start among those of the step, and their number last."""
     return [0, *accumulate(row.trained_tokens for row in rows)]
 
@@ -262,13 +262,13 @@ def _picked(values_N: Tensor | None, where: Tensor, like: Tensor) -> Tensor | No
     return None if values_N is None else values_N[where].to(like.device)
 
 
-def _packing(orders: Orders, rows: Sequence[Row], layout: Layout) -> dict[str, float]:
+def _packing(orders: Orders, rows: Sequence[TrainingRow], layout: Layout) -> dict[str, float]:
     """Over all passes: how even the work is among ranks, how full micro-batches are, how many a rank runs."""
     micro_batches = sum(len(part.plan.chunks) for part in orders.passes)
     tokens = sum(rows[i].tokens for part in orders.passes for i in part.rows)
 
     def balance(part: Pass) -> float:
-        plan: Plan = part.plan
+        plan: PackingPlan = part.plan
         return plan.balance([Item(rows[i].tokens, rows[i].trained_tokens) for i in part.rows], layout.cost)
 
     return {
@@ -278,7 +278,9 @@ def _packing(orders: Orders, rows: Sequence[Row], layout: Layout) -> dict[str, f
     }
 
 
-def _booked(rows: Sequence[Row], slots: Sequence[int], taken_out_N: Tensor, poisoned: Collection[int]) -> Ledger:
+def _booked(
+    rows: Sequence[TrainingRow], slots: Sequence[int], taken_out_N: Tensor, poisoned: Collection[int]
+) -> Ledger:
     ledger = Ledger()
     for i, row in enumerate(rows):
         if i in poisoned:

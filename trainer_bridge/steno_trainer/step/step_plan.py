@@ -16,21 +16,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from steno_trainer.data.advantages import Estimator, Scored, group_advantages
+from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
 from steno_trainer.data.ledger import Ledger, Reason
-from steno_trainer.data.rows import Row, drop_groups
-from steno_trainer.data.staleness import Verdict
+from steno_trainer.data.rows import TrainingRow, drop_groups
+from steno_trainer.data.staleness import StalenessVerdict
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.aggregation import Aggregation, Part, Silent, token_weights
-from steno_trainer.packing.plan import CostModel, Item, Plan, plan_step
+from steno_trainer.packing.plan import CostModel, Item, PackingPlan, plan_step
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """What a step trains. advantages: by trial, of every trial that a row is of. silent: groups whose rewards are all equal.
     Order of the rows changes nothing."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TrainingRow]
     advantages: Mapping[str, float]
     silent: Silent = field(default_factory=Silent)
 
@@ -55,11 +55,11 @@ class Pass(msgspec.Struct, frozen=True, array_like=True):
 
     rows: tuple[int, ...]
     weights: tuple[float, ...]
-    plan: Plan
+    plan: PackingPlan
 
 
 class SentRow(msgspec.Struct, frozen=True, array_like=True):
-    """A `Row` in bytes: arrays as raw little-endian ones."""
+    """A `TrainingRow` in bytes: arrays as raw little-endian ones."""
 
     trial_id: str
     group_id: str
@@ -78,7 +78,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
     sent: tuple[SentRow, ...]
     advantages: dict[str, float]
     passes: tuple[Pass, ...]
-    scoring: Plan
+    scoring: PackingPlan
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -91,11 +91,11 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
         except msgspec.DecodeError as error:
             raise BadBatch(f"not the orders of a step: {error}") from error
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrainingRow]:
         """Without their verdicts, which nobody needs after the batch was made."""
         return [_received(row) for row in self.sent]
 
-    def check(self, rows: Sequence[Row]) -> None:
+    def check(self, rows: Sequence[TrainingRow]) -> None:
         """Whether every plan is one of these rows. Raises: BadPlan."""
         items = [_item(row) for row in rows]
         self.scoring.check(items)
@@ -103,7 +103,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
             part.plan.check([items[i] for i in part.rows])
 
 
-def draw_up(batch: Batch, layout: Layout, *, seed: str) -> Orders:
+def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> Orders:
     """The orders of a step.
 
     Mini-batches are cut between trials, so that a trial's samples stay together, in an order that `seed` alone decides; each is
@@ -136,8 +136,13 @@ def draw_up(batch: Batch, layout: Layout, *, seed: str) -> Orders:
 
 
 def make_batch(
-    rows: Sequence[Row], scored: Sequence[Scored], estimator: Estimator, ledger: Ledger, *, count_silent: bool = True
-) -> tuple[Batch, dict[str, Reason]]:
+    rows: Sequence[TrainingRow],
+    scored: Sequence[ScoredTrial],
+    estimator: Estimator,
+    ledger: Ledger,
+    *,
+    count_silent: bool = True,
+) -> tuple[StepBatch, dict[str, Reason]]:
     """From rows to a batch: advantages over all scored trials of the step's groups, rows of groups that say nothing booked.
 
     Args:
@@ -148,10 +153,10 @@ def make_batch(
     found = group_advantages(scored, estimator)
     quiet = [row for row in rows if found.dropped.get(row.group_id) is Reason.ZERO_VARIANCE] if count_silent else []
     silent = Silent.of([Part(row.trial_id, row.trained_tokens) for row in quiet])
-    return Batch(drop_groups(rows, found.dropped, ledger), found.by_trial, silent), found.dropped
+    return StepBatch(drop_groups(rows, found.dropped, ledger), found.by_trial, silent), found.dropped
 
 
-def _plan(rows: Sequence[Row], layout: Layout) -> Plan:
+def _plan(rows: Sequence[TrainingRow], layout: Layout) -> PackingPlan:
     return plan_step(
         [_item(row) for row in rows],
         ranks=layout.packs,
@@ -162,11 +167,11 @@ def _plan(rows: Sequence[Row], layout: Layout) -> Plan:
     )
 
 
-def _item(row: Row) -> Item:
+def _item(row: TrainingRow) -> Item:
     return Item(row.tokens, row.trained_tokens)
 
 
-def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[int]]:
+def _mini_batches(rows: Sequence[TrainingRow], count: int, seed: str) -> list[list[int]]:
     trials = sorted({row.trial_id for row in rows})
     count = min(count, len(trials))
     if count == 1:
@@ -179,7 +184,7 @@ def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[int]]
     return parts
 
 
-def _sent(row: Row) -> SentRow:
+def _sent(row: TrainingRow) -> SentRow:
     return SentRow(
         trial_id=row.trial_id,
         group_id=row.group_id,
@@ -193,8 +198,8 @@ def _sent(row: Row) -> SentRow:
     )
 
 
-def _received(sent: SentRow) -> Row:
-    return Row(
+def _received(sent: SentRow) -> TrainingRow:
+    return TrainingRow(
         trial_id=sent.trial_id,
         group_id=sent.group_id,
         token_ids_T=_tensor(sent.token_ids, torch.int32).long(),
@@ -203,7 +208,7 @@ def _received(sent: SentRow) -> Row:
         temperatures_T=_tensor(sent.temperatures, torch.float32),
         version_T=_tensor(sent.version_index, torch.int16).long(),
         versions=sent.versions,
-        verdict=Verdict(None),
+        verdict=StalenessVerdict(None),
         completion_starts=sent.completion_starts,
     )
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from steno.contracts.errors import StenoError
 from steno.contracts.policy import Manifest, ShardEntry, TensorEntry
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import CopyFailed
 from steno_trainer.weights.exchange import Exchange
@@ -98,7 +98,7 @@ class Copies:
         self._keep = keep
         self._extra = list(extra)
 
-    def write(self, version: Version, source: WeightSource) -> Copy:
+    def write(self, version: PolicyVersion, source: WeightSource) -> Copy:
         """A full copy of `source` as `version`. A collective; it returns on all ranks, or raises on all.
 
         Idempotent: a version that is there with the same weights stays. Peak memory beside the source's bucket: two of a
@@ -146,7 +146,7 @@ class Copies:
 
     # -- the first rank's part ------------------------------------------------------------------------------------------------
 
-    def _begin(self, version: Version, cleanup: contextlib.ExitStack) -> Path:
+    def _begin(self, version: PolicyVersion, cleanup: contextlib.ExitStack) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
         folder, lock = self._locked(version, cleanup)
@@ -155,7 +155,7 @@ class Copies:
         cleanup.callback(_remove, folder)  # renamed by then, unless something failed
         return folder
 
-    def _locked(self, version: Version, cleanup: contextlib.ExitStack) -> tuple[Path, Path]:
+    def _locked(self, version: PolicyVersion, cleanup: contextlib.ExitStack) -> tuple[Path, Path]:
         """A name for a folder to be, and its lock, held."""
         while True:
             folder = self.root / f"{WRITING}{_name(version)}-{uuid.uuid4().hex[:8]}"
@@ -167,7 +167,7 @@ class Copies:
                 if lock.stat().st_ino == os.fstat(held.fileno()).st_ino:
                     return folder, lock
 
-    def _finish(self, folder: Path, version: Version, outcomes: list[list[Written] | str]) -> dict[str, Any]:
+    def _finish(self, folder: Path, version: PolicyVersion, outcomes: list[list[Written] | str]) -> dict[str, Any]:
         problems = [outcome for outcome in outcomes if isinstance(outcome, str)]
         if problems:
             raise CopyFailed("; ".join(problems))
@@ -221,7 +221,7 @@ class Copies:
                 lock.unlink()
 
 
-def _name(version: Version) -> str:
+def _name(version: PolicyVersion) -> str:
     return f"{PREFIX}{version.lineage}-{version.step}"
 
 

@@ -35,7 +35,7 @@ FAILED_PAUSE_S, MAX_FAILED_PAUSE_S = 15.0, 300.0
 in the meantime get an older version, or none."""
 
 
-class Client(UploadClient, Protocol):
+class UpdateClient(UploadClient, Protocol):
     """The calls of `steno.client.client.AsyncSteno` that are used here."""
 
     def post_update(self, spec: UpdateSpec) -> Awaitable[Update]: ...
@@ -48,7 +48,7 @@ class Follower:
     def __init__(
         self,
         publication: Publication,
-        clients: Sequence[Client],
+        clients: Sequence[UpdateClient],
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         now: Callable[[], float] = time.monotonic,
@@ -103,7 +103,7 @@ class Follower:
                 self._turn += 1
                 await self._wait(True)
 
-    async def _round(self, client: Client, update: Update | None) -> tuple[bool, Update]:
+    async def _round(self, client: UpdateClient, update: Update | None) -> tuple[bool, Update]:
         """Ask once, and upload what is wanted. Returns: whether bytes moved; the update."""
         if update is None:
             latest = await self._post(client)
@@ -119,7 +119,7 @@ class Follower:
         finally:
             self._publication.bytes_sent = self._uploader.bytes_sent
 
-    async def _post(self, client: Client) -> Update:
+    async def _post(self, client: UpdateClient) -> Update:
         """A proxy of an earlier release refuses what it does not know of the probe: it gets the rest."""
         spec = self._publication.spec
         try:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from steno.client.client import Steno
 from steno.contracts.policy import Manifest, NcclRendezvous, TensorEntry
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import PushFailed, WeightsUnavailable
 from steno_trainer.weights.exchange import Exchange
@@ -46,7 +46,7 @@ QUEUED_BUCKETS = 2
 Pairs = Iterator[tuple[str, Tensor]]
 
 
-class Group(Protocol):
+class NcclGroup(Protocol):
     """The processes that NCCL connects: this one, as rank 0, and those of the workers."""
 
     def send(self, metas: list[TensorMeta], tensors: Pairs) -> None:
@@ -58,7 +58,7 @@ class Group(Protocol):
         ...
 
 
-class Nccl:
+class NcclTransport:
     """The `Transport`. Its group stays open between updates for as long as the same workers are there."""
 
     name: Literal["nccl"] = "nccl"
@@ -71,7 +71,7 @@ class Nccl:
         processes: Mapping[str, int] | int = 1,
         address: Callable[[], str],
         deadline_s: float = 600.0,
-        open_group: Callable[[NcclRendezvous], Group] | None = None,
+        open_group: Callable[[NcclRendezvous], NcclGroup] | None = None,
     ) -> None:
         """
         Args:
@@ -89,10 +89,10 @@ class Nccl:
         self._open_group = open_group or _vllm_group
         self._members: dict[str, float] = {}
         self._meeting: NcclRendezvous | None = None
-        self._group: Group | None = None
+        self._group: NcclGroup | None = None
         self._attempts = 0
 
-    def stage(self, version: Version, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
         """Digests of all tensors, each computed by one rank, and where to meet. Raises: PushFailed, on all ranks: no worker, or
         weights that are no numbers."""
         told_by_rank = self._exchange.gather(self._digests(source))
@@ -136,7 +136,7 @@ class Nccl:
 
     # -- the first rank's part ------------------------------------------------------------------------------------------------
 
-    def open(self) -> Group:
+    def open(self) -> NcclGroup:
         """The group of the last rendezvous; waits for its workers. Raises: PushFailed: given up in the meantime."""
         meeting = self._meeting
         assert meeting is not None
@@ -208,7 +208,7 @@ class _Sender:
     """One transfer on the first rank. What may wait for ever is done by its thread; its methods return in time, with the problem
     if there is one. From a problem on the gathering goes on, since the other ranks do, and nothing is sent."""
 
-    def __init__(self, transport: Nccl, publication: Publication, source: WeightSource) -> None:
+    def __init__(self, transport: NcclTransport, publication: Publication, source: WeightSource) -> None:
         self._transport = transport
         self._publication = publication
         self._metas = [meta for bucket in source.plan() for meta in bucket]
@@ -312,7 +312,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _vllm_group(meeting: NcclRendezvous) -> Group:
+def _vllm_group(meeting: NcclRendezvous) -> NcclGroup:
     from steno_trainer.weights.nccl_vllm import VllmGroup  # vLLM is installed where GPUs are
 
     return VllmGroup(meeting)

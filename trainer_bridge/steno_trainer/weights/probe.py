@@ -25,7 +25,7 @@ P90, MEAN = 0.15, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProbeTolerance:
     """What two correct engines may differ by, in nats: at one token, at nine tenths of them, on average."""
 
     largest: float
@@ -33,7 +33,7 @@ class Limits:
     mean: float
 
     @classmethod
-    def of(cls, precision: str, tolerance: float | None = None) -> Limits:
+    def of(cls, precision: str, tolerance: float | None = None) -> ProbeTolerance:
         """Args: precision: "bfloat16" or "float32". tolerance: the largest that is asked for. One above the default raises the
         other two with it; one below leaves them, since it says nothing of them."""
         default = LARGEST[precision]
@@ -46,7 +46,7 @@ def probe_ids(vocabulary: int, *, count: int = PROBE_TOKENS, seed: int = 0) -> l
     return random.Random(seed).choices(range(vocabulary), k=count)
 
 
-def as_probe(token_ids: Sequence[int], logprobs: Sequence[float], limits: Limits) -> Probe:
+def as_probe(token_ids: Sequence[int], logprobs: Sequence[float], limits: ProbeTolerance) -> Probe:
     """Args: logprobs: of token_ids[1:]. Raises: WeightsUnavailable: log-probabilities that are no numbers."""
     if not all(map(math.isfinite, logprobs)):
         raise WeightsUnavailable(
@@ -59,7 +59,7 @@ def as_probe(token_ids: Sequence[int], logprobs: Sequence[float], limits: Limits
 
 
 @torch.no_grad()
-def make_probe(module: nn.Module, token_ids: Sequence[int], *, limits: Limits | None = None) -> Probe:
+def make_probe(module: nn.Module, token_ids: Sequence[int], *, limits: ProbeTolerance | None = None) -> Probe:
     """Of a plain module, or of one that ZeRO-3 has partitioned (a collective then, with the same ids on all ranks), in one pass.
     The trainer's own goes through the packing and the head of a step: `scoring.PolicyProbe`.
 
@@ -79,4 +79,4 @@ def make_probe(module: nn.Module, token_ids: Sequence[int], *, limits: Limits | 
     logits_TV: Tensor = getattr(out, "logits", out)[0, :-1].float()
     logprobs_T = torch.log_softmax(logits_TV, dim=-1).gather(-1, ids_1T[0, 1:, None])[:, 0].cpu()
     precision = "float32" if parameter.dtype is torch.float32 else "bfloat16"
-    return as_probe(token_ids, logprobs_T.tolist(), limits or Limits.of(precision))
+    return as_probe(token_ids, logprobs_T.tolist(), limits or ProbeTolerance.of(precision))

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from typing import Literal, Self
 
 from steno.contracts.policy import Probe, Update, UpdateSpec
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import PushFailed
 from steno_trainer.weights.exchange import Exchange
-from steno_trainer.weights.follow import Client, Follower
+from steno_trainer.weights.follow import Follower, UpdateClient
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import WeightSource
 from steno_trainer.weights.transports import Transport
@@ -39,7 +39,7 @@ class Publisher:
     def __init__(
         self,
         transport: Transport,
-        clients: Sequence[Client],
+        clients: Sequence[UpdateClient],
         *,
         ranks: Ranks | None = None,
         policy: str = "default",
@@ -65,7 +65,12 @@ class Publisher:
         self.close()
 
     def publish(
-        self, version: Version, source: WeightSource, probe: Probe | None = None, *, parent: Version | None = None
+        self,
+        version: PolicyVersion,
+        source: WeightSource,
+        probe: Probe | None = None,
+        *,
+        parent: PolicyVersion | None = None,
     ) -> Publication:
         """Send the weights that `source` holds now. Returns once they may change; what follows is in the background.
 
@@ -79,7 +84,9 @@ class Publisher:
                 publication.copy_s = time.monotonic() - started
                 return publication
 
-    def _post(self, version: Version, source: WeightSource, probe: Probe | None, parent: Version | None) -> Publication:
+    def _post(
+        self, version: PolicyVersion, source: WeightSource, probe: Probe | None, parent: PolicyVersion | None
+    ) -> Publication:
         staged = self._transport.stage(version, source)
         spec = UpdateSpec(
             run_id=self._run_id,
@@ -119,7 +126,7 @@ class Publisher:
 class _Thread:
     """An event loop in a thread of its own, which follows the newest publication and no other."""
 
-    def __init__(self, clients: Sequence[Client]) -> None:
+    def __init__(self, clients: Sequence[UpdateClient]) -> None:
         self._clients = clients
         self._loop = asyncio.new_event_loop()
         self._newest: asyncio.Queue[Publication | None] = asyncio.Queue()

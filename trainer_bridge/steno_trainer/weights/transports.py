@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from steno.contracts.policy import Manifest
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.weights.copies import Copies
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import WeightSource
@@ -31,7 +31,7 @@ class Transport(Protocol):
     @property
     def name(self) -> Literal["filesystem", "stream", "nccl"]: ...
 
-    def stage(self, version: Version, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
         """Make `version` of what the source holds now. A collective; idempotent."""
         ...
 
@@ -45,7 +45,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Filesystem:
+class FilesystemTransport:
     """Workers see the copies' folder too, under `seen_as` if it is mounted elsewhere on their machines."""
 
     name: Literal["filesystem"] = "filesystem"
@@ -54,7 +54,7 @@ class Filesystem:
         self._copies = copies
         self._seen_as = seen_as
 
-    def stage(self, version: Version, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
         copy = self._copies.write(version, source)
         root = self._seen_as or self._copies.root.absolute()
         return Staged(str(root / copy.folder.name), copy.manifest, copy.folder)
@@ -66,7 +66,7 @@ class Filesystem:
         """The copies stay: workers may be reading, and late ones will."""
 
 
-class Stream:
+class StreamTransport:
     """The proxy is all that both sides reach. The first rank uploads, so its machine must have the whole copy: without a shared
     folder, let the ranks beside it write (`Copies(writers=beside_first(ranks))`)."""
 
@@ -75,7 +75,7 @@ class Stream:
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
 
-    def stage(self, version: Version, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
         copy = self._copies.write(version, source)
         return Staged("", copy.manifest, copy.folder)
 

@@ -32,7 +32,7 @@ OPTIONS = {
 IMAGES = {"auto": None, "on": True, "off": False}
 
 
-class Settings(Protocol):
+class LiteLLMSettings(Protocol):
     """What `build` reads of the worker's settings."""
 
     model: str | None
@@ -44,7 +44,7 @@ class Settings(Protocol):
     engine_args: Sequence[str]
 
 
-def build(settings: Settings) -> Engine:
+def build(settings: LiteLLMSettings) -> Engine:
     """Raises: ConfigError naming the setting."""
     if not settings.model:
         raise ConfigError("model: the litellm engine needs --model PROVIDER/MODEL, as LiteLLM names it", field="model")
@@ -69,7 +69,7 @@ def build(settings: Settings) -> Engine:
     return text_engine(settings, timeout_s, images)
 
 
-def text_engine(settings: Settings, timeout_s: float, images: bool | None = None) -> Engine:
+def text_engine(settings: LiteLLMSettings, timeout_s: float, images: bool | None = None) -> Engine:
     """Raises: ConfigError: litellm is not installed, or knows no such provider."""
     try:
         from steno_worker.engines.litellm.text import TextEngine
@@ -87,7 +87,7 @@ def text_engine(settings: Settings, timeout_s: float, images: bool | None = None
     )
 
 
-def exact_engine(settings: Settings, timeout_s: float) -> Engine:
+def exact_engine(settings: LiteLLMSettings, timeout_s: float) -> Engine:
     """Raises: ConfigError: aiohttp is not installed; no URL."""
     try:
         from steno_worker.engines.vllm_server.engine import VllmServerEngine
@@ -159,5 +159,5 @@ class VllmUpstream(FixedWeights):
         return self._engine.generate(request)
 
 
-def _key(settings: Settings) -> str | None:
+def _key(settings: LiteLLMSettings) -> str | None:
     return settings.api_key.get_secret_value() if settings.api_key else None

@@ -37,7 +37,7 @@ _LAW = tuple(field for field in Sampling.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LiteLLMRequest:
     """arguments: for `acompletion`, without the model. law: the sampling law in effect. dropped: fields left out, by name."""
 
     arguments: dict[str, Any]
@@ -45,7 +45,7 @@ class Asked:
     dropped: list[str]
 
 
-def asked_of(job: Job, provider: str, supported: Collection[str]) -> Asked:
+def asked_of(job: Job, provider: str, supported: Collection[str]) -> LiteLLMRequest:
     """What to send for a job.
 
     Args: supported: names of OpenAI's fields that the model takes, as `litellm.get_supported_openai_params` tells.
@@ -72,7 +72,7 @@ def asked_of(job: Job, provider: str, supported: Collection[str]) -> Asked:
         arguments["messages"] = [_message(message) for message in messages]
     back = {name: getattr(_PLAIN, name) for name in dropped if name in _LAW}
     law = msgspec.structs.replace(job.sampling, **back) if back else job.sampling
-    return Asked(arguments, law, dropped)
+    return LiteLLMRequest(arguments, law, dropped)
 
 
 def _sampling(law: Sampling) -> dict[str, Any]:

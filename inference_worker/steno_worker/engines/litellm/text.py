@@ -19,7 +19,7 @@ from steno.contracts.records import ForkReason
 from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, Started, StreamEvent
 from steno_worker.engines.litellm.errors import translate
 from steno_worker.engines.litellm.reader import ChunkReader
-from steno_worker.engines.litellm.request import Asked, asked_of
+from steno_worker.engines.litellm.request import LiteLLMRequest, asked_of
 from steno_worker.interfaces import Tally
 from steno_worker.weights.fixed import FixedWeights
 
@@ -120,13 +120,13 @@ class TextEngine(FixedWeights):
             self._running -= 1
             self._slots.release()
 
-    def _started(self, request: Generate, asked: Asked) -> Started:
+    def _started(self, request: Generate, asked: LiteLLMRequest) -> Started:
         return Started(
             request.stream, kept_tokens=0, new_ids=b"", prompt_tokens=0, prompt_digest=b"", law=asked.law, resumable=False,
             refused=ForkReason.RENDER_REFUSED if request.prefix_ids else "", dropped=asked.dropped,
         )  # fmt: skip
 
-    async def _open(self, asked: Asked) -> Any:
+    async def _open(self, asked: LiteLLMRequest) -> Any:
         call = litellm.atext_completion if "prompt" in asked.arguments else litellm.acompletion
         try:
             return await call(**self._fixed, **asked.arguments)

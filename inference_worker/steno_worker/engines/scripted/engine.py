@@ -26,7 +26,7 @@ from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.chat.hf import HfChatFormat
 from steno_worker.chat.interfaces import ChatFormat
 from steno_worker.engines.options import engine_options, model_directory
-from steno_worker.engines.scripted.script import Reply, Script, request_of
+from steno_worker.engines.scripted.script import Reply, ScriptFunction, request_of
 from steno_worker.interfaces import StagedUpdate, Tally, TokenStep
 
 OPTIONS = {
@@ -45,7 +45,7 @@ _request: contextvars.ContextVar[Generate] = contextvars.ContextVar("steno_scrip
 """The request that `sample` works for: its seam carries the job, and scripts are told the trial as well."""
 
 
-class Settings(Protocol):
+class ScriptedSettings(Protocol):
     """What `build` reads of the worker's settings."""
 
     model: Any
@@ -56,12 +56,12 @@ class Settings(Protocol):
     engine_args: Any
 
 
-def build(settings: Settings) -> ScriptedEngine:
+def build(settings: ScriptedSettings) -> ScriptedEngine:
     """Raises: ConfigError naming the setting: no script, a broken one, no tokenizer or template, unknown argument."""
     options = engine_options(settings.engine_args, {name: default for name, (default, _) in OPTIONS.items()})
     if not settings.script:
         raise ConfigError("script: the scripted engine needs --script FILE.py:function", field="script")
-    script = Script(settings.script)
+    script = ScriptFunction(settings.script)
     context = settings.context_tokens or CONTEXT_TOKENS
     chat = HfChatFormat.load(model_directory(settings.model, weights=False), context_tokens=context)
     tokens = ScriptedTokens(script, chat, context_tokens=context, policy=settings.policy, **options)
@@ -83,7 +83,7 @@ class ScriptedTokens:
 
     def __init__(
         self,
-        script: Script,
+        script: ScriptFunction,
         chat: ChatFormat,
         *,
         context_tokens: int | None = None,

@@ -45,7 +45,7 @@ class Reply:
 _CONTROLS = {control.name for control in fields(Reply)} - {"message"}
 
 
-class Script:
+class ScriptFunction:
     """The function of `FILE.py:function`, sync or async. A sync one runs on the worker's event loop: it must not wait."""
 
     def __init__(self, where: str) -> None:

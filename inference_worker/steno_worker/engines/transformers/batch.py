@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from steno.contracts.errors import BadRequest, StenoError, UnsoundOutput
 from steno_worker.engines.transformers.kv import SlotCache
-from steno_worker.engines.transformers.sampler import Drawn, Row, draw
+from steno_worker.engines.transformers.sampler import Drawn, SamplerRow, draw
 from steno_worker.interfaces import TokenStep
 
 
@@ -29,7 +29,7 @@ class Sequence:
     """
 
     request_id: str
-    row: Row
+    row: SamplerRow
     max_tokens: int
     ids: list[int] = field(init=False)
     computed: int = 0
@@ -40,7 +40,7 @@ class Sequence:
         self.ids = list(self.row.prompt_ids)
 
 
-class Batch:
+class RunningBatch:
     """Single-threaded: whoever calls `step` makes every other call too."""
 
     def __init__(self, model: PreTrainedModel, *, version: str, max_running: int, prefill_tokens: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from steno.contracts.errors import EngineFailed, StenoError
-from steno_worker.engines.transformers.batch import Batch, Sequence
+from steno_worker.engines.transformers.batch import RunningBatch, Sequence
 from steno_worker.interfaces import TokenStep
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class BatchThread:
 
     def __init__(
         self,
-        load: Callable[[], Batch],
+        load: Callable[[], RunningBatch],
         *,
         threads: int,
         deliver: Callable[[Steps], None],
@@ -47,7 +47,7 @@ class BatchThread:
         self._deliver = deliver
         self._failed = failed
         self._asked: set[asyncio.Future[Any]] = set()
-        self._commands: list[Callable[[Batch], None]] = []
+        self._commands: list[Callable[[RunningBatch], None]] = []
         self._wake = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -73,18 +73,18 @@ class BatchThread:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def tell(self, command: Callable[[Batch], None]) -> None:
+    def tell(self, command: Callable[[RunningBatch], None]) -> None:
         """Have it done between two steps."""
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
 
-    async def ask(self, work: Callable[[Batch], T]) -> T:
+    async def ask(self, work: Callable[[RunningBatch], T]) -> T:
         """What `work` makes of the batch between two steps. Raises: ValueError of its; EngineFailed, as `fail_asked` says."""
         assert self._loop is not None
         loop, done = self._loop, self._loop.create_future()
 
-        def command(batch: Batch) -> None:
+        def command(batch: RunningBatch) -> None:
             try:
                 result = work(batch)
             except ValueError as error:
@@ -125,7 +125,7 @@ class BatchThread:
             log.exception("the model thread failed")
             loop.call_soon_threadsafe(self._failed, f"{type(error).__name__}: {error}")
 
-    def _obey(self, batch: Batch) -> bool:
+    def _obey(self, batch: RunningBatch) -> bool:
         """Carry out what was asked since the last step; sleep while there is nothing to compute. False: end."""
         with self._wake:
             while not self._commands and not self._stopping and not len(batch):

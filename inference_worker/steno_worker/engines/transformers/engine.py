@@ -22,11 +22,11 @@ from steno.contracts.wire.frames import ModelCard
 from steno_worker.engines.grammars import GRAMMARS
 from steno_worker.engines.options import engine_options, model_directory
 from steno_worker.engines.transformers import grammar
-from steno_worker.engines.transformers.batch import Batch, Sequence
+from steno_worker.engines.transformers.batch import RunningBatch, Sequence
 from steno_worker.engines.transformers.batch_thread import BatchThread, Steps
-from steno_worker.engines.transformers.sampler import Row
+from steno_worker.engines.transformers.sampler import SamplerRow
 from steno_worker.interfaces import Engine, StagedUpdate, Tally, TokenStep
-from steno_worker.weights.tensors import Place, check_fits, places_of, read_tensors
+from steno_worker.weights.tensors import TensorPlace, check_fits, places_of, read_tensors
 from steno_worker.weights.threads import in_time
 
 MIN_TEMPERATURE = 0.01
@@ -38,7 +38,7 @@ OPTIONS = {
 """Engine arguments: name -> (default, meaning)."""
 
 
-class Settings(Protocol):
+class TransformersSettings(Protocol):
     """What `build` reads of the worker's settings."""
 
     model: Any
@@ -48,7 +48,7 @@ class Settings(Protocol):
     engine_args: Any
 
 
-def build(settings: Settings) -> Engine:
+def build(settings: TransformersSettings) -> Engine:
     """The embedded engine for a model directory in Hugging Face layout.
 
     Raises: ConfigError naming the setting: no such directory, not a causal model, no chat template, unknown argument.
@@ -102,7 +102,7 @@ class TransformersEngine:
         self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
         self.tally = Tally()
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, TensorPlace] = {}
         self._failure: str | None = None
         self._thread = BatchThread(self._batch, threads=threads, deliver=self._deliver, failed=self._fail)
 
@@ -164,7 +164,7 @@ class TransformersEngine:
         EngineFailed.
         """
 
-        def swap(batch: Batch) -> float:
+        def swap(batch: RunningBatch) -> float:
             started = time.monotonic()
             batch.swap_weights(version, tensors, keep=keep)
             return time.monotonic() - started
@@ -196,7 +196,7 @@ class TransformersEngine:
         room = self._context_tokens - len(prompt_ids)
         sequence = Sequence(
             request_id,
-            Row(law, prompt_ids, stops, top=job.top_logprobs or 0, matcher=matcher),
+            SamplerRow(law, prompt_ids, stops, top=job.top_logprobs or 0, matcher=matcher),
             max_tokens=min(law.max_tokens or room, room),
         )
         inbox: asyncio.Queue[TokenStep | StenoError] = asyncio.Queue()
@@ -251,14 +251,16 @@ class TransformersEngine:
 
     # -- the model's thread, and what comes from it ------------------------------------------------------------------------
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> RunningBatch:
         """In the thread. Raises: ConfigError."""
         try:
             model = _load_model(self._model_dir, self._config)
         except Exception as error:
             raise ConfigError(f"model: {self._model_dir} can't be loaded: {error}") from error
         self._places = places_of(model.state_dict())
-        return Batch(model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens)
+        return RunningBatch(
+            model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens
+        )
 
     def _deliver(self, steps: Steps) -> None:
         for sequence, step in steps:

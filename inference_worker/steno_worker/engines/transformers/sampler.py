@@ -22,7 +22,7 @@ from steno_worker.engines.transformers.grammar import Matcher
 
 
 @dataclass(slots=True)
-class Row:
+class SamplerRow:
     """One request's law and what it remembers. `drawn`: ids so far, kept by the caller of `draw`.
 
     stops: ids that end the completion. top: alternatives wanted per token.
@@ -75,7 +75,7 @@ class Drawn:
     fault: str = ""
 
 
-def draw(logits_BV: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
+def draw(logits_BV: torch.Tensor, rows: Sequence[SamplerRow]) -> list[Drawn]:
     """Draw one token for each row. Advances each row's random numbers and grammar; `drawn` is left to the caller.
 
     A row's draw depends on its seed and its logits only, never on the rest of the batch. A row whose law leaves nothing to
@@ -101,7 +101,7 @@ def draw(logits_BV: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     ]
 
 
-def _drawn(row: Row, token: int, logprob: float, logprobs_V: torch.Tensor) -> Drawn:
+def _drawn(row: SamplerRow, token: int, logprob: float, logprobs_V: torch.Tensor) -> Drawn:
     if not math.isfinite(logprob):
         return Drawn(token, logprob, [], "the sampling law excludes every token")
     if row.matcher is not None and (refused := row.matcher.accept(token)):
@@ -109,7 +109,7 @@ def _drawn(row: Row, token: int, logprob: float, logprobs_V: torch.Tensor) -> Dr
     return Drawn(token, logprob, _alternatives(logprobs_V, row.top) if row.top else [])
 
 
-def _bend(logits_V: torch.Tensor, row: Row) -> None:
+def _bend(logits_V: torch.Tensor, row: SamplerRow) -> None:
     law = row.law
     if law.allowed_token_ids:
         allowed = torch.tensor(law.allowed_token_ids)
@@ -126,7 +126,7 @@ def _bend(logits_V: torch.Tensor, row: Row) -> None:
         logits_V.masked_fill_(~row.matcher.allowed(logits_V.shape[0]), -math.inf)
 
 
-def _penalise(logits_V: torch.Tensor, row: Row) -> None:
+def _penalise(logits_V: torch.Tensor, row: SamplerRow) -> None:
     law, size = row.law, logits_V.shape[0]
     if law.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*row.prompt_ids, *row.drawn}))
@@ -151,7 +151,7 @@ def _truncate(logits_V: torch.Tensor, law: Sampling) -> None:
         logits_V[order_V[(before_V >= law.top_p) & (before_V > 0)]] = -math.inf
 
 
-def _pick(logprobs_BV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _pick(logprobs_BV: torch.Tensor, rows: Sequence[SamplerRow]) -> torch.Tensor:
     """Ids int64 (B,). Inverse of the cumulative distribution: one random number per token, the same for any batch."""
     if all(row.law.temperature == 0.0 for row in rows):
         return logprobs_BV.argmax(-1)

@@ -50,7 +50,7 @@ SHUTDOWN_S = 10.0
 """How long the engine's processes may take to end before they are killed."""
 
 
-class Settings(Protocol):
+class VllmSettings(Protocol):
     """What `build` reads of the worker's settings."""
 
     model: str | None
@@ -60,7 +60,7 @@ class Settings(Protocol):
     engine_args: Sequence[str]
 
 
-def build(settings: Settings) -> Engine:
+def build(settings: VllmSettings) -> Engine:
     """The vLLM engine of a worker. `engine_args` are vLLM's own command line, and win over the settings beside them.
 
     Raises: ConfigError; SystemExit with vLLM's own message, for words that its parser refuses.

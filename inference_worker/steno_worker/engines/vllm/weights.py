@@ -30,7 +30,7 @@ from steno.contracts.policy import Manifest, NcclRendezvous
 from steno_worker.engines.vllm.weight_receiver import NAME
 from steno_worker.interfaces import StagedUpdate
 from steno_worker.weights.shard_files import DTYPES
-from steno_worker.weights.tensors import Place, check_fits, check_tensors
+from steno_worker.weights.tensors import TensorPlace, check_fits, check_tensors
 from steno_worker.weights.threads import in_time
 
 logger = logging.getLogger(__name__)
@@ -140,17 +140,17 @@ async def score(llm: AsyncLLM, token_ids: list[int]) -> list[float]:
     return [float(entry[token].logprob) for token, entry in zip(token_ids[1:], given[1:], strict=True)]
 
 
-def checkpoint_places(config: VllmConfig) -> dict[str, Place] | None:
+def checkpoint_places(config: VllmConfig) -> dict[str, TensorPlace] | None:
     """The tensors of the checkpoint that the engine was started from, by the headers of its files: what every later one must
     have too. None: it has no safetensors files here (dummy weights), and vLLM's own loader is all that checks."""
     folder = checkpoint_folder(config)
     if folder is None:
         return None
-    places: dict[str, Place] = {}
+    places: dict[str, TensorPlace] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, entry in _header(path).items():
             dtype = DTYPES.get(entry["dtype"], "")
-            places[name] = Place(tuple(entry["shape"]), "float" in dtype, name)
+            places[name] = TensorPlace(tuple(entry["shape"]), "float" in dtype, name)
     if getattr(config.model_config.hf_text_config, "tie_word_embeddings", False):
         _tie(places)
     return places or None
@@ -176,9 +176,9 @@ def _header(path: Path) -> Mapping[str, Any]:
     return header
 
 
-def _tie(places: dict[str, Place]) -> None:
+def _tie(places: dict[str, TensorPlace]) -> None:
     """A tied head is its embedding: checkpoints have either, or both."""
     embedding = next((name for name in places if name.endswith("embed_tokens.weight")), None)
     if embedding is not None:
         place = places[embedding]
-        places["lm_head.weight"] = Place(place.shape, place.floating, place.shared)
+        places["lm_head.weight"] = TensorPlace(place.shape, place.floating, place.shared)

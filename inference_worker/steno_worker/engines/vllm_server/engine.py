@@ -24,7 +24,7 @@ from steno_worker.chat.prompt import Prompt, Prompter, started_of
 from steno_worker.chat.tokens import tokenized
 from steno_worker.engines.vllm_server.format import ServerFormat
 from steno_worker.engines.vllm_server.http import VllmServer
-from steno_worker.engines.vllm_server.probe import Facts, probe
+from steno_worker.engines.vllm_server.probe import ServerFacts, probe
 from steno_worker.engines.vllm_server.wire import CHAT, FIELDS, PROMPT, AnswerReader, body_of, constrains
 from steno_worker.interfaces import Tally
 from steno_worker.weights.fixed import FixedWeights
@@ -54,7 +54,7 @@ class VllmServerEngine(FixedWeights):
         self._renderer = ThreadPoolExecutor(1, "render")
         self._format: ServerFormat | None = None
         self._prompter: Prompter | None = None
-        self._facts: Facts | None = None
+        self._facts: ServerFacts | None = None
         self._tools_constrain = False
         self._card = ModelCard(model, 1, policy, VERSION)
 

@@ -108,7 +108,7 @@ class VllmServer:
         raise self._refused(answer.status, body, {name.lower(): value for name, value in answer.headers.items()})
 
     def _refused(self, status: int, body: Any, headers: dict[str, str]) -> StenoError:
-        return translate(_Refused(status, body, headers), context_tokens=self.context_tokens, key=self._key)
+        return translate(_ServerRefusal(status, body, headers), context_tokens=self.context_tokens, key=self._key)
 
     def _unreachable(self, error: Exception) -> StenoError:
         what = str(error) or type(error).__name__
@@ -117,7 +117,7 @@ class VllmServer:
         return EngineFailed(f"the vLLM server can't be reached, or broke off: {what}")
 
 
-class _Refused(Exception):
+class _ServerRefusal(Exception):
     """An answer with an error status, in the shape that `translate` reads."""
 
     def __init__(self, status: int, body: Any, headers: dict[str, str]) -> None:

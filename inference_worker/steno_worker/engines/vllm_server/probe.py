@@ -23,7 +23,7 @@ class NotExact(StenoError):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """context_tokens: prompt + completion at most. processed_logprobs: log-probabilities are of the distribution that is drawn
     from, after temperature; otherwise before it."""
 
@@ -31,7 +31,7 @@ class Facts:
     processed_logprobs: bool
 
 
-async def probe(server: VllmServer, model: str, format: ServerFormat) -> Facts:
+async def probe(server: VllmServer, model: str, format: ServerFormat) -> ServerFacts:
     """Raises: NotExact; ConfigError: no such model; EngineFailed: the server can't be reached."""
     context = await _context_tokens(server, model)
     try:
@@ -41,7 +41,7 @@ async def probe(server: VllmServer, model: str, format: ServerFormat) -> Facts:
             raise NotExact("its /tokenize gives no token strings")
         # Two ids more than the messages have, so that a server which renders the messages instead is found out.
         await _echoes(server, model, [*ids, *ids[-2:]])
-        return Facts(context, await _is_processed(server, model, ids))
+        return ServerFacts(context, await _is_processed(server, model, ids))
     except (BadRequest, EngineFailed, KeyError, TypeError, IndexError) as error:
         what = error.message if isinstance(error, StenoError) else f"an answer without {error}"
         raise NotExact(f"it does not accept token ids: {what}") from error

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Format(Protocol):
+class ErrorFormat(Protocol):
     """name: of the dialect, or of the call."""
 
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class Format(Protocol):
     def error(self, error: StenoError, request_id: str = "") -> bytes: ...
 
 
-class Counter(Format, Protocol):
+class Counter(ErrorFormat, Protocol):
     """What of a wire format counting needs."""
 
     def parse_count(self, body: bytes) -> Job:
@@ -52,7 +52,9 @@ class Counter(Format, Protocol):
 class Asking(ABC):
     """An ASGI endpoint. Args: label: of it, in metrics."""
 
-    def __init__(self, format: Format, label: str, hub: Hub, keys: Keyring, *, bodies: Bodies, rates: Rates) -> None:
+    def __init__(
+        self, format: ErrorFormat, label: str, hub: Hub, keys: Keyring, *, bodies: Bodies, rates: Rates
+    ) -> None:
         self._format = format
         self._label = label
         self._hub = hub

@@ -24,7 +24,7 @@ from steno.contracts.records import TRIAL_ID
 from steno_proxy import logs, metrics
 from steno_proxy.api.agent_http import ID_HEADERS, MAX_MODEL_CHARS, Bodies, HttpClient, check_trial_id, refusal_headers
 from steno_proxy.api.agents.models import Models
-from steno_proxy.api.bodies_in_flight import Hold
+from steno_proxy.api.bodies_in_flight import BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.rate_limit import Rates
 from steno_proxy.dialects.anthropic.dialect import Messages
@@ -116,7 +116,9 @@ class Generation:
             hold.close()
             self._rates.leave(trial_id)
 
-    async def _asked(self, trial_id: str, scope: Scope, receive: Receive, hold: Hold) -> tuple[CanonicalRequest, int]:
+    async def _asked(
+        self, trial_id: str, scope: Scope, receive: Receive, hold: BodyShare
+    ) -> tuple[CanonicalRequest, int]:
         """The request, and how often its client says that it has sent it before. The body itself is not kept."""
         try:
             body = await self._bodies.read(scope, receive, hold)

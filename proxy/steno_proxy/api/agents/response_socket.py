@@ -24,7 +24,7 @@ from steno_proxy import logs
 from steno_proxy.api.agent_http import Bodies, check_trial_id, refusal_headers
 from steno_proxy.api.agents import generation
 from steno_proxy.api.agents.generation import Generation
-from steno_proxy.api.bodies_in_flight import Hold, Inflight
+from steno_proxy.api.bodies_in_flight import BodyShare, Inflight
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai.common import error_body, to_json
@@ -83,7 +83,9 @@ class Local:
 class CreateResponse(Generation):
     """The endpoint of `POST`, for what comes on a socket."""
 
-    async def _asked(self, trial_id: str, scope: Scope, receive: Receive, hold: Hold) -> tuple[CanonicalRequest, int]:
+    async def _asked(
+        self, trial_id: str, scope: Scope, receive: Receive, hold: BodyShare
+    ) -> tuple[CanonicalRequest, int]:
         asked, _ = await super()._asked(trial_id, scope, receive, hold)
         asked.stream = True
         scope[_LOCAL].begins(asked)
@@ -137,7 +139,7 @@ class ResponseSockets:
 class _Socket:
     """hold: of the messages that have come, or are coming, and are not asked yet."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, hold: Hold) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, hold: BodyShare) -> None:
         self.hold = hold
         self._receive = receive
         self._send = send

@@ -20,7 +20,7 @@ from steno_proxy.auth.keys import Keyring
 from steno_proxy.dialects.responses.dialect import ResponsesCount, turn_of_response
 from steno_proxy.dialects.responses.schema import CANCEL, COUNT, INPUT_ITEMS, PAGE, RESPONSE_ID, STORED
 from steno_proxy.dialects.responses.stored import deleted_body, input_items, page_of, stored_body
-from steno_proxy.dialects.responses.tools import Place
+from steno_proxy.dialects.responses.tools import ClientTool
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.turns import stored_responses
 from steno_proxy.workers.hub import Hub
@@ -70,7 +70,7 @@ class StoredResponses:
         recording = await self._recorder.look(trial_id)
         _, kept = await self._answer(recording, turn_id, response_id)
         said = await stored_responses.conversation_of(self._recorder, recording, turn_id)
-        places = {name: Place(*place) for name, place in kept.get("places", {}).items()}
+        places = {name: ClientTool(*place) for name, place in kept.get("places", {}).items()}
         return page_of(input_items(turn_id, said[kept.get("leading", 0) : -1], places), query)
 
     async def _cancel(self, trial_id: str, response_id: str) -> bytes:

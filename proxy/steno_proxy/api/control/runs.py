@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from steno.contracts.leases import Heartbeat, RolloutsOver, RunList, RunSummary, RunView, TakeOver, Tenure
+from steno.contracts.leases import RolloutsOver, RunList, RunSummary, RunView, TakeOver, Tenure, TrainerHeartbeat
 from steno.contracts.rest import RunKey
 from steno_proxy.api.common import ERRORS, admin, check_run, encoded, known_query, services
 
@@ -46,7 +46,7 @@ async def take_over_run(request: Request, run_id: RunId, body: TakeOver) -> Resp
     response_model=Tenure,
     summary="A registered trainer lives, or leaves; 409 superseded: it must end",
 )
-async def send_heartbeat(request: Request, run_id: RunId, body: Heartbeat) -> Response:
+async def send_heartbeat(request: Request, run_id: RunId, body: TrainerHeartbeat) -> Response:
     await services(request).store.runs.heartbeat(run_id, body.trainer, body.epoch, leaving=body.leaving)
     return encoded(request, Tenure(run_id=run_id, trainer=body.trainer, epoch=body.epoch))
 

@@ -8,8 +8,8 @@ What the blocks of one message become:
 
 Clients echo our turns in other clothes (a moved `cache_control`, a list of one text for a string, parsed tool input, no
 whitespace-only texts, another billing header): all of that ends here or in `sessions/normalise.py`, so that the echo is
-recognised. A block of a type that is not known is left out and named in `Seen.dropped`; binary documents, audio and video are
-refused, as are images outside of user messages and tool results.
+recognised. A block of a type that is not known is left out and named in `SeenParts.dropped`; binary documents, audio and video
+are refused, as are images outside of user messages and tool results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.parts import Part, Seen, content_of, data_url, says_nothing, text_part
+from steno_proxy.dialects.parts import Part, SeenParts, content_of, data_url, says_nothing, text_part
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """How the first system block of Claude Code begins: a word to the provider, whose hash changes between conversations."""
@@ -36,13 +36,13 @@ class MessageBody(msgspec.Struct):
     content: str | list[Any] | None = None
 
 
-def system_of(given: str | list[Any] | None, seen: Seen) -> list[Message]:
+def system_of(given: str | list[Any] | None, seen: SeenParts) -> list[Message]:
     texts = [given] if isinstance(given, str) else _texts("system", given or [], seen)
     texts = [text for text in texts if not text.lstrip().lower().startswith(BILLING_HEADER)]
     return [{"role": "system", "content": content_of([text_part(text) for text in texts])}] if any(texts) else []
 
 
-def messages_of(path: str, given: MessageBody, seen: Seen) -> list[Message]:
+def messages_of(path: str, given: MessageBody, seen: SeenParts) -> list[Message]:
     content: list[Any] = (
         [{"type": "text", "text": given.content}] if isinstance(given.content, str) else given.content or []
     )
@@ -58,7 +58,7 @@ def messages_of(path: str, given: MessageBody, seen: Seen) -> list[Message]:
     return _user(f"{path}.content", content, seen)
 
 
-def _user(path: str, content: list[Any], seen: Seen) -> list[Message]:
+def _user(path: str, content: list[Any], seen: SeenParts) -> list[Message]:
     """Tool results apart from texts and images, in their order. What stands together is one message."""
     messages: list[Message] = []
     parts: list[Part] = []
@@ -75,7 +75,7 @@ def _user(path: str, content: list[Any], seen: Seen) -> list[Message]:
     return messages
 
 
-def _tool_result(path: str, block: dict[str, Any], seen: Seen) -> Message:
+def _tool_result(path: str, block: dict[str, Any], seen: SeenParts) -> Message:
     call_id = block.get("tool_use_id")
     if not isinstance(call_id, str) or not call_id:
         raise BadRequest(f"{path}.tool_use_id is required", field=f"{path}.tool_use_id")
@@ -102,7 +102,7 @@ def _as_error(parts: list[Part]) -> list[Part]:
     return [text_part(ERROR_PREFIX), *parts]
 
 
-def _assistant(path: str, content: list[Any], seen: Seen) -> Message:
+def _assistant(path: str, content: list[Any], seen: SeenParts) -> Message:
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -139,18 +139,18 @@ def _json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _texts(path: str, blocks: list[Any], seen: Seen) -> list[str]:
+def _texts(path: str, blocks: list[Any], seen: SeenParts) -> list[str]:
     return [text for j, block in enumerate(blocks) for text in _text(f"{path}.{j}", block, seen)]
 
 
-def _parts(path: str, block: Any, seen: Seen) -> list[Part]:
+def _parts(path: str, block: Any, seen: SeenParts) -> list[Part]:
     """What a block of a user message or a tool result holds: its image, else its texts."""
     if _type(path, block) == "image":
         return [_image(path, block, seen)]
     return [text_part(text) for text in _text(path, block, seen)]
 
 
-def _image(path: str, block: dict[str, Any], seen: Seen) -> Part:
+def _image(path: str, block: dict[str, Any], seen: SeenParts) -> Part:
     source = block.get("source")
     path = f"{path}.source"
     if not isinstance(source, dict):
@@ -165,7 +165,7 @@ def _image(path: str, block: dict[str, Any], seen: Seen) -> Part:
     )
 
 
-def _text(path: str, block: Any, seen: Seen) -> list[str]:
+def _text(path: str, block: Any, seen: SeenParts) -> list[str]:
     """The texts of a block: one of a text, those inside a document, none of a type that is not known."""
     kind = _type(path, block)
     if kind == "text":
@@ -182,7 +182,7 @@ def _text(path: str, block: Any, seen: Seen) -> list[str]:
     return []
 
 
-def _document(path: str, block: dict[str, Any], seen: Seen) -> list[str]:
+def _document(path: str, block: dict[str, Any], seen: SeenParts) -> list[str]:
     given = block.get("source")
     source: dict[str, Any] = given if isinstance(given, dict) else {}
     kind = source.get("type")

@@ -18,14 +18,14 @@ import msgspec
 from steno.contracts.chat import CanonicalRequest, Job, Message, ToolCallPiece
 from steno.contracts.errors import ContextOverflow, StenoError
 from steno.contracts.neighbours import MERGED, merged
-from steno_proxy.dialects.anthropic.jobs import Body, canonical
+from steno_proxy.dialects.anthropic.jobs import MessagesBody, canonical
 from steno_proxy.dialects.anthropic.schema import COUNT_TOKENS, MESSAGES
 from steno_proxy.dialects.base import Choice, Header, Piece, Writer, decode
 
 to_json = msgspec.json.encode
 KEEPALIVE = b": keepalive\n"
 """As in the OpenAI formats: a comment without an empty line after it, which no parser takes for an event."""
-_decoder = msgspec.json.Decoder(Body)
+_decoder = msgspec.json.Decoder(MessagesBody)
 _ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     408: "timeout_error", 409: "conflict_error", 410: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",

@@ -13,7 +13,7 @@ from steno_proxy.dialects.anthropic.blocks import MessageBody, messages_of, stri
 from steno_proxy.dialects.anthropic.tools import client_tool
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.bounds import MAX_TOKENS
-from steno_proxy.dialects.parts import Seen
+from steno_proxy.dialects.parts import SeenParts
 
 MAX_STOP_SEQUENCES = 64
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
@@ -21,7 +21,7 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 """The provider's words for effort, as the templates that know `reasoning_effort` spell them."""
 
 
-class Body(msgspec.Struct):
+class MessagesBody(msgspec.Struct):
     """What is read of a request; unknown fields are ignored, null counts as absent."""
 
     messages: list[MessageBody]
@@ -41,14 +41,14 @@ class Body(msgspec.Struct):
     metadata: dict[str, Any] | None = None
 
 
-def canonical(body: Body, *, complete: bool = True) -> CanonicalRequest:
+def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
     """Args: complete: an answer is wanted; False: only what the prompt is made of counts (`count_tokens`).
 
     Raises: BadRequest naming the field.
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is required", field="messages")
-    seen = Seen()
+    seen = SeenParts()
     messages = system_of(body.system, seen)
     for i, message in enumerate(body.messages):
         messages += messages_of(f"messages.{i}", message, seen)
@@ -83,7 +83,7 @@ def canonical(body: Body, *, complete: bool = True) -> CanonicalRequest:
 # -- tools ----------------------------------------------------------------------------------------------------------------
 
 
-def _tool(path: str, given: Any, seen: Seen) -> Tool | None:
+def _tool(path: str, given: Any, seen: SeenParts) -> Tool | None:
     """A tool that the client runs; None for those that the provider runs itself."""
     if not isinstance(given, dict):
         raise BadRequest(f"{path}: expected an object", field=path)
@@ -131,7 +131,7 @@ def _tool_choice(given: dict[str, Any] | None, tools: list[Tool]) -> tuple[str, 
 # -- the rest -------------------------------------------------------------------------------------------------------------
 
 
-def _format(body: Body) -> ResponseFormat:
+def _format(body: MessagesBody) -> ResponseFormat:
     given = body.output_format or (body.output_config or {}).get("format")
     if given is None:
         return ResponseFormat()
@@ -143,7 +143,7 @@ def _format(body: Body) -> ResponseFormat:
     return ResponseFormat("json_schema", "", schema, True)
 
 
-def _template_kwargs(body: Body) -> dict[str, Any]:
+def _template_kwargs(body: MessagesBody) -> dict[str, Any]:
     """What models call thinking and effort. `adaptive` leaves it to the model, as without the field."""
     kwargs: dict[str, Any] = {}
     kind = (body.thinking or {}).get("type")
@@ -155,7 +155,7 @@ def _template_kwargs(body: Body) -> dict[str, Any]:
     return kwargs
 
 
-def _sampling(body: Body) -> Sampling:
+def _sampling(body: MessagesBody) -> Sampling:
     stops = body.stop_sequences or []
     if len(stops) > MAX_STOP_SEQUENCES:
         raise BadRequest(f"stop_sequences: at most {MAX_STOP_SEQUENCES} are allowed", field="stop_sequences")

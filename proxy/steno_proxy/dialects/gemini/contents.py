@@ -21,7 +21,7 @@ from steno.contracts.chat import Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.gemini.fields import Fields
 from steno_proxy.dialects.openai.common import to_json
-from steno_proxy.dialects.parts import Part, Seen, content_of, text_part
+from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part
 
 UNPARSED = "__unparsedToolInput"
 """The one argument of a call whose arguments are no JSON object: `args` can only be one."""
@@ -48,9 +48,9 @@ def signed(signature: Any) -> str:
 _URLSAFE = str.maketrans("-_", "+/")
 
 
-def messages_of(body: Fields, seen: Seen) -> list[Message]:
+def messages_of(body: Fields, seen: SeenParts) -> list[Message]:
     """Raises: BadRequest naming the part that can't be read."""
-    reader = _Reader(seen)
+    reader = _ContentsReader(seen)
     system = body.get("systemInstruction")
     if system is not None:
         reader.system(Fields({"parts": [{"text": system}]} if isinstance(system, str) else system, "systemInstruction"))
@@ -110,8 +110,8 @@ class _OpenCalls:
         return None
 
 
-class _Reader:
-    def __init__(self, seen: Seen) -> None:
+class _ContentsReader:
+    def __init__(self, seen: SeenParts) -> None:
         self.messages: list[Message] = []
         self._seen = seen
         self._reply: Message = {}  # the last assistant message
@@ -234,7 +234,7 @@ def _camel(name: str) -> str:
     return head + "".join(word.capitalize() for word in rest)
 
 
-def _image(part: Fields, kind: str, seen: Seen) -> Part:
+def _image(part: Fields, kind: str, seen: SeenParts) -> Part:
     """An image inline, or behind a URL. Raises: BadRequest: another kind of file."""
     given = Fields(part.get(kind), part.at(kind))
     media_type = given.text("mimeType") or ""

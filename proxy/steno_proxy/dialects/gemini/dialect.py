@@ -24,7 +24,7 @@ from steno_proxy.dialects.gemini import contents, jobs
 from steno_proxy.dialects.gemini.fields import Fields
 from steno_proxy.dialects.gemini.openapi import COUNT, GENERATE, STREAM
 from steno_proxy.dialects.openai.common import shown, to_json
-from steno_proxy.dialects.parts import Seen
+from steno_proxy.dialects.parts import SeenParts
 
 THOUGHTS = "thoughts"
 _FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
@@ -52,7 +52,7 @@ class Gemini:
 
     def parse(self, body: bytes) -> CanonicalRequest:
         fields = Fields(decode(_decoder, body))
-        seen = Seen()
+        seen = SeenParts()
         try:
             job, thoughts = jobs.job_of(fields, seen)
             config = fields.sub("generationConfig", {})
@@ -116,7 +116,7 @@ class GeminiCount:
         fields = Fields(decode(_decoder, body))
         try:
             whole = fields.sub("generateContentRequest")
-            return jobs.job_of(Fields(whole.given) if whole else fields, Seen())[0]
+            return jobs.job_of(Fields(whole.given) if whole else fields, SeenParts())[0]
         except RecursionError:
             raise BadRequest("the body is nested too deeply") from None
 

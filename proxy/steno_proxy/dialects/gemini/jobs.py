@@ -15,7 +15,7 @@ from steno_proxy.dialects.bounds import MAX_TOKENS
 from steno_proxy.dialects.gemini.contents import messages_of
 from steno_proxy.dialects.gemini.fields import Fields
 from steno_proxy.dialects.gemini.schema import json_schema
-from steno_proxy.dialects.parts import Seen
+from steno_proxy.dialects.parts import SeenParts
 
 SAMPLING_FIELDS = (
     "temperature", "topP", "topK", "maxOutputTokens", "stopSequences", "candidateCount", "seed", "presencePenalty",
@@ -27,7 +27,7 @@ _BESIDE_TOOLS = frozenset({"functionDeclarations", "function_declarations"})
 # -- tools ----------------------------------------------------------------------------------------------------------------
 
 
-def tools_of(body: Fields, seen: Seen) -> tuple[list[Tool], str]:
+def tools_of(body: Fields, seen: SeenParts) -> tuple[list[Tool], str]:
     """The functions to choose from, and the canonical choice. Tools that only Google can run are dropped.
 
     Raises: BadRequest naming the field.
@@ -135,7 +135,7 @@ def top_logprobs_of(config: Fields) -> int | None:
     return None
 
 
-def job_of(body: Fields, seen: Seen) -> tuple[Job, bool]:
+def job_of(body: Fields, seen: SeenParts) -> tuple[Job, bool]:
     """The job, and whether the client wants to see thoughts. Raises: BadRequest naming the field."""
     if body.text("cachedContent"):
         raise body.refuse("cachedContent", "is not supported: send the whole content in contents")

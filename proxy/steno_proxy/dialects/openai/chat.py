@@ -11,11 +11,11 @@ from steno.contracts.chat import CanonicalRequest, Message, TokenLogprob, ToolCa
 from steno.contracts.errors import StenoError
 from steno_proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from steno_proxy.dialects.openai import common
-from steno_proxy.dialects.openai.chat_request import Body, canonical
+from steno_proxy.dialects.openai.chat_request import ChatBody, canonical
 from steno_proxy.dialects.openai.common import logprobs_of, to_json
 from steno_proxy.dialects.openai.schema import CHAT
 
-_decoder = msgspec.json.Decoder(Body)
+_decoder = msgspec.json.Decoder(ChatBody)
 _NO_LOGPROBS = b',"logprobs":null'
 
 
@@ -103,7 +103,7 @@ class ChatWriter:
         self._heads = [
             self._constant + b',"choices":[{"index":%d,"delta":' % index for index in range(max(request.n, 1))
         ]
-        self._shown = common.Shown(request, len(self._heads))
+        self._shown = common.StreamExtras(request, len(self._heads))
 
     def prompt(self, ids: bytes) -> None:
         self._shown.prompt(ids)

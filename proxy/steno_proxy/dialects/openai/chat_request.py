@@ -19,7 +19,7 @@ from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
-from steno_proxy.dialects.parts import Part, Seen, content_of, text_part
+from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part
 
 
 class _Function(msgspec.Struct):
@@ -55,7 +55,7 @@ class _Tool(msgspec.Struct):
     function: _ToolFunction | None = None
 
 
-class Body(common.SamplingBody, kw_only=True):
+class ChatBody(common.SamplingBody, kw_only=True):
     messages: list[_Message]
     tools: list[_Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -72,7 +72,7 @@ class Body(common.SamplingBody, kw_only=True):
     modalities: list[str] | None = None
 
 
-def canonical(body: Body) -> CanonicalRequest:
+def canonical(body: ChatBody) -> CanonicalRequest:
     """Raises: BadRequest with the dotted path of the field to blame."""
     if not body.messages:
         raise BadRequest("messages must not be empty", field="messages")
@@ -83,7 +83,7 @@ def canonical(body: Body) -> CanonicalRequest:
         raise BadRequest("modalities: only ['text'] is supported", field="modalities")
     tools = [_tool(i, tool) for i, tool in enumerate(body.tools or ())]
     choice, tools = _tool_choice(body.tool_choice, tools)
-    seen = Seen()
+    seen = SeenParts()
     job = Job(
         messages=[_message(i, message, seen) for i, message in enumerate(body.messages)],
         tools=tools,
@@ -101,7 +101,7 @@ def canonical(body: Body) -> CanonicalRequest:
     return request
 
 
-def _message(i: int, given: _Message, seen: Seen) -> Message:
+def _message(i: int, given: _Message, seen: SeenParts) -> Message:
     role = "system" if given.role == "developer" else given.role
     if role not in ("system", "user", "assistant", "tool"):
         roles = "system, developer, user, assistant, tool"
@@ -125,7 +125,7 @@ def _message(i: int, given: _Message, seen: Seen) -> Message:
     return message
 
 
-def _content(path: str, given: list[Any], seen: Seen, *, images: bool) -> str | list[Part]:
+def _content(path: str, given: list[Any], seen: SeenParts, *, images: bool) -> str | list[Part]:
     """images: whether they may stand here."""
     parts: list[Part] = []
     seen.strings(path, given)
@@ -151,7 +151,7 @@ def _text(path: str, kind: Any, part: Any) -> str:
     return text or ""
 
 
-def _image(path: str, given: Any, seen: Seen) -> Part:
+def _image(path: str, given: Any, seen: SeenParts) -> Part:
     if isinstance(given, dict):
         return seen.image(path, given.get("url"), given.get("detail"))
     return seen.image(path, given)
@@ -234,14 +234,14 @@ def _name_of(given: Any, path: str) -> str:
     return name
 
 
-def _template_kwargs(body: Body) -> dict[str, Any]:
+def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     kwargs = common.template_kwargs_of(body.chat_template_kwargs)
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     return kwargs | _end_of_prompt(body)
 
 
-def _end_of_prompt(body: Body) -> dict[str, Any]:
+def _end_of_prompt(body: ChatBody) -> dict[str, Any]:
     """Where the prompt ends, if not after the header of an assistant's message."""
     if not body.continue_final_message:
         return {} if body.add_generation_prompt is not False else {OPEN_END: False}
@@ -255,7 +255,7 @@ def _end_of_prompt(body: Body) -> dict[str, Any]:
     return {OPEN_END: False, CONTINUES: True}
 
 
-def _top_logprobs(body: Body) -> int | None:
+def _top_logprobs(body: ChatBody) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:

@@ -238,7 +238,7 @@ def token_ids(request: CanonicalRequest, choice: Choice) -> dict[str, Any]:
     return {"token_ids": bytes_to_ids(choice.ids).tolist()}
 
 
-class Shown:
+class StreamExtras:
     """What the events of one stream say beside the text, to those who ask: ids, and the usage so far. Of both formats."""
 
     def __init__(self, request: CanonicalRequest, choices: int) -> None:

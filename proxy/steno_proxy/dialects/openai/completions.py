@@ -25,14 +25,14 @@ _DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default for this route, where chat has none."""
 
 
-class _Body(common.SamplingBody, kw_only=True):
+class _CompletionsBody(common.SamplingBody, kw_only=True):
     prompt: Any
     logprobs: bounds.TopLogprobs | None = None
     response_format: ResponseFormatBody | None = None
     best_of: int | None = None
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(_CompletionsBody)
 
 
 class Completions:
@@ -146,7 +146,7 @@ class CompletionsWriter:
         self._heads = [
             self._constant + b',"choices":[{"index":%d,"text":' % index for index in range(max(request.n, 1))
         ]
-        self._shown = common.Shown(request, len(self._heads))
+        self._shown = common.StreamExtras(request, len(self._heads))
         self._offsets = [0] * len(self._heads)
 
     def prompt(self, ids: bytes) -> None:

@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 14
 """Items of a JSON array that are written at once."""
 
 
-class Asked(NamedTuple):
+class TokenizeRequest(NamedTuple):
     """frame: but for the stream's number. model: the name that the client asks for."""
 
     frame: Count
@@ -40,11 +40,11 @@ class Question(Protocol):
 
     name: ClassVar[str]
 
-    def parse(self, body: bytes) -> Asked:
+    def parse(self, body: bytes) -> TokenizeRequest:
         """Raises: BadRequest with the dotted path of the field to blame."""
         ...
 
-    def answer(self, asked: Asked, counted: Counted, card: ModelCard) -> Iterator[bytes]:
+    def answer(self, asked: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
         """Its pieces, each the work of a few milliseconds."""
         ...
 
@@ -74,20 +74,20 @@ _ids = msgspec.json.Decoder(IdsBody)
 class Tokenize:
     name: ClassVar[str] = "tokenize"
 
-    def parse(self, body: bytes) -> Asked:
+    def parse(self, body: bytes) -> TokenizeRequest:
         given = decode(_text, body)
         wants, is_chat = "strings" if given.return_token_strs else "ids", bytes(given.messages) != b"null"
         if is_chat and given.prompt is not None:
             raise BadRequest("prompt: send it or messages, not both", field="prompt")
         if is_chat:
             request = Chat().parse(body)
-            return Asked(Count(0, request.job, wants), request.model)
+            return TokenizeRequest(Count(0, request.job, wants), request.model)
         if given.prompt is None:
             raise BadRequest("prompt, a string, or messages is required", field="prompt")
         bare = given.add_special_tokens is False
-        return Asked(Count(0, Job(prompt_text=given.prompt), wants, bare), given.model or "")
+        return TokenizeRequest(Count(0, Job(prompt_text=given.prompt), wants, bare), given.model or "")
 
-    def answer(self, asked: Asked, counted: Counted, card: ModelCard) -> Iterator[bytes]:
+    def answer(self, asked: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
         ids = bytes_to_ids(counted.ids)
         yield b'{"count":%d,"max_model_len":%d,"tokens":' % (counted.prompt_tokens, card.context_tokens)
         yield from _array(len(ids), lambda part: ids[part].tolist())
@@ -108,12 +108,12 @@ class Tokenize:
 class Detokenize:
     name: ClassVar[str] = "detokenize"
 
-    def parse(self, body: bytes) -> Asked:
+    def parse(self, body: bytes) -> TokenizeRequest:
         given = decode(_ids, body)
         ids = ids_to_bytes(given.tokens)
-        return Asked(Count(0, Job(prompt_ids=ids), "text"), given.model or "")
+        return TokenizeRequest(Count(0, Job(prompt_ids=ids), "text"), given.model or "")
 
-    def answer(self, asked: Asked, counted: Counted, card: ModelCard) -> Iterator[bytes]:
+    def answer(self, asked: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
         yield to_json({"prompt": counted.text})
 
     def error(self, error: StenoError, request_id: str = "") -> bytes:

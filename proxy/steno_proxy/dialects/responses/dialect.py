@@ -26,7 +26,7 @@ from steno_proxy.dialects.base import Choice, Header, Writer, check_wire, decode
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
-from steno_proxy.dialects.parts import Seen
+from steno_proxy.dialects.parts import SeenParts
 from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import read_items, seal
 from steno_proxy.dialects.responses.output import ResponsesRequest, body_of, usage
@@ -58,7 +58,7 @@ class _Reasoning(msgspec.Struct):
     generate_summary: str | None = None
 
 
-class _Body(common.SamplingBody, kw_only=True):
+class _ResponsesBody(common.SamplingBody, kw_only=True):
     input: str | list[Any] | None = None
     instructions: str | list[Any] | None = None
     previous_response_id: str | None = None
@@ -79,7 +79,7 @@ class _Body(common.SamplingBody, kw_only=True):
     safety_identifier: str | None = None
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(_ResponsesBody)
 
 
 def turn_of_response(response_id: str) -> str:
@@ -182,7 +182,7 @@ class ResponsesCompact(Responses):
         return COMPACT
 
 
-def canonical(body: _Body, last: Message | None = None) -> ResponsesRequest:
+def canonical(body: _ResponsesBody, last: Message | None = None) -> ResponsesRequest:
     """The request that a body is. Args: last: comes after all of its messages, and after those that it goes on from.
 
     Raises: BadRequest with the dotted path of the field to blame.
@@ -197,7 +197,7 @@ def canonical(body: _Body, last: Message | None = None) -> ResponsesRequest:
     tools = read_tools(body.tools or [], body.input)
     choice, functions = read_choice(body.tool_choice, tools)
     include, reasoning = body.include or [], body.reasoning or _Reasoning()
-    seen = Seen(dropped=tools.dropped)
+    seen = SeenParts(dropped=tools.dropped)
     after = ""
     if body.previous_response_id is not None:
         after = _previous(body.previous_response_id)
@@ -251,13 +251,13 @@ def _previous(response_id: str) -> str:
         ) from None
 
 
-def _instructions(body: _Body, tools: Tools, seen: Seen) -> list[Message]:
+def _instructions(body: _ResponsesBody, tools: Tools, seen: SeenParts) -> list[Message]:
     if isinstance(body.instructions, list):
         return read_items("instructions", body.instructions, tools, seen)
     return [{"role": "system", "content": body.instructions}] if body.instructions else []
 
 
-def _input(body: _Body, tools: Tools, seen: Seen) -> list[Message]:
+def _input(body: _ResponsesBody, tools: Tools, seen: SeenParts) -> list[Message]:
     if isinstance(body.input, str):
         return [{"role": "user", "content": body.input}]
     return read_items("input", body.input or [], tools, seen)
@@ -277,18 +277,18 @@ def _response_format(text: _Text | None) -> ResponseFormat:
     return ResponseFormat("json_schema", given.name or "", given.schema, bool(given.strict))
 
 
-def _template_kwargs(body: _Body, reasoning: _Reasoning) -> dict[str, Any]:
+def _template_kwargs(body: _ResponsesBody, reasoning: _Reasoning) -> dict[str, Any]:
     kwargs = common.template_kwargs_of(body.chat_template_kwargs)
     if reasoning.effort is not None:
         kwargs.setdefault("reasoning_effort", reasoning.effort)
     return kwargs
 
 
-def _top_logprobs(body: _Body, include: list[str]) -> int | None:
+def _top_logprobs(body: _ResponsesBody, include: list[str]) -> int | None:
     return (body.top_logprobs or 0) if body.top_logprobs or "message.output_text.logprobs" in include else None
 
 
-def _echo(body: _Body, reasoning: _Reasoning) -> dict[str, Any]:
+def _echo(body: _ResponsesBody, reasoning: _Reasoning) -> dict[str, Any]:
     """What a response repeats of its request."""
     text: dict[str, Any] = {"type": "text"}
     if body.text is not None and body.text.format is not None:
@@ -319,7 +319,7 @@ def _echo(body: _Body, reasoning: _Reasoning) -> dict[str, Any]:
     }
 
 
-def _kept(request: ResponsesRequest, body: _Body) -> dict[str, Any]:
+def _kept(request: ResponsesRequest, body: _ResponsesBody) -> dict[str, Any]:
     """What a stored response needs and the rest of the turn's record does not say. Only what differs from the defaults, and
     nothing that differs from turn to turn: this is stored once for all turns that have it in common."""
     kept: dict[str, Any] = {"stored": True}

@@ -25,7 +25,7 @@ from steno_proxy.dialects.responses.output import (
     state_of,
 )
 from steno_proxy.dialects.responses.text import FreeText
-from steno_proxy.dialects.responses.tools import Place, Tools
+from steno_proxy.dialects.responses.tools import ClientTool, Tools
 
 _REASONING, _MESSAGE = -2, -1
 """What is open, beside the index of a call."""
@@ -47,7 +47,7 @@ class ResponsesWriter:
         self._texts: list[str] = []  # what the open item has said
         self._tokens: list[TokenLogprob] = []
         self._pending: list[TokenLogprob] = []  # sampled since the last text delta
-        self._place = Place("", "")
+        self._place = ClientTool("", "")
         self._call_id = ""
         self._free: FreeText | None = None
         self._held = True  # a custom call whose id can't be told yet
@@ -148,7 +148,7 @@ class ResponsesWriter:
         added = self._added(message_item(self._id("msg"), [], "in_progress"))
         return added + self._event("response.content_part.added", where | {"part": output_part("", [])})
 
-    def _open_call(self, place: Place) -> bytes:
+    def _open_call(self, place: ClientTool) -> bytes:
         self._place = place
         self._free = FreeText() if place.custom else None
         self._held = place.custom

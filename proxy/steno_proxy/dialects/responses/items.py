@@ -18,9 +18,9 @@ from typing import Any
 from steno.contracts.chat import RECORDED, Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.openai.common import to_json
-from steno_proxy.dialects.parts import Part, Seen, content_of, text_part, texts_of
+from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, texts_of
 from steno_proxy.dialects.responses.text import FREE_TEXT
-from steno_proxy.dialects.responses.tools import Place, Tools
+from steno_proxy.dialects.responses.tools import ClientTool, Tools
 
 RAW_CALL = "ctcr"
 """Prefix of a custom call's item id whose arguments were not of the agreed shape: its input is the arguments themselves."""
@@ -43,9 +43,9 @@ def turn_of(item_id: Any) -> str:
     return found[1] if found else ""
 
 
-def read_items(field: str, given: list[Any], tools: Tools, seen: Seen) -> list[Message]:
+def read_items(field: str, given: list[Any], tools: Tools, seen: SeenParts) -> list[Message]:
     """`given` is the request's `field`. Raises: BadRequest naming what is wrong (`input.3.content.0.type`)."""
-    reader = _Reader(tools, seen)
+    reader = _ItemsReader(tools, seen)
     for i, item in enumerate(given):
         if not isinstance(item, dict):
             raise BadRequest(f"{field}.{i}: expected an object", field=f"{field}.{i}")
@@ -54,8 +54,8 @@ def read_items(field: str, given: list[Any], tools: Tools, seen: Seen) -> list[M
     return reader.messages
 
 
-class _Reader:
-    def __init__(self, tools: Tools, seen: Seen) -> None:
+class _ItemsReader:
+    def __init__(self, tools: Tools, seen: SeenParts) -> None:
         self.messages: list[Message] = []
         self._tools = tools
         self._seen = seen
@@ -111,7 +111,7 @@ class _Reader:
     def _call(self, path: str, item: dict[str, Any], custom: bool) -> None:
         call_id = _string(path, item, "call_id")
         namespace = item.get("namespace")
-        place = Place(namespace if isinstance(namespace, str) else "", _string(path, item, "name"))
+        place = ClientTool(namespace if isinstance(namespace, str) else "", _string(path, item, "name"))
         if custom:
             text = item.get("input")
             if not isinstance(text, str):
@@ -174,7 +174,7 @@ def _string(path: str, item: dict[str, Any], key: str) -> str:
     return value
 
 
-def _content(path: str, given: Any, seen: Seen | None) -> str | list[Part]:
+def _content(path: str, given: Any, seen: SeenParts | None) -> str | list[Part]:
     """Texts and images as canonical content. seen: None where no image may stand."""
     if given is None:
         return ""
@@ -204,7 +204,7 @@ def _text(path: str, kind: Any, part: Any) -> str:
     return text or ""
 
 
-def _image(path: str, part: dict[str, Any], seen: Seen) -> Part:
+def _image(path: str, part: dict[str, Any], seen: SeenParts) -> Part:
     if part.get("file_id"):
         raise BadRequest(
             f"{path}.file_id is not supported (the proxy stores no files): send image_url", field=f"{path}.file_id"

@@ -17,7 +17,7 @@ from steno_proxy.dialects.base import Choice, Header
 from steno_proxy.dialects.openai.common import logprobs_of
 from steno_proxy.dialects.responses.items import RAW_CALL, seal
 from steno_proxy.dialects.responses.text import free_text
-from steno_proxy.dialects.responses.tools import Place, Tools
+from steno_proxy.dialects.responses.tools import ClientTool, Tools
 
 Item = dict[str, Any]
 
@@ -29,7 +29,7 @@ class ResponsesRequest(CanonicalRequest):
     echo: what a response repeats of its request.
     """
 
-    places: dict[str, Place] = msgspec.field(default_factory=dict)
+    places: dict[str, ClientTool] = msgspec.field(default_factory=dict)
     summary: bool = False
     sealed: bool = False
     echo: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -54,7 +54,7 @@ def message_item(item_id: str, parts: list[dict[str, Any]], status: str = "compl
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
-def call_item(turn_id: str, index: int, call_id: str, place: Place, text: str, raw: bool, status: str) -> Item:
+def call_item(turn_id: str, index: int, call_id: str, place: ClientTool, text: str, raw: bool, status: str) -> Item:
     """text: arguments, or a custom call's input."""
     if place.custom:
         prefix = RAW_CALL if raw else "ctc"

@@ -23,7 +23,7 @@ from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.parts import Part
 from steno_proxy.dialects.responses.output import Item, ResponsesRequest, body_of, message_item, output_part
 from steno_proxy.dialects.responses.text import free_text
-from steno_proxy.dialects.responses.tools import FUNCTION_DEFAULTS, Place, Tools
+from steno_proxy.dialects.responses.tools import FUNCTION_DEFAULTS, ClientTool, Tools
 
 MOST_ITEMS = 100
 """Of one page, as at OpenAI."""
@@ -32,7 +32,7 @@ _ITEMS = 20
 
 def stored_body(turn: Turn, kept: dict[str, Any], instructions: list[dict[str, Any]]) -> bytes:
     """The body of `GET`. Args: instructions: the messages that the request's instructions were."""
-    places = {name: Place(*place) for name, place in kept.get("places", {}).items()}
+    places = {name: ClientTool(*place) for name, place in kept.get("places", {}).items()}
     request = ResponsesRequest(
         dialect=turn.dialect,
         model=turn.model,
@@ -52,7 +52,7 @@ def deleted_body(response_id: str) -> bytes:
 
 
 def _echo(
-    turn: Turn, kept: dict[str, Any], places: dict[str, Place], instructions: list[dict[str, Any]]
+    turn: Turn, kept: dict[str, Any], places: dict[str, ClientTool], instructions: list[dict[str, Any]]
 ) -> dict[str, Any]:
     asked, options = turn.asked, turn.options
     return {
@@ -92,21 +92,21 @@ def _format(given: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "name": "", "strict": False} | given
 
 
-def _choice(choice: str, places: dict[str, Place]) -> Any:
+def _choice(choice: str, places: dict[str, ClientTool]) -> Any:
     if not choice.startswith("function:"):
         return choice
     name = choice.removeprefix("function:")
-    place = places.get(name) or Place("", name)
+    place = places.get(name) or ClientTool("", name)
     shown = {"type": "custom" if place.custom else "function", "name": place.name}
     return shown | ({"namespace": place.namespace} if place.namespace else {})
 
 
-def _tools(functions: list[dict[str, Any]], places: dict[str, Place]) -> list[dict[str, Any]]:
+def _tools(functions: list[dict[str, Any]], places: dict[str, ClientTool]) -> list[dict[str, Any]]:
     """As the client would say them, those of a namespace together."""
     tools: list[dict[str, Any]] = []
     namespaces: dict[str, list[dict[str, Any]]] = {}
     for function in (tool["function"] for tool in functions):
-        place = places.get(function["name"]) or Place("", function["name"])
+        place = places.get(function["name"]) or ClientTool("", function["name"])
         shown = {"type": "custom" if place.custom else "function", "name": place.name}
         if "description" in function:
             shown["description"] = function["description"]
@@ -126,7 +126,7 @@ def _tools(functions: list[dict[str, Any]], places: dict[str, Place]) -> list[di
 # -- what it was an answer to
 
 
-def input_items(turn_id: str, messages: Sequence[Message], places: Mapping[str, Place]) -> list[Item]:
+def input_items(turn_id: str, messages: Sequence[Message], places: Mapping[str, ClientTool]) -> list[Item]:
     """The items of a conversation, in its order.
 
     Args: messages: all before the answer, without the instructions. places: `Tools.places` of the answer's request.

@@ -34,7 +34,7 @@ FUNCTION_DEFAULTS: dict[str, Any] = {"description": None, "parameters": None, "s
 """What a response says of a function where its request said nothing; `strict` is what was in effect."""
 
 
-class Place(NamedTuple):
+class ClientTool(NamedTuple):
     """What a client calls a function of the model's. namespace: "" for none."""
 
     namespace: str
@@ -51,14 +51,14 @@ class Tools:
     """
 
     functions: list[Tool] = field(default_factory=list)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, ClientTool] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
 
-    def place(self, function: str) -> Place:
+    def place(self, function: str) -> ClientTool:
         """What the client calls this function; one that there is not is called as the model called it."""
-        return self.places.get(function) or Place("", function)
+        return self.places.get(function) or ClientTool("", function)
 
-    def function(self, place: Place) -> str:
+    def function(self, place: ClientTool) -> str:
         """The model's name for what a client calls so, also when the tool is no longer offered."""
         joined = name = joined_name(place)
         if not self.places:
@@ -86,7 +86,7 @@ def told_tools(given: list[Any]) -> list[Any]:
     return told
 
 
-def joined_name(place: Place) -> str:
+def joined_name(place: ClientTool) -> str:
     if place.namespace in ("", ROOT_NAMESPACE):
         return place.name
     return place.namespace + ("" if place.namespace.endswith("__") else "__") + place.name
@@ -103,7 +103,7 @@ def read_tools(given: list[Any], items: Any = None) -> Tools:
             if not isinstance(item.get("tools"), list):
                 raise BadRequest(f"input.{k}.tools is required", field=f"input.{k}.tools")
             found += [(f"input.{k}.tools.{i}", tool) for i, tool in enumerate(item["tools"])]
-    reader = _Reader({tool["name"] for _, tool in found if _plain(tool)})
+    reader = _ToolsReader({tool["name"] for _, tool in found if _plain(tool)})
     for path, tool in found:
         reader.take(path, tool, "", "")
     return reader.tools
@@ -113,7 +113,7 @@ def _plain(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("type") in ("function", "custom") and isinstance(tool.get("name"), str)
 
 
-class _Reader:
+class _ToolsReader:
     """plain: names of the tools outside namespaces, which keep theirs."""
 
     def __init__(self, plain: set[str]) -> None:
@@ -132,7 +132,7 @@ class _Reader:
         if kind not in ("function", "custom"):
             self.tools.dropped.append(kind)
             return
-        place = Place(namespace, _text(path, tool, "name"), kind == "custom")
+        place = ClientTool(namespace, _text(path, tool, "name"), kind == "custom")
         name = self._name(path, place)
         if place != ("", name, False):
             self.tools.places[name] = place
@@ -152,7 +152,7 @@ class _Reader:
             function["strict"] = tool["strict"]
         self.tools.functions.append({"type": "function", "function": function})
 
-    def _name(self, path: str, place: Place) -> str:
+    def _name(self, path: str, place: ClientTool) -> str:
         name = joined_name(place)
         if place.namespace:
             for _ in range(_MOST_NAMESAKES):
@@ -242,4 +242,6 @@ def _allowed(given: dict[str, Any], tools: Tools) -> tuple[str, list[Tool]]:
 
 def _named(given: dict[str, Any], tools: Tools) -> str:
     name, namespace = given.get("name"), given.get("namespace")
-    return tools.function(Place(namespace if isinstance(namespace, str) else "", name if isinstance(name, str) else ""))
+    return tools.function(
+        ClientTool(namespace if isinstance(namespace, str) else "", name if isinstance(name, str) else "")
+    )

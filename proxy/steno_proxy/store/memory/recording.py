@@ -9,12 +9,12 @@ from steno.contracts.notes import Notes
 from steno.contracts.records import Turn
 from steno_proxy.store.codec import EncodedTurn, Entry, decode_entry, decode_turn, join_entry
 from steno_proxy.store.head import Head
-from steno_proxy.store.interface import Asked
+from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.retries import AskedAgain
 from steno_proxy.store.texts import Text, pack, unpack
 
 
-class Recording:
+class MemoryRecording:
     """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit.
     `superseded`: turn_id -> that of the turn which took its place; `retries`: the other way round, where that was
     found out later."""
@@ -47,7 +47,7 @@ class Recording:
         self.ids.append(b"")
         self.logprobs.append(b"")
 
-    def pair(self, asked: Asked, turn: Turn, began: float) -> None:
+    def pair(self, asked: RetryKey, turn: Turn, began: float) -> None:
         """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
         superseded = self.superseded
         for earlier, later in self.again.recorded(

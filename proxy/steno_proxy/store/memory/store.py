@@ -21,8 +21,8 @@ from steno_proxy.store.codec import FIRST_MESSAGE, decode_entry, decode_row, enc
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import doc_of, head_of, run_of, session_of
 from steno_proxy.store.images import together
-from steno_proxy.store.interface import Asked, Page, Path, Tail
-from steno_proxy.store.memory.recording import Recording
+from steno_proxy.store.interface import Page, Path, RetryKey, Tail
+from steno_proxy.store.memory.recording import MemoryRecording
 from steno_proxy.store.memory.runs import MemoryRuns
 from steno_proxy.store.policies import MemoryPolicies
 from steno_proxy.store.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
@@ -35,7 +35,7 @@ class MemoryStore:
     """Keeps the `SessionStore` protocol, in this process only."""
 
     def __init__(self) -> None:
-        self._recordings: dict[str, Recording] = {}
+        self._recordings: dict[str, MemoryRecording] = {}
         self._groups: dict[str, Group] = {}
         self._places: list[Position] = []
         self._group_places: dict[str, list[Position]] = {}
@@ -63,7 +63,7 @@ class MemoryStore:
     async def keep(self, name: str, value: bytes) -> bytes:
         return self._kept.setdefault(name, value)
 
-    def _get(self, trial_id: str) -> Recording:
+    def _get(self, trial_id: str) -> MemoryRecording:
         recording = self._recordings.get(trial_id)
         if recording is not None:
             return recording
@@ -85,7 +85,7 @@ class MemoryStore:
             return None
         return self._session(trial_id, recording)
 
-    def _session(self, trial_id: str, recording: Recording) -> Session:
+    def _session(self, trial_id: str, recording: MemoryRecording) -> Session:
         return session_of(trial_id, recording.head, recording.doc)
 
     # -- groups and sessions
@@ -108,7 +108,7 @@ class MemoryStore:
         if trial_id not in self._recordings:
             if self._buried(trial_id):
                 raise Gone(f"session {trial_id} is closed")
-            self._recordings[trial_id] = Recording(head_of(session), doc_of(session))
+            self._recordings[trial_id] = MemoryRecording(head_of(session), doc_of(session))
             self._timed[trial_id] = look_at(session, session.created_at)
             for places in self._places_of(session.group_id):
                 insort(places, Position(session.created_at, trial_id))
@@ -188,7 +188,7 @@ class MemoryStore:
         if recording is not None and recording.head.status != "open":
             self._settle(trial_id, recording, now)
 
-    def _settle(self, trial_id: str, recording: Recording, now: float) -> None:
+    def _settle(self, trial_id: str, recording: MemoryRecording, now: float) -> None:
         head, run_id = recording.head, run_of(recording.doc)
         if accountable(head.group, run_id):
             self.runs.ended(run_id, ended(trial_id, head, recording.turns), now)
@@ -253,7 +253,9 @@ class MemoryStore:
         reply_at = decode_entry(recording.turns[numbers[-1]]).refs[-1]
         return Path(path_ids([recording.ids[number] for number in numbers]), unpack(recording.texts[reply_at]))
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+    async def commit(
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+    ) -> int:
         recording = self._recordings.get(trial_id)
         if recording is None:
             self._came_late(trial_id, turn)

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from steno_proxy.store.places import Place
+from steno_proxy.store.places import ArchivePlace
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, notes_key, trial_keys
 
@@ -53,25 +53,25 @@ class RedisArchive:
     async def end(self) -> None:
         await self._run("end")
 
-    async def commit(self, places: dict[str, Place]) -> bool:
+    async def commit(self, places: dict[str, ArchivePlace]) -> bool:
         return await self._run("commit", *[part for t, place in places.items() for part in (t, place.encode())])
 
-    async def places(self, trial_ids: Sequence[str]) -> dict[str, Place]:
+    async def places(self, trial_ids: Sequence[str]) -> dict[str, ArchivePlace]:
         """Of those that are in the archive."""
         if not trial_ids:
             return {}
         [found] = await self._link.ask(("HMGET", ARCHIVED, *trial_ids))
-        return {t: Place.decode(raw) for t, raw in zip(trial_ids, found, strict=True) if raw is not None}
+        return {t: ArchivePlace.decode(raw) for t, raw in zip(trial_ids, found, strict=True) if raw is not None}
 
     async def forget(self, trial_id: str) -> bool:
         """A session is deleted: its bytes are overwritten in the next round."""
         return await self._run("forget", trial_id)
 
-    async def blanks(self) -> list[Place]:
+    async def blanks(self) -> list[ArchivePlace]:
         [found] = await self._link.ask(("SMEMBERS", BLANKS))
-        return [Place.decode(raw) for raw in found]
+        return [ArchivePlace.decode(raw) for raw in found]
 
-    async def blanked(self, place: Place) -> None:
+    async def blanked(self, place: ArchivePlace) -> None:
         await self._link.write("SREM", BLANKS, place.encode())
 
     async def state(self, trial_id: str) -> str:

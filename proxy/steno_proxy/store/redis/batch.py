@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from steno.contracts.errors import StoreUnavailable
-from steno_proxy.store.redis.patience import Patience
+from steno_proxy.store.redis.patience import LoopTimeout
 from steno_proxy.store.redis.wait import NotReplicated, Wait
 
 Command = tuple[Any, ...]
@@ -28,7 +28,7 @@ BATCH_BYTES = 1 << 20
 """A batch is closed when it has grown to either: a megabyte is a few milliseconds of the server's time."""
 
 
-class _Waiting:
+class _WaitingCommands:
     """Commands of one caller, and who waits for their replies until `deadline` (loop time)."""
 
     __slots__ = ("commands", "deadline", "replies", "size")
@@ -56,7 +56,7 @@ class Batches:
         self._patience = patience
         self._timeout_s = timeout_s
         self._wait = wait
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingCommands] = deque()
         self._lanes: set[asyncio.Task[None]] = set()
 
     async def submit(self, commands: Sequence[Command]) -> list[Any]:
@@ -65,7 +65,7 @@ class Batches:
         Raises: RedisError: that of the first command that the server refused; NotReplicated. TimeoutError, OSError.
         """
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(commands, loop.time() + self._timeout_s, loop.create_future())
+        waiting = _WaitingCommands(commands, loop.time() + self._timeout_s, loop.create_future())
         self._waiting.append(waiting)
         if len(self._lanes) < LANES:
             self._lanes.add(loop.create_task(self._drain()))
@@ -104,7 +104,7 @@ class Batches:
             # that has ended.
             self._lanes.discard(lane)
 
-    async def _send(self, batch: list[_Waiting]) -> None:
+    async def _send(self, batch: list[_WaitingCommands]) -> None:
         pipe = self._client.pipeline(transaction=False)
         for waiting in batch:
             for command in waiting.commands:
@@ -115,7 +115,7 @@ class Batches:
             # The first has waited longest, so whoever is not in this batch has at least as long left after it. It is asked in any
             # case: what it has waited for were others, and not the server.
             left_s = batch[0].deadline - asyncio.get_running_loop().time()
-            async with Patience(max(left_s, self._timeout_s / 8)), self._patience():
+            async with LoopTimeout(max(left_s, self._timeout_s / 8)), self._patience():
                 replies = await pipe.execute(raise_on_error=False)
         except asyncio.CancelledError:
             for waiting in batch:
@@ -138,7 +138,7 @@ class Batches:
                 waiting.replies.set_result(theirs)
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
+def _fail(waiting: _WaitingCommands, error: Exception) -> None:
     if not waiting.replies.done():
         waiting.replies.set_exception(error)
 

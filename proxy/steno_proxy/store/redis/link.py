@@ -26,7 +26,7 @@ from steno.contracts.errors import StoreUnavailable
 from steno_proxy.redis_url import RedisUrl, read_redis_url
 from steno_proxy.store.redis.batch import Batches, Command
 from steno_proxy.store.redis.greeting import refusal
-from steno_proxy.store.redis.patience import Patience
+from steno_proxy.store.redis.patience import LoopTimeout
 from steno_proxy.store.redis.wait import NotReplicated, Wait, write_and_wait
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class RedisLink:
         task = asyncio.current_task()
         assert task is not None
         cancelled = task.cancelling()
-        async with Patience(self._call_timeout_s), self._slots, self._patience():
+        async with LoopTimeout(self._call_timeout_s), self._slots, self._patience():
             reply = await command
         # redis-py writes within `asyncio.wait_for`, which loses a cancellation before Python 3.12.
         if task.cancelling() > cancelled:
@@ -196,7 +196,7 @@ class RedisLink:
 
     def _patience(self) -> AbstractAsyncContextManager[None]:
         """For one round trip, a connection for it included. Sentinels and clusters are asked several things, each bounded."""
-        return Patience(self._reply_timeout_s) if self._plain else contextlib.nullcontext()
+        return LoopTimeout(self._reply_timeout_s) if self._plain else contextlib.nullcontext()
 
     async def _shared(self, commands: Sequence[Command], writes: bool = False) -> list[Any]:
         """Reads do not wait for replicas behind writes that do; where nobody does, both share their round trips."""

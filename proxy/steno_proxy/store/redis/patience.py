@@ -15,7 +15,7 @@ LATE_S = 0.05
 """A timer that is later than this was held up by the loop."""
 
 
-class Patience:
+class LoopTimeout:
     """As `asyncio.timeout(timeout_s)`. Where the loop was held, up to twice as long, and as much longer as it was held.
 
     Raises TimeoutError on exit. Not to be used twice.

@@ -20,7 +20,7 @@ from steno_proxy.pace import Pace
 from steno_proxy.store.codec import (
     FIRST_MESSAGE,
     EncodedTurn,
-    Said,
+    PromptTexts,
     decode_entry,
     decode_row,
     decode_turn,
@@ -31,7 +31,7 @@ from steno_proxy.store.codec import (
 )
 from steno_proxy.store.head import Head, head_from_hash, session_of
 from steno_proxy.store.images import apart, together
-from steno_proxy.store.interface import Asked, Path, Tail
+from steno_proxy.store.interface import Path, RetryKey, Tail
 from steno_proxy.store.redis.batch import Command
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.schema import TrialKeys, notes_key, trial_keys
@@ -93,7 +93,9 @@ class RedisRecordings:
             refuse(trial_id, CLOSED)
         return Path(path_ids(elements), unpack(packed))
 
-    async def commit(self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: Asked | None = None) -> int:
+    async def commit(
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+    ) -> int:
         long = is_long(turn)
         encoded = encode_turn(turn, row, await self._said(turn) if long else None)
         keys = trial_keys(trial_id)
@@ -112,12 +114,12 @@ class RedisRecordings:
         turn.index = number
         return number
 
-    async def _said(self, turn: Turn) -> Said:
+    async def _said(self, turn: Turn) -> PromptTexts:
         """`said_in` a long turn."""
         await self._pace.turn()
         messages, images = apart(turn.messages)
         texts = await self._in_slices(map(text_of, (*images, *messages)))
-        return Said(texts, len(images))
+        return PromptTexts(texts, len(images))
 
     async def _in_slices(self, work: Iterable[T]) -> list[T]:
         done: list[T] = []

@@ -23,7 +23,7 @@ from steno_proxy.redis_url import home_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
 from steno_proxy.store.interface import Page, Tail
-from steno_proxy.store.places import InArchive, NoShelf, Place, Shelf
+from steno_proxy.store.places import ArchivePlace, InArchive, NoShelf, Shelf
 from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
 from steno_proxy.store.redis.index import RedisIndex
@@ -165,7 +165,7 @@ class RedisStore(RedisRecordings):
         except InArchive as archived:
             return await self._head(trial_id, archived.place)
 
-    async def _head(self, trial_id: str, place: Place, *, noted: bool = False) -> Session:
+    async def _head(self, trial_id: str, place: ArchivePlace, *, noted: bool = False) -> Session:
         """The session in the archive. noted: with its notes, which are asked for on their own otherwise (`notes`)."""
         [found] = await self._shelf.heads([(trial_id, place)])
         if isinstance(found, ArchiveUnreadable):
@@ -345,7 +345,7 @@ class RedisStore(RedisRecordings):
             await self._index.publish(trial_id, head, members[trial_id])
         return session_of(trial_id, head, reply[2])
 
-    async def _completed(self, trial_id: str, place: Place, status: str, reward: float | None) -> Session:
+    async def _completed(self, trial_id: str, place: ArchivePlace, status: str, reward: float | None) -> Session:
         """The same values again change nothing, in the archive either."""
         session = await self._head(trial_id, place)
         if (session.status, session.reward) != (status, reward):
@@ -384,7 +384,7 @@ class RedisStore(RedisRecordings):
             if reply[0] == MISSING:
                 refuse(trial_id, MISSING)
 
-    async def _delete_archived(self, trial_id: str, place: Place, *, now: float, tombstone_s: float) -> None:
+    async def _delete_archived(self, trial_id: str, place: ArchivePlace, *, now: float, tombstone_s: float) -> None:
         """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
         session = None
         with contextlib.suppress(ArchiveUnreadable):  # also one that can't be read may be deleted
@@ -490,7 +490,7 @@ class RedisStore(RedisRecordings):
             if not self._watchers:
                 await self._watch_link.rest()
 
-    async def _past(self, trial_id: str, place: Place, seen: int) -> AsyncGenerator[Event, None]:
+    async def _past(self, trial_id: str, place: ArchivePlace, seen: int) -> AsyncGenerator[Event, None]:
         session, turns = await self._shelf.read(trial_id, place)
         for event in past_events(seen, session, turns):
             yield event

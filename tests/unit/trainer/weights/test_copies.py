@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed
 from steno_trainer.weights import copies as module
 from steno_trainer.weights.copies import Copies, Copy
@@ -38,8 +38,8 @@ class Fixed:
             yield {name: tensor}
 
 
-def at(step: int) -> Version:
-    return Version("run", step)
+def at(step: int) -> PolicyVersion:
+    return PolicyVersion("run", step)
 
 
 def names(root: Path) -> list[str]:
@@ -131,7 +131,7 @@ def test_two_trainers_may_write_to_one_folder_at_once(tmp_path: Path) -> None:
     done: list[Copy] = []
 
     def trainer(lineage: str) -> None:
-        done.append(Copies(tmp_path, keep=4).write(Version(lineage, 1), Fixed(1.0, 2.0, before=both.wait)))
+        done.append(Copies(tmp_path, keep=4).write(PolicyVersion(lineage, 1), Fixed(1.0, 2.0, before=both.wait)))
 
     threads = [threading.Thread(target=trainer, args=(lineage,)) for lineage in ("a", "b")]
     for thread in threads:

@@ -11,13 +11,13 @@ import pytest
 
 from steno.contracts.errors import BadRequest, Conflict, Unreachable
 from steno.contracts.policy import Probe, UpdateSpec, Want, WorkerUpdate
-from steno_trainer.data.staleness import Version
+from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
 from steno_trainer.weights.copies import Copies
 from steno_trainer.weights.follow import MAX_FAILED_PAUSE_S, MAX_PAUSE_S, Follower
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import ModelWeights
-from steno_trainer.weights.transports import Filesystem, Stream, Transport
+from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 from tests.support.waiting import until
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
@@ -27,7 +27,7 @@ Pauses = list[float]
 
 def publication(transport: Transport) -> Publication:
     """Of a model of some 100 kB in several shards."""
-    staged = transport.stage(Version("run", 7), ModelWeights(qwen(), bucket_bytes=20_000))
+    staged = transport.stage(PolicyVersion("run", 7), ModelWeights(qwen(), bucket_bytes=20_000))
     spec = UpdateSpec(
         lineage="run", step=7, transport=transport.name, location=staged.location, manifest=staged.manifest
     )
@@ -36,12 +36,12 @@ def publication(transport: Transport) -> Publication:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Publication:
-    return publication(Filesystem(Copies(tmp_path)))
+    return publication(FilesystemTransport(Copies(tmp_path)))
 
 
 @pytest.fixture
 def streamed(tmp_path: Path) -> Publication:
-    return publication(Stream(Copies(tmp_path)))
+    return publication(StreamTransport(Copies(tmp_path)))
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from steno_trainer.errors import WeightsUnavailable
-from steno_trainer.weights.probe import LARGEST, Limits, make_probe, probe_ids
+from steno_trainer.weights.probe import LARGEST, ProbeTolerance, make_probe, probe_ids
 from tests.unit.trainer.weights.models import qwen
 
 
@@ -31,7 +31,7 @@ def test_a_module_may_give_bare_logits() -> None:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.table(ids)
 
-    assert len(make_probe(Bare(), [1, 2, 3], limits=Limits.of("bfloat16")).logprobs) == 2
+    assert len(make_probe(Bare(), [1, 2, 3], limits=ProbeTolerance.of("bfloat16")).logprobs) == 2
 
 
 def test_ids_are_the_same_everywhere_and_within_the_vocabulary() -> None:
@@ -48,7 +48,7 @@ def test_weights_that_are_no_numbers_are_not_sent() -> None:
 
 
 def test_a_higher_tolerance_raises_the_others_with_it_and_a_lower_one_leaves_them() -> None:
-    assert Limits.of("bfloat16") == Limits(1.0, 0.15, 0.05)
-    assert Limits.of("bfloat16", 2.0) == Limits(2.0, 0.3, 0.1)
-    assert Limits.of("bfloat16", 0.1) == Limits(0.1, 0.15, 0.05)
-    assert Limits.of("float32").largest < 0.1 * Limits.of("bfloat16").largest
+    assert ProbeTolerance.of("bfloat16") == ProbeTolerance(1.0, 0.15, 0.05)
+    assert ProbeTolerance.of("bfloat16", 2.0) == ProbeTolerance(2.0, 0.3, 0.1)
+    assert ProbeTolerance.of("bfloat16", 0.1) == ProbeTolerance(0.1, 0.15, 0.05)
+    assert ProbeTolerance.of("float32").largest < 0.1 * ProbeTolerance.of("bfloat16").largest
