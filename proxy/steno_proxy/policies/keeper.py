@@ -213,12 +213,16 @@ class Policies:
 
     async def run(self) -> None:
         """Keep up with the store, until cancelled."""
+        said = ""
         while True:
             self._kick.clear()
             try:
                 await self.sync()
+                said = ""
             except StenoError as error:
-                log.warning("can't synchronise policies with the store, trying again: %s", error.message)
+                if error.message != said:  # once for an outage, not each second
+                    log.warning("can't synchronise policies with the store, trying again: %s", error.message)
+                said = error.message
             # A record that this release can't read, say: the rest goes on, and the log has it every second.
             except Exception:
                 log.exception("can't synchronise policies with the store")

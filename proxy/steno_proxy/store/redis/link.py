@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha1
@@ -37,6 +38,7 @@ MAX_CONNECTIONS = 64  # commits under way at once; more wait for their turn rath
 SENTINEL_TIMEOUT_S = 1.0  # for each of them; they are asked one after the other
 REPLY_TIMEOUT_S = 2.0  # a server that is alive answers in well under a millisecond; an AOF fsync may stall for a second
 CALL_TIMEOUT_S = 5.0  # one whole call: waiting for a connection, connecting, one retry, the reply
+SAY_AGAIN_S = 10.0  # the same failure is logged so often: while Redis is away every request meets it
 LEAVE_EVERY_S = 1.0  # at most: all who were told the same of one server say so at once
 
 
@@ -235,8 +237,21 @@ class RedisLink:
             await pool.disconnect(inuse_connections=False)
 
 
+class _Failures:
+    """What was logged last, and when."""
+
+    text, at = "", 0.0
+
+    @classmethod
+    def say(cls, error: Exception) -> None:
+        text, now = f"{type(error).__name__}: {error}", time.monotonic()
+        if text != cls.text or now >= cls.at + SAY_AGAIN_S:
+            cls.text, cls.at = text, now
+            log.warning("a Redis command failed: %s", text)
+
+
 def _unavailable(error: Exception) -> StoreUnavailable:
-    log.warning("a Redis command failed: %s: %s", type(error).__name__, error)
+    _Failures.say(error)
     if isinstance(error, NotReplicated):
         return StoreUnavailable(f"the session store did not replicate a write: {error}")
     return StoreUnavailable(f"the session store does not answer ({type(error).__name__})")
