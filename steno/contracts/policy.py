@@ -199,11 +199,14 @@ class PolicyList(BaseModel):
 class ModelName(BaseModel):
     """A name that workers have served: a request for it means that model and no other, until it is retired.
 
+    policy: that it was last served under; "": an older release has kept the name alone. While a name of the policy `default` is
+        kept, names that no worker has served mean that policy and no other.
     workers: ids of those that serve it, as this proxy sees them; none: requests for it wait, then get 503.
     """
 
     model_config = ConfigDict(extra="forbid")
     name: str
+    policy: str = ""
     workers: list[str] = Field(default_factory=list)
 
 

@@ -17,9 +17,10 @@ app = typer.Typer(no_args_is_help=True, help="Look at model names, and retire th
 
 @app.command("list")
 def list_models(as_json: Json = False, url: Url = None, key: Key = None, key_file: KeyFile = None) -> None:
-    """List the model names that workers have served, and who serves them now.
+    """List the model names that workers have served, their policies, and who serves them now.
 
-    A request for one of them waits while nobody serves it, and gets 503 then; any other name means the policy `default`.
+    A request for one of them waits while nobody serves it, and gets 503 then; any other name means the policy `default`. It
+    waits in the same way, if a model of that policy is listed and nobody serves it.
     """
     with connect(url, key, key_file) as steno:
         found = steno.models()
@@ -28,10 +29,10 @@ def list_models(as_json: Json = False, url: Url = None, key: Key = None, key_fil
             typer.echo(one.model_dump_json())
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "workers"):
+    for name in ("model", "policy", "workers"):
         table.add_column(name, overflow="fold")
     for one in found:
-        table.add_row(Text(one.name, style="bold"), Text(", ".join(one.workers) or "-"))
+        table.add_row(Text(one.name, style="bold"), Text(one.policy or "-"), Text(", ".join(one.workers) or "-"))
     if found:
         console().print(table)
     else:

@@ -143,7 +143,7 @@ def names_unheard() -> None:
     """A model's name means the default policy, whatever is served under it."""
     right = routing.offers
     for user in (placement, hub):
-        _put(user, "offers", lambda workers, model: right(workers, "any"))
+        _put(user, "offers", lambda workers, model, **rules: right(workers, "any", **rules))
 
 
 def takers_unnamed() -> None:

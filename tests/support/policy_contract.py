@@ -101,13 +101,23 @@ class PolicyContract:
 
     async def test_names_are_kept_until_they_are_retired(self, store: SessionStore) -> None:
         policies = store.policies
-        assert await policies.names() == [] and not await policies.retire_name("π/judge")
-        await policies.keep_names(["π/judge", "actor"])
-        await policies.keep_names(["actor"])
-        assert sorted(await policies.names()) == ["actor", "π/judge"]
+        assert await policies.names() == {} and not await policies.retire_name("π/judge")
+        await policies.keep_names({"π/judge": "geprüft", "actor": "default"})
+        await policies.keep_names({"actor": "default"})
+        assert await policies.names() == {"actor": "default", "π/judge": "geprüft"}
         assert await policies.retire_name("π/judge") and not await policies.retire_name("π/judge")
-        assert await policies.names() == ["actor"]
+        assert await policies.names() == {"actor": "default"}
         assert await policies.retire_name("actor")
+        assert await policies.names() == {}
+
+    async def test_a_name_has_the_policy_that_was_told_last(self, store: SessionStore) -> None:
+        policies = store.policies
+        await policies.keep_names({"actor": "default", "judge": "frozen"})
+        await policies.keep_names({"actor": "second"})
+        assert await policies.names() == {"actor": "second", "judge": "frozen"}
+        assert await policies.retire_name("actor")
+        await policies.keep_names({"actor": ""})
+        assert await policies.names() == {"actor": "", "judge": "frozen"}, "what it had before it was retired is gone"
 
     async def test_a_failed_update_runs_again_when_it_is_posted_again(self, store: SessionStore) -> None:
         row = await store.policies.post(spec(1), now=1.0)

@@ -162,6 +162,22 @@ def test_a_model_that_was_served_is_waited_for_and_any_other_name_means_the_defa
         place(again, [default], is_model=True)
 
 
+def test_a_name_that_is_no_models_waits_for_the_default_policy_and_is_never_another_ones() -> None:
+    default, judge = Worker("default"), Worker("judge", [card(name="judge", policy="frozen", tokenizer_digest="u")])
+    for model in ("gpt-5", ""):
+        order = dataclasses.replace(FIRST, model=model)
+        assert place(order, [judge])[0] is judge, "nobody has served the default policy"
+        assert place(order, [judge, default], has_default=True)[0] is default
+        for workers in ([], [judge], [judge, Worker("leaving", draining=True)]):
+            with pytest.raises(Away, match=f"the policy 'default' now, which the model name {model!r} means"):
+                place(order, workers, has_default=True)
+            recorded = dataclasses.replace(order, tokenizer=tokenizer_key("t"), prefix_ids=b"\0" * 4)
+            with pytest.raises(Away):  # and does not begin anew in another tokenizer
+                place(recorded, workers, has_default=True)
+    named = dataclasses.replace(FIRST, model="judge")
+    assert place(named, [judge], is_model=True, has_default=True)[0] is judge
+
+
 NEEDY = {
     "allowed_token_ids": Job(sampling=Sampling(allowed_token_ids=[1])),
     "bad_words": Job(sampling=Sampling(bad_words=["no"])),
@@ -215,6 +231,10 @@ def test_tokens_are_said_of_the_model_that_is_meant_by_a_worker_that_can() -> No
         asked("gone", workers, is_model=True)
     with pytest.raises(NoWorker):
         asked("m", workers[3:])
+    judge = Worker("judge", [card(name="judge", policy="frozen", capabilities=[TOKENIZES])])
+    assert asked("gpt", [judge]) == "judge"
+    with pytest.raises(NoWorker, match="the policy 'default' now"):
+        to_tokenize("trial", Job(), [judge], "gpt", is_model=False, has_default=True)
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}
     with pytest.raises(BadRequest, match="images"):
         asked("m", workers, Job(messages=[{"role": "user", "content": [picture]}]))

@@ -42,6 +42,15 @@ def test_a_name_means_the_card_that_has_it_and_any_other_the_default_policy() ->
     assert offers([Serving()], "gpt-5") == []
 
 
+def test_no_other_policy_is_meant_where_the_default_one_has_models_whose_workers_are_away() -> None:
+    tiny, judge = ModelCard("tiny", 99), ModelCard("judge", 99, policy="frozen")
+    other, both = Serving(judge), Serving(judge, tiny)
+    for model in ("gpt-5", ""):
+        assert offers([other], model, has_default=True) == []
+        assert offers([other, both], model, has_default=True) == [(both, tiny)]
+    assert offers([other], "judge", has_default=True) == [(other, judge)]
+
+
 def test_ids_go_to_their_own_tokenizer_only_and_an_unknown_one_is_none_that_is_known() -> None:
     known, unknown = Serving(ModelCard("a", 99, tokenizer_digest="k")), Serving(ModelCard("a", 99))
     offered = offers([known, unknown], "a")

@@ -20,7 +20,7 @@ from steno.contracts.policy import ModelName, PolicyView, Update, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
 from steno_proxy import metrics
 from steno_proxy.policies.book import Book, FrameOrder
-from steno_proxy.policies.model_names import KeptModelNames
+from steno_proxy.policies.model_names import KeptModelNames, policies_of
 from steno_proxy.policies.specs import check, recorded
 from steno_proxy.policies.update import Do, UpdateRun
 from steno_proxy.policies.upload import Upload
@@ -38,7 +38,7 @@ CAPABILITY = "policy_updates"
 class Policies:
     """What becomes of every policy, at this replica. Keeps the hub's `Watcher` protocol.
 
-    Attributes: names: of models that workers have served.
+    Attributes: names: of models that workers have served. on_names: called when they have changed, for turns that wait for one.
     Args: clock: Unix seconds; deadlines of updates are shared with other replicas.
     """
 
@@ -47,6 +47,7 @@ class Policies:
     ) -> None:
         self._store = store
         self.names = KeptModelNames(store)
+        self.on_names: Callable[[], None] = lambda: None
         self._clock = clock
         self._settled_at = clock() + settle_s
         self._books: dict[str, Book] = {}
@@ -130,29 +131,30 @@ class Policies:
 
     def models(self) -> list[ModelName]:
         """Every name that is kept, in order, with the workers that serve it here."""
-        return [ModelName(name=name, workers=self._serving(name)) for name in self.names.all()]
+        return [
+            ModelName(name=name, policy=policy, workers=self._serving(name))
+            for name, policy in self.names.all().items()
+        ]
 
     async def retire(self, name: str) -> None:
         """Raises: as `KeptModelNames.retire`."""
         await self.names.retire(name, self._serving(name))
-        self._wake()
+        self.on_names()
 
     def _serving(self, name: str) -> list[str]:
         return sorted(
             worker.id for worker in self._workers.values() if any(card.name == name for card in worker.models)
         )
 
-    def _wake(self) -> None:
-        """Turns may wait for a model that is none any more."""
-        for worker in self._workers.values():
-            worker.on_change()
+    def _names_served(self) -> dict[str, str]:
+        return policies_of(card for worker in self._workers.values() for card in worker.models)
 
     # -- for the hub (Watcher)
 
     def admitted(self, worker: WorkerChannel) -> None:
         known = self._workers.get(worker.id) is worker
         self._workers[worker.id] = worker
-        self.names.hear(card.name for card in worker.models)
+        self.names.hear(self._names_served())
         now = self._clock()
         for policy, version in _taking(worker):
             book = self._book(policy)
@@ -163,7 +165,7 @@ class Policies:
 
     def announced(self, worker: WorkerChannel) -> None:
         now = self._clock()
-        if self.names.hear(card.name for card in worker.models):
+        if self.names.hear(self._names_served()):
             self._kick.set()
         for card in worker.models:
             if not card.text_only and not self._book(card.policy).knows(card.policy_version):
@@ -233,8 +235,8 @@ class Policies:
     async def sync(self) -> None:
         """Learn what other replicas were told, and write what is known here. Raises StoreUnavailable."""
         unsure = set(self._unsure)
-        if await self.names.sync([card.name for worker in self._workers.values() for card in worker.models]):
-            self._wake()
+        if await self.names.sync(self._names_served()):
+            self.on_names()
         for head in await self._store.heads():
             book = self._book(head.policy)
             posted = book.runs.get(head.posted)

@@ -1,17 +1,20 @@
 """Names of models that workers have served, kept in the store until they are retired.
 
 A request for such a name means that model and no other: while its workers are away it waits for them. Any other name means the
-default policy (`steno_proxy/workers/routing.py`), since agents name models of their usual provider. So only workers tell names,
-never a request; what a worker serves is told again for as long as it does.
+default policy (`steno_proxy/workers/routing.py`), since agents name models of their usual provider; it waits likewise where a
+kept name is of that policy. So only workers tell names, never a request; what a worker serves is told again for as long as it
+does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from steno.contracts.errors import Conflict, NotFound
+from steno.contracts.wire.frames import ModelCard
 from steno_proxy.store.policies import PolicyStore
+from steno_proxy.workers.routing import DEFAULT_POLICY
 
 log = logging.getLogger(__name__)
 MOST_NAMES = 1024
@@ -20,33 +23,36 @@ MOST_CHARS = 256
 
 
 class KeptModelNames:
-    """As far as this replica knows: others' news come with `sync`."""
+    """As far as this replica knows: others' news come with `sync`. What is served is told by name, with the name's policy."""
 
     def __init__(self, store: PolicyStore) -> None:
         self._store = store
-        self._kept: set[str] | None = None  # None: not read yet
+        self._kept: dict[str, str] | None = None  # name -> its policy, "": not known; None: not read yet
 
     def __contains__(self, name: str) -> bool:
         """Until they have been read, any name may be one."""
         return bool(name) and (self._kept is None or name in self._kept)
 
-    def hear(self, names: Iterable[str]) -> bool:
-        """A worker serves these. Returns: whether some are new here, and `sync` is to tell the store."""
+    def has_default(self) -> bool:
+        """Whether one is of the default policy. Until they have been read, one may be."""
+        return self._kept is None or DEFAULT_POLICY in self._kept.values()
+
+    def hear(self, served: Mapping[str, str]) -> bool:
+        """Workers serve these. Returns: whether there is news in it, and `sync` is to tell the store."""
         if self._kept is None:
             return True
-        new = self._room(names, self._kept)
-        self._kept |= new
-        return bool(new)
+        news = self._news(served, self._kept)
+        self._kept |= news
+        return bool(news)
 
-    async def sync(self, served: Iterable[str]) -> bool:
+    async def sync(self, served: Mapping[str, str]) -> bool:
         """served: what workers serve here now. Returns: whether anything has changed. Raises StoreUnavailable."""
-        served = list(served)  # workers come and go while the store is asked
-        before = None if self._kept is None else set(self._kept)
-        kept = set(await self._store.names())
-        if new := self._room(served, kept):
-            await self._store.keep_names(new)
-        heard = set() if before is None or self._kept is None else self._kept - before
-        self._kept = kept | new | heard
+        before = None if self._kept is None else dict(self._kept)
+        kept = await self._store.names()
+        if news := self._news(served, kept):
+            await self._store.keep_names(news)
+        heard = {} if before is None or self._kept is None else dict(self._kept.items() - before.items())
+        self._kept = kept | news | heard
         return self._kept != before
 
     async def retire(self, name: str, workers: Iterable[str]) -> None:
@@ -59,15 +65,16 @@ class KeptModelNames:
         if not await self._store.retire_name(name):
             raise NotFound(f"no worker has served a model {name[:MOST_CHARS]!r}, or it was retired", field="name")
         if self._kept is not None:
-            self._kept.discard(name)
+            self._kept.pop(name, None)
         log.info("model name %s is retired: it means the default policy from now on", name)
 
-    def all(self) -> list[str]:
-        return sorted(self._kept or ())
+    def all(self) -> dict[str, str]:
+        """Every name with its policy, by name."""
+        return dict(sorted((self._kept or {}).items()))
 
-    def _room(self, names: Iterable[str], kept: set[str]) -> set[str]:
-        """Those that are not kept yet and can be."""
-        new = {name for name in names if name and name not in kept and len(name) <= MOST_CHARS}
+    def _news(self, served: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
+        """Those that are kept with another policy; and that are not kept yet and can be."""
+        new = [name for name in served if name and name not in kept and len(name) <= MOST_CHARS]
         room = max(0, MOST_NAMES - len(kept))
         if len(new) > room:
             log.warning(
@@ -75,4 +82,14 @@ class KeptModelNames:
                 len(kept),
                 len(new) - room,
             )
-        return set(sorted(new)[:room])
+        moved = [name for name, policy in served.items() if name in kept and kept[name] != policy]
+        return {name: served[name] for name in [*moved, *sorted(new)[:room]]}
+
+
+def policies_of(cards: Iterable[ModelCard]) -> dict[str, str]:
+    """Each name with its policy; with the default one, if workers serve the name under several."""
+    found: dict[str, str] = {}
+    for card in cards:
+        if found.get(card.name) != DEFAULT_POLICY:
+            found[card.name] = card.policy
+    return found

@@ -87,7 +87,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     rates = Rates(settings.trial_requests_per_s, settings.trial_burst, settings.trial_streams)
     ports = Ports() if settings.control_port is not None else None
     policies = hub.watcher = Policies(store.policies)
-    hub.is_model = policies.names.__contains__
+    hub.is_model, hub.has_default = policies.names.__contains__, policies.names.has_default
+    policies.on_names = hub.waiting.wake
     room = Room(store)
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, room=room)
     turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)

@@ -6,7 +6,7 @@ which is the version in force (I10). `redis/policies.py` keeps the same promises
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -70,12 +70,12 @@ class PolicyStore(Protocol):
         """`done` or `failed`. Of an update that has ended only one thing can change: a failed one may be done after all."""
         ...
 
-    async def names(self) -> list[str]:
-        """Names of models that are kept, in any order."""
+    async def names(self) -> dict[str, str]:
+        """Names of models that are kept, each with its policy; "" where only a release that kept none has told it."""
         ...
 
-    async def keep_names(self, names: Collection[str]) -> None:
-        """Keep these too, until they are retired. Idempotent."""
+    async def keep_names(self, names: Mapping[str, str]) -> None:
+        """Keep these too, until they are retired, and of each the policy that was told last. Idempotent."""
         ...
 
     async def retire_name(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class MemoryPolicies:
         self._versions: dict[tuple[str, str], str] = {}
         self._numbers: dict[str, int] = {}
         self._stale: dict[str, float] = {}  # update_id -> when it was superseded
-        self._names: set[str] = set()
+        self._names: dict[str, str] = {}
 
     async def post(self, spec: UpdateSpec, *, now: float) -> UpdateRow:
         update_id, policy, digest = spec.update_id, spec.policy, spec.manifest.digest
@@ -150,16 +150,14 @@ class MemoryPolicies:
         if row is not None and (row.state == "running" or (row.state == "failed" and state == "done")):
             self._rows[update_id] = msgspec.structs.replace(row, state=state, ended_at=now)
 
-    async def names(self) -> list[str]:
-        return list(self._names)
+    async def names(self) -> dict[str, str]:
+        return dict(self._names)
 
-    async def keep_names(self, names: Collection[str]) -> None:
+    async def keep_names(self, names: Mapping[str, str]) -> None:
         self._names.update(names)
 
     async def retire_name(self, name: str) -> bool:
-        kept = name in self._names
-        self._names.discard(name)
-        return kept
+        return self._names.pop(name, None) is not None
 
 
 def superseded(row: UpdateRow, now: float) -> UpdateRow:

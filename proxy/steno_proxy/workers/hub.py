@@ -115,7 +115,8 @@ class Hub:
         clock: monotonic seconds.
 
     Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does. is_model: whether a name is
-        that of a model which some worker has served, here or at another replica: no other model answers for it.
+        that of a model which some worker has served, here or at another replica: no other model answers for it. has_default:
+        whether some such model is of the default policy: no other policy's answers for a name that is none's.
     """
 
     def __init__(self, settings: RelaySettings, *, proxy_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,6 +126,7 @@ class Hub:
         self.watcher: Watcher = Nobody()
         self.is_worker: Callable[[str], bool] = self._is_worker
         self.is_model: Callable[[str], bool] = lambda name: False
+        self.has_default: Callable[[], bool] = lambda: False
         self._clock = clock
         self.waiting: Waiting[Stream] = Waiting(
             settings.max_waiting, lambda stream: stream.discard("its client no longer waits")
@@ -142,10 +144,10 @@ class Hub:
         Raises: as `placing.place`; BodyTooLarge when the job fits in no packet; TooManyRequests while too much waits to be
             acknowledged by every worker that can serve this.
         """
-        among, refusal, known = order, None, self.is_model(order.model)
+        among, refusal, known, has_default = order, None, self.is_model(order.model), self.has_default()
         while True:
             try:
-                worker, card = place(among, self._workers.values(), is_model=known)
+                worker, card = place(among, self._workers.values(), is_model=known, has_default=has_default)
             except NoWorker:
                 if refusal is not None:
                     raise refusal from None
@@ -202,7 +204,7 @@ class Hub:
 
         Raises: NoWorker (none, or none that can count), TooManyRequests, BadRequest, WorkerLost, BodyTooLarge.
         """
-        usual = dict(offers(self._workers.values(), ""))
+        usual = dict(offers(self._workers.values(), "", has_default=self.has_default()))
         able = [worker for worker in usual if worker.eligible and "count" in worker.peer.capabilities]
         if able and has_images(job.messages):
             able = [worker for worker in able if any(IMAGES in card.capabilities for card in worker.models)]
@@ -218,7 +220,10 @@ class Hub:
         Raises: NoWorker, TooManyRequests, WorkerLost, BodyTooLarge. BadRequest: no worker of the model says it; the template
             refuses; ids that the model does not have, or more than its context holds.
         """
-        worker, card = to_tokenize(trial_id, asked.job, self._workers.values(), model, is_model=self.is_model(model))
+        worker, card = to_tokenize(
+            trial_id, asked.job, self._workers.values(), model,
+            is_model=self.is_model(model), has_default=self.has_default(),
+        )  # fmt: skip
         if asked.job.prompt_ids is not None:
             check_prompt_ids(asked.job, card, "tokens")
             if (given := len(asked.job.prompt_ids) // 4) > card.context_tokens:

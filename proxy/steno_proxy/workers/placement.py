@@ -15,7 +15,7 @@ import msgspec
 from steno.contracts.chat import NO_IMAGES, Job, has_images, needs
 from steno.contracts.errors import BadRequest, NoWorker
 from steno.contracts.wire.frames import TAKEOVER, TOKENIZES, Generate, ModelCard, Shown
-from steno_proxy.workers.routing import NoTokenizer, choose, of_images, of_tokenizer, offers
+from steno_proxy.workers.routing import DEFAULT_POLICY, NoTokenizer, choose, of_images, of_tokenizer, offers
 
 RETURNS_IDS = "return_token_ids"
 FIRST_LINEAGE = "base"
@@ -117,22 +117,27 @@ class PlaceableWorker(Protocol):
 WorkerT = TypeVar("WorkerT", bound=PlaceableWorker)
 
 
-def place(order: Order, workers: Iterable[WorkerT], *, is_model: bool = False) -> tuple[WorkerT, ModelCard]:
+def place(
+    order: Order, workers: Iterable[WorkerT], *, is_model: bool = False, has_default: bool = False
+) -> tuple[WorkerT, ModelCard]:
     """The worker for an order, and which of its models.
 
     A worker that is away, and may come back within its grace, still has its say in what a name and a prefix mean: else a short
     absence would send a trial to another model for good.
 
     Args: is_model: the order's model is one that some worker has served: no other is taken for it, whoever is away.
+        has_default: some worker has served a model of the default policy: for any other name no other policy's is taken.
     Raises: NoTokenizer: the prefix can be given to none of them (of a first attempt only). Away. NoWorker. TooManyRequests: all
         have as much as they may. BadRequest: there are images, and what is served takes none; or a field
             of the request that no model which is meant honours (of an older worker, say).
     """
-    offered = [offer for offer in offers(workers, order.model) if not offer[0].draining]
+    offered = [offer for offer in offers(workers, order.model, has_default=has_default) if not offer[0].draining]
     if is_model:
         offered = [offer for offer in offered if offer[1].name == order.model]
         if not offered:
             raise Away(f"no worker serves the model {order.model!r} now; `steno models retire` ends the wait for it")
+    elif has_default and not offered:
+        raise Away(no_default(order.model))
     if has_images(order.job.messages):
         every, offered = offered, of_images(offered)
         if every and not offered:
@@ -165,16 +170,19 @@ def place(order: Order, workers: Iterable[WorkerT], *, is_model: bool = False) -
 
 
 def to_tokenize(
-    trial_id: str, job: Job, workers: Iterable[WorkerT], model: str, *, is_model: bool
+    trial_id: str, job: Job, workers: Iterable[WorkerT], model: str, *, is_model: bool, has_default: bool = False
 ) -> tuple[WorkerT, ModelCard]:
     """The worker that says what the tokenizer of a model makes of a job, and which of its models that is.
 
-    Args: is_model: as for `place`.
+    Args: is_model, has_default: as for `place`.
     Raises: NoWorker. BadRequest: no worker of this model says it, or there are images.
     """
-    meant = [offer for offer in offers(workers, model) if not is_model or offer[1].name == model]
+    found = offers(workers, model, has_default=has_default)
+    meant = [offer for offer in found if not is_model or offer[1].name == model]
+    if not meant and is_model:
+        raise NoWorker(f"no worker serves the model {model!r} now")
     if not meant:
-        raise NoWorker(f"no worker serves the model {model!r} now" if is_model else "no worker is connected")
+        raise NoWorker(no_default(model) if has_default else "no worker is connected")
     said = [offer for offer in meant if TOKENIZES in offer[1].capabilities]
     if not said:
         raise BadRequest(
@@ -187,6 +195,14 @@ def to_tokenize(
         raise NoWorker("no worker that can tokenize is there now")
     worker = choose(trial_id, list(able), full_too=True)
     return worker, able[worker]
+
+
+def no_default(model: str) -> str:
+    """Why nobody answers for a name that is no model's."""
+    return (
+        f"no worker serves the policy {DEFAULT_POLICY!r} now, which the model name {model!r} means; "
+        "`steno models retire` of all models of that policy ends the wait for it"
+    )
 
 
 def lacks(card: ModelCard, needed: frozenset[str]) -> frozenset[str]:

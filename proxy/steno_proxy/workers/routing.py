@@ -21,7 +21,7 @@ from steno.contracts.records import tokenizer_key
 from steno.contracts.wire.frames import ModelCard
 
 DEFAULT_POLICY = "default"
-"""What a model name means that no worker's card has, where any worker serves such a policy."""
+"""What a model name means that no worker's card has, where some worker serves such a policy, or has served it."""
 LOAD_FACTOR = 1.25
 """How far over its share of all streams a worker may go before stickiness yields."""
 SLACK_STREAMS = 8
@@ -60,13 +60,17 @@ ServerT = TypeVar("ServerT", bound=Server)
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
-def offers(workers: Iterable[ServerT], model: str) -> list[tuple[ServerT, ModelCard]]:
+def offers(workers: Iterable[ServerT], model: str, *, has_default: bool = False) -> list[tuple[ServerT, ModelCard]]:
     """The cards that a model name means, each with its worker: those of exactly that name; if there are none, since agents name
     models of their usual provider, those of the default policy; if there are none either, all. Whether a name is that of a model
-    whose workers are away is for `placement.py` to say."""
+    whose workers are away is for `placement.py` to say.
+
+    Args: has_default: some model is of the default policy, whether its workers are there or away: no other policy's are meant.
+    """
     every = [(worker, card) for worker in workers for card in worker.models]
     named = [offer for offer in every if offer[1].name == model]
-    return named or [offer for offer in every if offer[1].policy == DEFAULT_POLICY] or every
+    usual = named or [offer for offer in every if offer[1].policy == DEFAULT_POLICY]
+    return usual if usual or has_default else every
 
 
 def of_images(offered: Sequence[tuple[ServerT, ModelCard]]) -> list[tuple[ServerT, ModelCard]]:

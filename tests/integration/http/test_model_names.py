@@ -39,8 +39,8 @@ async def serving(engine: ParrotEngine, *proxies: Proxy) -> AsyncIterator[None]:
         await until(lambda: not any(view.id == given.worker_id for hub in hubs for view in hub.workers()))
 
 
-def known(proxy: Proxy) -> bool:
-    return JUDGE in proxy.app.state.services.policies.names.all()
+def known(proxy: Proxy, name: str = JUDGE) -> bool:
+    return name in proxy.app.state.services.policies.names.all()
 
 
 async def test_no_other_model_answers_for_one_whose_workers_are_away(redis_url: str) -> None:
@@ -82,3 +82,62 @@ async def test_no_other_model_answers_for_one_whose_workers_are_away(redis_url: 
         assert [turn.served_model for trial in "gh" for turn in await one.turns(trial)] == ["actor", "actor"]
         with pytest.raises(NotFound):
             await one.steno.retire_model(JUDGE)
+
+
+async def test_a_name_that_nobody_has_served_is_never_another_policys_while_the_default_one_is_away(
+    redis_url: str,
+) -> None:
+    """Seed 206 of chaos, with long stops: all workers of the default policy were away for longer than the grace."""
+    stores = [RedisStore(redis_url, **PATIENT) for _ in range(3)]
+    actor, judge = ParrotEngine(name="actor"), ParrotEngine(name=JUDGE, policy="frozen")
+    async with (
+        running(store=stores[0], worker=False, queue_s=0.2) as one,
+        running(store=stores[1], worker=False) as two,
+        serving(judge, one, two),
+    ):
+        await until(lambda: known(one) and known(two))
+        for left in [kept for kept in await one.steno.models() if not kept.workers]:  # by other tests of this Redis
+            await one.steno.retire_model(left.name)
+        await until(lambda: not two.app.state.hub.has_default())
+        assert (await one.chat("away-a", "hello", model="gpt-5")).status_code == 200, "there is no other policy yet"
+        [turn] = await one.turns("away-a")
+        assert turn.served_model == JUDGE
+        async with serving(actor, one):
+            assert (await one.chat("away-b", "hello", model="gpt-5")).status_code == 200
+            await until(lambda: known(two, "actor"))
+        for trial_id, model in (("away-c", "gpt-5"), ("away-d", "")):
+            refused = await one.chat(trial_id, "hello", model=model)
+            assert refused.status_code == 503 and "'default'" in refused.text and refused.headers["retry-after"]
+            assert await one.turns(trial_id) == []
+        asked = {"model": "gpt-5", "messages": [{"role": "user", "content": "hello"}]}
+        for path, why in (("/away-c/v1/messages/count_tokens", "can count"), ("/away-c/tokenize", "'default'")):
+            counted = await one.http.post(path, json=asked)
+            assert counted.status_code == 503 and why in counted.text, "another model's tokenizer says nothing of it"
+        shown = (await one.http.get("/away-c/v1/models/gpt-5")).json()
+        assert (shown["id"], shown["max_model_len"]) == ("gpt-5", None)
+        assert (await one.chat("away-e", "hello", model=JUDGE)).status_code == 200
+        async with running(store=stores[2], worker=False, queue_s=0.2) as restarted, serving(judge, restarted):
+            assert (await restarted.chat("away-f", "hello", model="gpt-5")).status_code == 503, "it is in the store"
+        waiting = asyncio.create_task(two.chat("away-g", "hello", model="gpt-5"))
+        await until(lambda: len(two.app.state.hub.waiting) == 1)
+        assert (await two.chat("away-h", "hello", model=JUDGE)).status_code == 200, "nobody else waits for it"
+        async with serving(actor, two):
+            assert (await waiting).status_code == 200
+        assert [turn.served_model for trial in "bg" for turn in await two.turns(f"away-{trial}")] == ["actor", "actor"]
+        assert {one.name: one.policy for one in await two.steno.models()} == {"actor": "default", JUDGE: "frozen"}
+        waiting = asyncio.create_task(two.chat("away-i", "hello", model="gpt-5"))
+        await until(lambda: len(two.app.state.hub.waiting) == 1)
+        await one.steno.retire_model("actor")
+        assert (await waiting).status_code == 200, "no model is of the default policy any more"
+        [turn] = await two.turns("away-i")
+        assert (turn.served_model, turn.policy) == (JUDGE, "frozen")
+
+
+async def test_who_waits_for_a_model_without_any_worker_is_told_at_once_when_it_is_retired() -> None:
+    async with running(worker=False) as proxy:
+        async with serving(ParrotEngine(name="actor"), proxy):
+            assert (await proxy.chat("a", "hello", model="gpt-5")).status_code == 200
+        waiting = [asyncio.create_task(proxy.chat(name, "hello", model=name)) for name in ("actor", "gpt-5")]
+        await until(lambda: len(proxy.app.state.hub.waiting) == 2)
+        await proxy.steno.retire_model("actor")
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [503, 503]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steno_proxy.store.policies import SUPERSEDED_TTL_S
-from steno_proxy.store.redis.schema import update_key
+from steno_proxy.store.redis.schema import MODEL_NAMES, MODEL_POLICIES, update_key
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.policy_contract import PolicyContract, spec
 from tests.support.redis_server import PATIENT, RedisServer
@@ -21,6 +21,22 @@ class TestRedisPolicies(PolicyContract):
             assert (ttl[served.update_id], ttl[newest.update_id]) == (-1, -1)
             await store.policies.serve(newest.update_id)
             assert 0 < client.ttl(update_key(served.update_id)) <= SUPERSEDED_TTL_S
+
+    async def test_a_proxy_that_knows_names_alone_works_beside_one_that_knows_their_policies(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        """The older one writes `SADD` and `SREM` to the set, and reads `SMEMBERS` of it."""
+        policies = store.policies
+        with server.client() as older:
+            older.sadd(MODEL_NAMES, "told-by-older")
+            await policies.keep_names({"actor": "default", "judge": "frozen"})
+            assert await policies.names() == {"told-by-older": "", "actor": "default", "judge": "frozen"}
+            assert older.smembers(MODEL_NAMES) == {b"told-by-older", b"actor", b"judge"}
+            older.srem(MODEL_NAMES, "judge")
+            assert await policies.names() == {"told-by-older": "", "actor": "default"}, "it is retired"
+            assert not await policies.retire_name("judge") and await policies.retire_name("actor")
+            assert older.smembers(MODEL_NAMES) == {b"told-by-older"}
+            assert older.hgetall(MODEL_POLICIES) == {}, "nothing is left of what was retired by either"
 
     async def test_all_replicas_know_the_same(self, store: RedisStore, server: RedisServer) -> None:
         other = RedisStore(server.url, **PATIENT)

@@ -75,4 +75,5 @@ def served_as(hub: Hub, name: str) -> ModelCard | None:
     exact = next((card for card in cards if card.name == name), None)
     if exact is not None or not cards or hub.is_model(name):
         return exact
-    return next((card for card in cards if card.policy == DEFAULT_POLICY), cards[0])
+    usual = next((card for card in cards if card.policy == DEFAULT_POLICY), None)
+    return usual if usual is not None or hub.has_default() else cards[0]

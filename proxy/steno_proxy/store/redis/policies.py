@@ -5,14 +5,21 @@ All of it lies on one slot: an update is posted, served and ended a few times in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steno.contracts.policy import UpdateSpec
 from steno_proxy.store.policies import SUPERSEDED_TTL_S, PolicyHead, UpdateRow, not_newest, other_digest, unknown
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.recordings import pairs
-from steno_proxy.store.redis.schema import MODEL_NAMES, POLICY_HEADS, UPDATE_PREFIX, policy_versions_key, update_key
+from steno_proxy.store.redis.schema import (
+    MODEL_NAMES,
+    MODEL_POLICIES,
+    POLICY_HEADS,
+    UPDATE_PREFIX,
+    policy_versions_key,
+    update_key,
+)
 
 OTHER_DIGEST, NOT_NEWEST = -1, -2
 """Outcomes of policy_post.lua."""
@@ -23,7 +30,7 @@ class RedisPolicies:
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
-        self._scripts = {name: Script(f"policy_{name}") for name in ("post", "serve", "end")}
+        self._scripts = {name: Script(f"policy_{name}") for name in ("post", "serve", "end", "keep", "retire")}
 
     async def post(self, spec: UpdateSpec, *, now: float) -> UpdateRow:
         update_id = spec.update_id
@@ -63,15 +70,18 @@ class RedisPolicies:
     async def end(self, update_id: str, state: str, *, now: float) -> None:
         await self._run("end", [update_key(update_id)], [state, repr(now)])
 
-    async def names(self) -> list[str]:
-        [found] = await self._link.ask(("SMEMBERS", MODEL_NAMES))
-        return [name.decode() for name in found]
+    async def names(self) -> dict[str, str]:
+        # The set says which are kept: proxies of a release before know it alone, and leave the policy of what they retire.
+        names, fields = await self._link.ask(("SMEMBERS", MODEL_NAMES), ("HGETALL", MODEL_POLICIES))
+        policies = _pairs(fields)
+        return {name.decode(): policies.get(name, b"").decode() for name in names}
 
-    async def keep_names(self, names: Collection[str]) -> None:
-        await self._link.write("SADD", MODEL_NAMES, *names)
+    async def keep_names(self, names: Mapping[str, str]) -> None:
+        args = [word for pair in names.items() for word in pair]
+        await self._run("keep", [MODEL_NAMES, MODEL_POLICIES], args)
 
     async def retire_name(self, name: str) -> bool:
-        return bool(await self._link.write("SREM", MODEL_NAMES, name))
+        return bool(await self._run("retire", [MODEL_NAMES, MODEL_POLICIES], [name]))
 
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         return await self._link.run(self._scripts[name], keys, args)

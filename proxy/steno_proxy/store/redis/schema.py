@@ -52,7 +52,8 @@
     steno:{:policy}:versions:P   hash    none                 post: version -> digest of its weights, for good (I10)
     steno:{:policy}:update:U     hash    none; 3600 s once    post, end: what was posted (spec), and how it went
                                          nobody needs it
-    steno:{:policy}:names        set     none                 keep_names, retire_name: models that workers have served
+    steno:{:policy}:names        set     none                 keep, retire: names of models that workers have served
+    steno:{:policy}:policies     hash    none                 keep, retire: name of those -> its policy
     steno:kept:N                 string  none                 keep: what replicas agreed on by who came first; N is
                                                               `trial_secret`, which agents' keys derive from, `store` (this
                                                               Redis's id), or `archive` (the same, once all of it is listed)
@@ -183,6 +184,7 @@ POLICY = PREFIX + "{:policy}:"
 POLICY_HEADS = POLICY + "heads"
 UPDATE_PREFIX = POLICY + "update:"
 MODEL_NAMES = POLICY + "names"
+MODEL_POLICIES = POLICY + "policies"
 
 
 def policy_versions_key(policy: str) -> str:
