@@ -21,6 +21,7 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.redis import runs
 from steno_proxy.store.redis.link import RedisLink
 from steno_proxy.store.redis.runs import RedisRuns
+from steno_proxy.turns import turn_record
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers import hub, placement, routing
@@ -56,7 +57,7 @@ def blocks_unsaved() -> None:
     """A block closes before it is on record (I3)."""
 
     async def wrong(self: OpenChoice) -> None:
-        self.transcript.closed = True
+        self.saving = asyncio.ensure_future(asyncio.sleep(0))
 
     _put(OpenChoice, "saved", wrong)
 
@@ -149,10 +150,7 @@ def names_unheard() -> None:
 def takers_unnamed() -> None:
     """A turn that was taken over is said to be of the last worker alone (I1)."""
 
-    def wrong(self: ChoiceTranscript, worker_id: str, card: Any) -> None:
-        self._before = self.tokens
-
-    _put(ChoiceTranscript, "taken_over", wrong)
+    _put(turn_record, "_workers", lambda transcript, stream: [])
 
 
 def old_streams_speak() -> None:

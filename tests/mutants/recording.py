@@ -82,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "open-block-recorded", "a turn that broke has a block on record that was never closed for its client", _RECORD,
-        "reply = transcript.message(closed=partial and transcript.closed)",
-        "reply = transcript.message(closed=still_open and transcript.closed)",
+        "reply = transcript.message(closed=partial and choice.closed)",
+        "reply = transcript.message(closed=still_open and choice.closed)",
         _CHOICES,
     ),
     Mutant(

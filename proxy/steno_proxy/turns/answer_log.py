@@ -34,13 +34,11 @@ class Prompted(Protocol):
 class LogReader:
     """One client of an answer.
 
-    client: who reads. streams: whether it gets events as they come, or one body at the end. writing: a write waits for the
-    client to read.
+    client: who reads. writing: a write waits for the client to read.
     """
 
     def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header) -> None:
         self.client = client
-        self.streams = asked.stream
         self.writing = False
         self._dialect = dialect
         self._asked = asked
@@ -49,6 +47,11 @@ class LogReader:
         self._openings: dict[int, bytes] = {}  # by choice: the events before its first; b"" once they were put
         self._waiting: list[bytes] = []
         self._ended = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether it gets events as they come, or one body at the end."""
+        return self._writer is not None
 
     # -- what the log says
 

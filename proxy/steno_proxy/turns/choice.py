@@ -112,6 +112,11 @@ class OpenChoice:
 
     # -- the record
 
+    @property
+    def closed(self) -> bool:
+        """A block of the answer is about to close, or has been closed."""
+        return self.saving is not None
+
     def note_delivered(self, tokens: int) -> None:
         """So many of its tokens have left for a client, in events."""
         self.transcript.delivered = tokens
@@ -127,7 +132,6 @@ class OpenChoice:
     async def _save(self, before: asyncio.Task[None] | None) -> None:
         if before is not None and not before.done():
             await asyncio.wait({before})
-        self.transcript.closed = True
         turn, row = self._record(None, self.transcript.delivered, still_open=True)
         if not self.plan.settled:
             self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, settled=True)
@@ -189,10 +193,7 @@ class OpenChoice:
                 self._count(turn)
 
     def _record(self, error: StenoError | None, delivered: int, *, still_open: bool = False) -> tuple[Turn, IndexRow]:
-        return turn_of(
-            self._recording, self.index, self.stream, self.plan, self.transcript, self.facts, error,
-            delivered, still_open,
-        )  # fmt: skip
+        return turn_of(self._recording, self, error, delivered, still_open)
 
     async def undelivered(self) -> None:
         """The client of an answer in one piece had left by the time it was committed. A failure to note it is only counted."""

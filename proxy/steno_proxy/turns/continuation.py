@@ -54,8 +54,8 @@ class Plan:
     compared: whether these are the digests that the fork reason was observed with; False: more of the messages is known than what
         is gone on from (their tools have changed, say).
     echoed_as: how the reply that this goes on from was recognised, where its client wrote it otherwise; None: it did not.
-    seen_turns: how many turns the tree had by then. refused: the worker could not continue. settled: the turn is on record,
-        still open, and with it the fork reason.
+    seen_turns: how many turns the tree had by then. settled: nothing changes the fork reason any more: the worker could
+        not continue, or the turn is on record, still open.
     """
 
     job: Job
@@ -71,7 +71,6 @@ class Plan:
     fork_reason: ForkReason | None = None
     seen_turns: int = 0
     tokenizer: bytes = b""
-    refused: bool = False
     settled: bool = False
     compared: bool = True
     echoed_as: EchoedAs | None = None
@@ -95,7 +94,7 @@ class Plan:
 
     def rerooted(self, reason: ForkReason) -> Plan:
         """This plan as a root of its own, since what it goes on from can't be given to a worker."""
-        return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, refused=True)
+        return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, settled=True)
 
 
 async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *, merges: bool = False) -> Plan:
@@ -199,7 +198,7 @@ async def _echo(recorder: Recorder, recording: Recording, said: RequestMessages,
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
     """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
-    if plan.settled or plan.refused or plan.is_prompt or recording.turns == plan.seen_turns:
+    if plan.settled or plan.is_prompt or recording.turns == plan.seen_turns:
         return plan.fork_reason
     form = Form(plan.messages, plan.digests, {})
     seen = recording.tree.recognise(plan.digests, plan.tools, plan.options, form.call_ids())

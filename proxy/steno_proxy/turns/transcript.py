@@ -27,15 +27,14 @@ class ChoiceTranscript:
         tokens: sampled so far. delivered: of those, how many have left for the client in events.
         reasoning_tokens: those that became reasoning; one that showed nothing goes with what came out next.
         ids, logprobs: int32 LE and float32 LE.
-        text_only: there will be no ids; `tokens` is 0 until the Finish tells the upstream's count.
+        card: of the model that says it.
         workers: who sampled what of it, where there were several: (worker_id, start, end), the last one not among them yet.
-        closed: a block of the answer has been closed on its way to the client, so that it may keep what came before (I3).
     """
 
     __slots__ = (
-        "_at", "_before", "_block", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans",
-        "_synthetic", "_token_logprobs", "_whole", "call_prefix", "closed", "delivered", "finish", "ids", "logprobs",
-        "reasoning_tokens", "started", "text_only", "tokens", "turn_id", "workers",
+        "_at", "_block", "_calls", "_constrained", "_content", "_reasoning", "_said_tokens", "_spans", "_token_logprobs",
+        "call_prefix", "card", "delivered", "finish", "ids", "logprobs", "reasoning_tokens", "started", "tokens", "turn_id",
+        "workers",
     )  # fmt: skip
 
     def __init__(self, turn_id: str, call_prefix: str, card: ModelCard) -> None:
@@ -48,20 +47,16 @@ class ChoiceTranscript:
         self.ids = bytearray()
         self.logprobs = bytearray()
         self.call_prefix = call_prefix
-        self.text_only = card.text_only
-        self._synthetic = card.synthetic
+        self.card = card
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, list[Any]] = {}
         self._token_logprobs: list[TokenLogprob] = []
         self._spans: list[list[Any]] = []
         self._constrained: list[list[int]] = []
-        self._whole = False
-        self.closed = False
         self._block = _NO_BLOCK  # the one that is open: the index of a call, or which text
         self._at = 0  # where it began in the pieces of that text
         self._said_tokens = 0
-        self._before = 0  # tokens of earlier attempts
         self.workers: list[tuple[str, int, int]] = []
 
     def take(self, event: Started | Delta | Finish) -> Piece | None:
@@ -76,7 +71,6 @@ class ChoiceTranscript:
                 self._check_taken_over(event)
                 return None
             self.started = event
-            self._whole = event.constrained or not event.law.is_plain()
         elif type(event) is Finish:
             if self.text_only and not self.tokens:
                 self.tokens, self.reasoning_tokens = event.completion_tokens, event.reasoning_tokens
@@ -91,7 +85,7 @@ class ChoiceTranscript:
     def _delta(self, event: Delta) -> Piece:
         count = len(event.ids) >> 2
         if count:
-            if len(event.logprobs) != len(event.ids) and not (self._synthetic and not event.logprobs):
+            if len(event.logprobs) != len(event.ids) and not (self.card.synthetic and not event.logprobs):
                 raise EngineFailed(f"{count} tokens came with {len(event.logprobs) >> 2} log-probabilities")
             start, end = self.tokens, self.tokens + count
             self.tokens = end
@@ -143,14 +137,18 @@ class ChoiceTranscript:
     def taken_over(self, worker_id: str, card: ModelCard) -> None:
         """What comes from here on is another worker's, by its card. worker_id: whose was what has come since the last time."""
         if self.is_empty():
-            self.text_only, self._synthetic = card.text_only, card.synthetic
+            self.card = card
         if self.tokens > self._before:
             self.workers.append((worker_id, self._before, self.tokens))
-        self._before = self.tokens
 
     def shown(self) -> Shown:
         calls = [sum(map(len, self._calls[i][_CALL_ARGUMENTS])) for i in sorted(self._calls)]
         return Shown(sum(map(len, self._reasoning)), sum(map(len, self._content)), calls)
+
+    @property
+    def _before(self) -> int:
+        """Tokens of earlier attempts."""
+        return self.workers[-1][2] if self.workers else 0
 
     @property
     def last_version(self) -> str:
@@ -165,6 +163,11 @@ class ChoiceTranscript:
             raise EngineFailed("Started: the worker that resumes the turn has a different prompt")
 
     # -- what is on the pad
+
+    @property
+    def text_only(self) -> bool:
+        """There will be no ids; `tokens` is 0 until the Finish tells the upstream's count."""
+        return self.card.text_only
 
     @property
     def prompt_tokens(self) -> int:
@@ -225,7 +228,8 @@ class ChoiceTranscript:
 
     def constrained(self) -> list[tuple[int, int]]:
         """Ranges of tokens that were not drawn by plain temperature sampling."""
-        if self._whole:
+        started = self.started
+        if started is not None and (started.constrained or not started.law.is_plain()):
             return [(0, self.tokens)] if self.ids else []
         return [(start, end) for start, end in self._constrained]
 

@@ -6,7 +6,7 @@ checks would cost more than the rest of a turn.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from steno_proxy.sessions.normalise import message_digest
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.turns.continuation import Plan, fork_reason_now
 from steno_proxy.turns.transcript import ChoiceTranscript
+from steno_proxy.workers.placement import Order
 from steno_proxy.workers.stream import Stream
 
 _CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_stopped"})
@@ -44,25 +45,36 @@ class TurnFacts(msgspec.Struct):
     request: RetryKey | None = None
 
 
+class Sampled(Protocol):
+    """A completion as far as its record goes.
+
+    index: of the choice; siblings after the first fork by that. closed: a block of the answer has been closed on its way to the
+    client, so that it may keep what came before (I3).
+    """
+
+    index: int
+    order: Order
+    stream: Stream
+    plan: Plan
+    transcript: ChoiceTranscript
+    facts: TurnFacts
+
+    @property
+    def closed(self) -> bool: ...
+
+
 def turn_of(
-    recording: Recording,
-    index: int,
-    stream: Stream,
-    plan: Plan,
-    transcript: ChoiceTranscript,
-    facts: TurnFacts,
-    error: StenoError | None,
-    delivered: int,
-    still_open: bool = False,
+    recording: Recording, choice: Sampled, error: StenoError | None, delivered: int, still_open: bool = False
 ) -> tuple[Turn, IndexRow]:
     """The record of a completion, and what recognition will need of it.
 
-    Args: index: of the choice; siblings after the first fork by that. error: why it ended before the model did; None: it
-        did not. delivered: tokens that the client has, or is about to be sent in one piece. still_open: it goes on.
+    Args: error: why it ended before the model did; None: it did not. delivered: tokens that the client has, or is about to be
+        sent in one piece. still_open: it goes on.
 
     What a client has of a turn that breaks after a block was closed is the closed blocks, and they are what it will send back: so
     they are the reply on record then, while the ids are all that was sampled (I4).
     """
+    stream, plan, transcript, facts = choice.stream, choice.plan, choice.transcript, choice.facts
     started = transcript.started
     assert started is not None
     finish = transcript.finish.reason if transcript.finish is not None and error is None else _end(error)
@@ -70,20 +82,20 @@ def turn_of(
         finish = OPEN
     partial = still_open or error is not None
     counted = transcript.is_counted
-    reply = transcript.message(closed=partial and transcript.closed)
+    reply = transcript.message(closed=partial and choice.closed)
     turn = Turn.model_construct(
         turn_id=transcript.turn_id,
         parent_id=plan.parent_id,
-        fork_reason=_fork_reason(recording, plan, index),
+        fork_reason=_fork_reason(recording, plan, choice.index),
         index=-1,
         dialect=facts.asked.dialect,
         model=facts.asked.model,
         served_model=stream.card.name,
         worker_id=stream.worker_id,
-        attempt=stream.attempt,
+        attempt=choice.order.attempt,
         workers=_workers(transcript, stream),
         answer_id=facts.answer_id,
-        choice=index,
+        choice=choice.index,
         retry_of=facts.retry_of,
         policy=stream.card.policy,
         new_prompt_ids=started.new_ids,

@@ -43,7 +43,7 @@ class Stream:
     Attributes:
         worker_id, card: who generates, and the model it serves.
         number: on its worker's channel.
-        attempt: at its turn, from 0. process, channel: which boot of the worker it is on, and which channel of that.
+        process, channel: which boot of the worker it is on, and which channel of that.
         packet: the one that its request left in. trial_id: of its turn.
         received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
         mixed_kv: some of them were sampled with a cache that older weights had a part in.
@@ -51,7 +51,7 @@ class Stream:
 
     __slots__ = (
         "_asked", "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_said", "_send", "_spent", "_waiter",
-        "_window", "attempt", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
+        "_window", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
         "trial_id",
         "worker_id",
     )  # fmt: skip
@@ -63,7 +63,6 @@ class Stream:
         self.number = number
         self.worker_id = worker_id
         self.card = card
-        self.attempt = 0
         self.channel = self.process = worker_id
         self.packet = 0
         self.trial_id = ""

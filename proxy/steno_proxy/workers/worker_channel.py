@@ -190,7 +190,7 @@ class WorkerChannel:
             generate.stream, self.id, card, generate.window_tokens, len(generate.prefix_ids) >> 2,
             self.send, self._forget, ExpectedAnswer.of(generate),
         )  # fmt: skip
-        stream.attempt, stream.channel, stream.process = generate.attempt, self.channel, self.process
+        stream.channel, stream.process = self.channel, self.process
         stream.trial_id, stream.packet = generate.trial_id, self.peer.channel.last
         self.streams[generate.stream] = stream
         self._touch()

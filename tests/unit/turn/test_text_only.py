@@ -14,9 +14,11 @@ from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import plan
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.turns.turn_record import TurnFacts, turn_of
+from steno_proxy.workers.placement import Order
 from steno_proxy.workers.stream import MAX_RETRY_AFTER_S, Stream, rebuild
 
 CARD = ModelCard("upstream", 1000, text_only=True)
@@ -44,7 +46,9 @@ async def recorded(store: MemoryStore, transcript: ChoiceTranscript, error: Engi
     asked = CanonicalRequest("chat", "m", Job(messages=[{"role": "user", "content": "hi"}]))
     found = await plan(recorder, recording, asked.job, Pace())
     facts = TurnFacts(asked, {}, now)
-    turn, row = turn_of(recording, 0, open_stream(), found, transcript, facts, error, transcript.delivered)
+    order = Order("trial", transcript.turn_id, asked.job)
+    choice = OpenChoice(recorder, recording, 0, order, open_stream(), transcript, facts, found)
+    turn, row = turn_of(recording, choice, error, transcript.delivered)
     await recorder.commit(recording, turn, row)
     return (await store.turns("trial"))[-1]
 
