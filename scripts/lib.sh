@@ -3,6 +3,9 @@
 # Tests and demos start dozens of programs: without bytecode each compiles the project's modules again, a third of a proxy's start.
 unset PYTHONDONTWRITEBYTECODE
 
+# pip ends with 1 after Ctrl-C, as after any failure: the shell would go on, to the next thing to try.
+trap 'exit 130' INT
+
 TORCH_VERSION=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/runtime.txt)
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }

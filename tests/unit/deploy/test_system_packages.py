@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 from pathlib import Path
 
@@ -74,3 +75,15 @@ def test_on_a_terminal_the_seconds_of_a_silent_command_are_counted() -> None:
 def test_elsewhere_nothing_is_counted(tmp_path: Path) -> None:
     done = run(tmp_path, "counting sleep 1.5")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_ends_the_script_though_what_it_runs_ends_as_if_it_had_failed() -> None:
+    waits = 'trap "exit 1" INT; echo ready; while :; do sleep 0.05; done'
+    script = f"TORCH_VERSION=; . \"{ROOT}/scripts/lib.sh\"; if sh -c '{waits}'; then :; fi; echo went on"
+    child = subprocess.Popen(
+        ["bash", "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.communicate(timeout=30)[0] == ""
+    assert child.returncode == 130
