@@ -72,5 +72,5 @@ def main() -> None:
     with one_line_errors():
         words = sys.argv[1:]
         if any(word.partition("=")[0] == "--url" for word in words[: words.index("--") if "--" in words else None]):
-            raise ConfigError("--url: it is --proxy now, as everywhere (or STENO_PROXY)")
+            raise ConfigError("--url was renamed to --proxy (or STENO_PROXY)")
         app()

@@ -41,9 +41,13 @@ class Admission:
 
     def __post_init__(self) -> None:
         if self.groups_per_step is not None and self.groups_per_step < 1:
-            raise ConfigError(f"groups_per_step is {self.groups_per_step}", field="groups_per_step")
+            raise ConfigError(
+                f"groups_per_step: got {self.groups_per_step}, must be at least 1", field="groups_per_step"
+            )
         if self.max_staleness_steps < 0:
-            raise ConfigError(f"max_staleness_steps is {self.max_staleness_steps}", field="max_staleness_steps")
+            raise ConfigError(
+                f"max_staleness_steps: got {self.max_staleness_steps}, must be at least 0", field="max_staleness_steps"
+            )
 
     def waits_for(self, view: RunView) -> str:
         """Why no group is admitted now, for people: what is in hand, who should take it, and what to do if nobody does."""

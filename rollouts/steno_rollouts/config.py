@@ -105,15 +105,17 @@ class RolloutSettings(Settings):
     @classmethod
     def _is_http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value!r} is not http(s)://HOST[:PORT][/PREFIX]")
+            raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX]")
         return value
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.purpose == "eval" and self.groups_per_step is not None:
-            raise ValueError("groups_per_step bounds what a trainer takes; groups for evaluation are never trained")
+            raise ValueError(
+                "groups_per_step can't be given with purpose 'eval': groups for evaluation are never trained"
+            )
         if self.is_run_key and self.run is None:
-            raise ValueError("the key of a run opens that run only: name it (--run)")
+            raise ValueError("run: missing, and key is the key of one run: name that run (--run)")
         return self
 
     @property

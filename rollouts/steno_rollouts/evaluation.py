@@ -76,10 +76,11 @@ class Evaluator:
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task], every_steps: int) -> None:
         """Args: rollouts: with purpose `eval` and sampling of their own. Raises: ConfigError: their purpose is another."""
         if every_steps < 1:
-            raise ConfigError(f"every_steps is {every_steps}", field="every_steps")
+            raise ConfigError(f"every_steps: got {every_steps}, must be at least 1", field="every_steps")
         if rollouts.options.purpose != "eval":
             raise ConfigError(
-                "an evaluation's groups have the purpose `eval`: others would be trained", field="purpose"
+                f"purpose: got {rollouts.options.purpose!r}, must be 'eval': other groups would be trained",
+                field="purpose",
             )
         self._rollouts = rollouts
         self._tasks = list(tasks)

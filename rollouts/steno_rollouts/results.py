@@ -29,7 +29,9 @@ def ended_trials(path: Path | None) -> dict[str, TrialResult]:
             found[result.trial_id] = result
         except (ValueError, TypeError):
             if number < len(lines):
-                raise ConfigError(f"results: {path}, line {number}: no result of a trial", field="results") from None
+                raise ConfigError(
+                    f"results: {path}, line {number}: not the result of a trial", field="results"
+                ) from None
     return found
 
 

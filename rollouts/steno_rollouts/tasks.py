@@ -64,9 +64,9 @@ def load_tasks(path: Path, *, hide: Collection[str] = ()) -> list[Task]:
     elif path.is_file():
         tasks = _lines(path, hide)
     else:
-        raise ConfigError(f"tasks: {path} is neither a folder nor a file", field="tasks")
+        raise ConfigError(f"tasks: no such file or folder: {path}", field="tasks")
     if not tasks:
-        raise ConfigError(f"tasks: {path} holds no task (a task folder has a {CONFIGURATION})", field="tasks")
+        raise ConfigError(f"tasks: {path} has no task (each task is a folder with a {CONFIGURATION})", field="tasks")
     seen: set[str] = set()
     for task in tasks:
         if task.task_id in seen:
@@ -100,15 +100,15 @@ def _folder(path: Path, hide: Collection[str]) -> Task:
         config = tomllib.loads((path / CONFIGURATION).read_text(encoding="utf-8"))
         instruction = (path / INSTRUCTION).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"tasks: {error.filename}: there is no such file", field="tasks") from None
+        raise ConfigError(f"tasks: {error.filename}: no such file", field="tasks") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: not valid TOML, or not readable: {error}", field="tasks") from None
     if "steps" in config:
-        raise ConfigError(f"{where}: steps: a task of several steps can't be run here", field="tasks")
+        raise ConfigError(f"{where}: steps: tasks of several steps are not supported", field="tasks")
     agent = config.get("agent", {})
     timeout_s = agent.get("timeout_sec") if isinstance(agent, dict) else None
     if timeout_s is not None and (not isinstance(timeout_s, int | float) or not timeout_s > 0):
-        raise ConfigError(f"{where}: agent.timeout_sec: {timeout_s!r} is no number of seconds", field="tasks")
+        raise ConfigError(f"{where}: agent.timeout_sec: got {timeout_s!r}, must be a number of seconds", field="tasks")
     found = {"task_id": path.resolve().name, "instruction": instruction, **_plain(config)}
     hidden = {name for name in found if name in _HIDDEN_SECTIONS}
     return _task(found, {*hide, *hidden}, where, folder=path.resolve(), timeout_s=timeout_s)
@@ -129,7 +129,9 @@ def _lines(path: Path, hide: Collection[str]) -> list[Task]:
         except ValueError as error:
             raise ConfigError(f"{where}: not valid JSON: {error}", field="tasks") from None
         if not isinstance(fields, dict):
-            raise ConfigError(f"{where}: a task is an object with fields, not a {type(fields).__name__}", field="tasks")
+            raise ConfigError(
+                f"{where}: got a {type(fields).__name__}, must be an object (the fields of a task)", field="tasks"
+            )
         name = next((fields[key] for key in _ID_FIELDS if isinstance(fields.get(key), str | int)), f"line-{number}")
         tasks.append(_task({**fields, "task_id": str(name)}, hide, where))
     return tasks
@@ -148,7 +150,7 @@ def _task(
         raise ConfigError(f"{where}: {error}", field="tasks") from None
     hidden = {name: value for name, value in fields.items() if name.startswith("_") or name in hide}
     if "task_id" in hidden:
-        raise ConfigError("hide: task_id names the group, and can't be hidden", field="hide")
+        raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
     shown = {name: value for name, value in fields.items() if name not in hidden}
     return Task(fields["task_id"], shown, hidden, folder, timeout_s)
 

@@ -162,7 +162,7 @@ def result(request: ClientRequest[T], response: httpx.Response) -> T:
         decode = msgspec.msgpack.decode if is_msgpack else msgspec.json.decode
         return request.read(decode(response.content))
     except (msgspec.DecodeError, ValidationError, TypeError, KeyError) as error:
-        raise ProtocolError(f"{response.url}: this is not the answer of a Steno proxy: {error}") from error
+        raise ProtocolError(f"{response.url}: not an answer of a Steno proxy: {error}") from error
 
 
 def check(response: httpx.Response) -> None:

@@ -64,7 +64,9 @@ def target(
     """
     if agent_key is not None:
         if not re.fullmatch(TRIAL_ID.strip("^$"), trial_id):
-            raise ConfigError(f"{trial_id[:128]!r} is no trial id: letters, digits, '.', '_' and '-', at most 128")
+            raise ConfigError(
+                f"trial id: got {trial_id[:128]!r}, must be at most 128 letters, digits, '.', '_' and '-'"
+            )
         settings = ClientSettings.load({"proxy": url}, None)
         return Target(trial_id, urls(settings.proxy, trial_id), agent_key, model)
     with connect(url, key, key_file) as steno:

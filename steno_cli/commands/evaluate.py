@@ -54,9 +54,9 @@ class EvaluateSettings(RolloutSettings):
     @model_validator(mode="after")
     def _is_evaluation(self) -> EvaluateSettings:
         if self.purpose != "eval":
-            raise ValueError(f"purpose is {self.purpose!r}: `steno evaluate` registers groups that are never trained")
+            raise ValueError(f"purpose: got {self.purpose!r}, must be 'eval': `steno evaluate` never trains its groups")
         if self.model is None and (self.engine != "auto" or self.engine_args):
-            raise ValueError("engine and engine_args are of the worker that serves --model, and there is no --model")
+            raise ValueError("engine and engine_args need --model: they configure the worker that serves it")
         return self
 
 
@@ -147,14 +147,14 @@ def results(
     from steno_rollouts.results import ended_trials
 
     if len(files) > 2:
-        raise ConfigError(f"results: {len(files)} files; one is shown, two are compared", field="files")
+        raise ConfigError(f"results: got {len(files)} files, must be one (to show) or two (to compare)", field="files")
     found: list[list[TaskResult]] = []
     for file in files:
         if not file.exists():
-            raise ConfigError(f"results: {file}: there is no such file", field="files")
+            raise ConfigError(f"results: {file}: no such file", field="files")
         trials = ended_trials(file)
         if not trials:
-            raise ConfigError(f"results: {file}: no trials", field="files")
+            raise ConfigError(f"results: {file} has no trials", field="files")
         found.append(by_task(trials.values()))
         largest = max(len(task.rewards) for task in found[-1])
         if len(files) == 2:
@@ -163,7 +163,7 @@ def results(
     if len(found) == 2:
         both = compared(*found)
         if both is None:
-            raise ConfigError("results: the two files have no scored task in common", field="files")
+            raise ConfigError("results: no task is scored in both files", field="files")
         out = console()
         out.print(
             f"second - first, paired by task: {_signed(both.difference)}; {both.better} tasks better, {both.worse} worse, "

@@ -90,7 +90,7 @@ def key_of_run(
     with connect(url, key, key_file) as steno:
         found = steno.run_key(run_id)
     if found is None:
-        raise ConfigError("this proxy asks for no key")
+        raise ConfigError("this proxy needs no key")
     typer.echo(found)
 
 

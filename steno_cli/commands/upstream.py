@@ -51,7 +51,7 @@ def upstream_worker(settings: ProxySettings) -> Beside:
         raise (
             ConfigError("the proxy refused its own worker")
             if code == REFUSED
-            else EngineFailed("the upstream's worker ended")
+            else EngineFailed("the worker of the upstream ended")
         )
 
     return run

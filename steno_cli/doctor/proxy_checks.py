@@ -16,8 +16,8 @@ from steno_cli.doctor.findings import Finding, bad, clock, ok, warning
 
 TIMEOUT_S = 10.0
 COUNTED = {
-    "steno_proxy_unrecorded_tokens": ("tokens that no record holds (I4)", "its reasons are in /metrics and the log"),
-    "steno_proxy_store_errors": ("calls of the store that failed (I3)", "look at Redis, and at the way to it"),
+    "steno_proxy_unrecorded_tokens": ("tokens that are in no record (I4)", "/metrics and the log have the reasons"),
+    "steno_proxy_store_errors": ("failed calls to the store (I3)", "check Redis and the network to it"),
 }
 Worker = Mapping[str, Any]
 
@@ -37,12 +37,12 @@ def check_proxy(url: str, key: str | None, transport: httpx.BaseTransport | None
             workers = client.get("/workers")
             metrics = client.get("/metrics")
         except (httpx.HTTPError, ValueError) as error:
-            return [bad("proxy.reachable", f"{url}: {error}", "start it, or correct --proxy (STENO_PROXY)")]
+            return [bad("proxy.reachable", f"{url}: {error}", "start the proxy, or correct --proxy (STENO_PROXY)")]
     found = [ok("proxy.reachable", f"{url} answers in {1000 * (after - before):.0f} ms")]
     if readiness.status_code == 403:
         return [
             *found,
-            bad("proxy.hosts", ready["error"]["message"], "ask it as localhost, or name the host in allowed_hosts"),
+            bad("proxy.hosts", ready["error"]["message"], "use localhost, or add the host to allowed_hosts"),
         ]
     found += _ready(ready)
     if isinstance(theirs := health.json().get("time"), float):
@@ -66,9 +66,9 @@ def waited_replicas(url: str) -> int | None:
 
 def _ready(ready: Mapping[str, Any]) -> Iterator[Finding]:
     if ready.get("store", "ok") == "ok":
-        yield ok("proxy.store", "its store answers")
+        yield ok("proxy.store", "the store answers")
     else:
-        yield bad("proxy.store", f"its store does not answer: {ready['store']}", "check Redis with --redis-url")
+        yield bad("proxy.store", f"the store does not answer: {ready['store']}", "check Redis with --redis-url")
     if models := ready.get("models"):
         yield ok("proxy.models", ", ".join(models))
     else:
@@ -80,26 +80,26 @@ def guarded(url: str, open_to_all: bool, has_key: bool, status: int) -> Iterator
     if open_to_all:
         host = urlsplit(url).hostname or ""
         if is_loopback(host):
-            yield warning("proxy.keys", "no admin key: everything on this machine can read and reward sessions (I8)",
+            yield warning("proxy.keys", "no admin key: any process on this machine can read and reward sessions (I8)",
                           "set STENO_ADMIN_KEY before sandboxes run here")  # fmt: skip
         else:
-            yield bad("proxy.keys", f"no admin key, and it is reached at {host}: everybody can read and reward (I8)",
-                      "set STENO_ADMIN_KEY; if something forwards to it, it must not")  # fmt: skip
+            yield bad("proxy.keys", f"no admin key, and the proxy is at {host}: everybody can read and reward sessions (I8)",
+                      "set STENO_ADMIN_KEY, or forward nothing to the proxy")  # fmt: skip
     elif status == 404:
-        yield bad("proxy.control", "agents have this port, and the control plane another one",
-                  "give the control port: --proxy, as --control-port says")  # fmt: skip
+        yield bad("proxy.control", "this is the agents' port; the control plane has another one",
+                  "give the control port to --proxy (the proxy's --control-port)")  # fmt: skip
         return
     elif not has_key:
-        yield warning("proxy.keys", "an admin key is set; workers and metrics can't be seen without it",
-                      "give it: --key-file, or STENO_ADMIN_KEY")  # fmt: skip
+        yield warning("proxy.keys", "the proxy has an admin key: workers and metrics can't be checked without it",
+                      "give it by --key-file or STENO_ADMIN_KEY")  # fmt: skip
     elif status in (401, 403):
-        yield bad("proxy.keys", "the key that was given does not open the control plane",
+        yield bad("proxy.keys", "the control plane refuses this key",
                   "give the admin key, not a worker's, an agent's or a harness's")  # fmt: skip
     else:
-        yield ok("proxy.keys", "the control plane opens with the admin key only")
+        yield ok("proxy.keys", "only the admin key opens the control plane")
     if not open_to_all and urlsplit(url).scheme == "http" and not is_loopback(urlsplit(url).hostname or ""):
         yield warning(
-            "proxy.tls", "keys travel in the clear", "fine in a cluster's own network; else TLS in front of it"
+            "proxy.tls", "keys are sent without TLS", "fine inside a cluster; otherwise put TLS in front of the proxy"
         )
 
 
@@ -110,7 +110,7 @@ def judge_workers(workers: list[Worker]) -> Iterator[Finding]:
         yield bad(
             "workers.connected",
             f"none of {len(workers)}",
-            "start one: steno worker --proxy http://…; its log says why not",
+            "start one: steno worker --proxy http://…; its log says why it can't connect",
         )
         return
     away = [worker["id"] for worker in workers if not worker["connected"]]
@@ -122,9 +122,9 @@ def judge_workers(workers: list[Worker]) -> Iterator[Finding]:
     if ill := [worker["id"] for worker in up if not worker["healthy"]]:
         yield bad("workers.healthy", f"engine can't generate: {', '.join(ill)}", "restart them; their logs say why")
     if draining := [worker["id"] for worker in up if worker["draining"]]:
-        yield warning("workers.draining", ", ".join(draining), "nothing, if they are being replaced")
+        yield warning("workers.draining", ", ".join(draining), "nothing to do if you replace them")
     if behind := [f"{worker['id']} ({', '.join(worker['behind'])})" for worker in up if worker.get("behind")]:
-        yield bad("workers.behind", f"get no turns until they serve the version in force: {', '.join(behind)} (I10)",
+        yield bad("workers.behind", f"old weights, get no turns until they serve the version in force: {', '.join(behind)} (I10)",
                   "GET /policy, then GET /policy/updates/{update_id} says what failed")  # fmt: skip
     yield from _agreement(up)
 
@@ -152,7 +152,7 @@ def _agreement(up: list[Worker]) -> Iterator[Finding]:
     for policy, by_version in versions.items():
         if len(by_version) > 1:
             yield warning("workers.versions", f"{policy}: {_parts(by_version, 40)}",
-                          "normal for moments in an update; what stays is behind")  # fmt: skip
+                          "normal during an update; a worker that stays so is behind")  # fmt: skip
         else:
             yield ok("workers.versions", f"{policy}: {next(iter(by_version))}")
 

@@ -24,7 +24,7 @@ class ClientSettings(Settings):
     @classmethod
     def _is_http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value!r} is not http(s)://HOST[:PORT][/PREFIX]")
+            raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX]")
         return value
 
 

@@ -78,7 +78,7 @@ def one_line_errors() -> Iterator[None]:
     except (Superseded, TrainerAlive) as error:
         _fail(error.message, EXIT_OTHER_TRAINER)
     except (Unauthorized, Forbidden) as error:
-        _fail(f"{error.message}; the admin key is given by --key-file, or STENO_ADMIN_KEY", EXIT_FAILURE)
+        _fail(f"{error.message}; give the admin key by --key-file or STENO_ADMIN_KEY", EXIT_FAILURE)
     except StenoError as error:
         nothing = isinstance(error, NotFound) and error.message.startswith("Not Found")
         _fail(error.message + (NO_CONTROL_PLANE if nothing else ""), EXIT_FAILURE)

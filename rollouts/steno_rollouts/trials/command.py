@@ -37,7 +37,7 @@ _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|(?<!\$)\{([A-Za-z_][\w.]*)
 def check_command(command: Sequence[str], tasks: Iterable[Task]) -> None:
     """Raises: ConfigError: no command; a placeholder that some task has no field for, naming both; one that shows a key."""
     if not command:
-        raise ConfigError("command: nothing to run; what stands after -- is run once per trial", field="command")
+        raise ConfigError("command: empty: give the command of a trial after --", field="command")
     names = {found[2] for word in command for found in _PLACEHOLDER.finditer(word) if found[2]}
     shown = sorted(name for name in names if name in VARIABLES and name.endswith("_API_KEY"))
     if shown:
@@ -101,7 +101,7 @@ def _variables(task: Task) -> dict[str, str]:
         names[name] = field
         text = _text(value)
         if "\0" in text:
-            raise ConfigError(f"task {task.task_id!r}: {field!r} holds a NUL byte", field="tasks")
+            raise ConfigError(f"task {task.task_id!r}: {field!r} contains a NUL byte", field="tasks")
         if len(text.encode()) <= MAX_VARIABLE_BYTES:
             variables[name] = text
     return variables

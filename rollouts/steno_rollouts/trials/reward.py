@@ -134,7 +134,7 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
         except ValueError as error:
             raise RewardError(f"{REWARD_JSON}: not valid JSON: {error}") from None
         if not isinstance(answer, Mapping):
-            raise RewardError(f"{REWARD_JSON}: an object with `reward` is expected, not {_shown(answer)}")
+            raise RewardError(f"{REWARD_JSON}: got {_shown(answer)}, must be an object with `reward`")
         return _verdict(answer, REWARD_JSON)
     text = _read(workdir / REWARD_TEXT)
     if text is None:
@@ -142,7 +142,7 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
     try:
         return _verdict(float(text), REWARD_TEXT)
     except ValueError:
-        raise RewardError(f"{REWARD_TEXT}: one number is expected, not {_shown(text)}") from None
+        raise RewardError(f"{REWARD_TEXT}: got {_shown(text)}, must be one number") from None
 
 
 def _read(path: Path) -> str | None:
@@ -164,11 +164,11 @@ def _verdict(answer: Any, where: str) -> CommandOutcome:
     if not isinstance(answer, Mapping):
         return CommandOutcome(EndReason.COMPLETED, _reward(answer, where))
     if "reward" not in answer:
-        raise RewardError(f"{where}: no `reward` among {', '.join(map(str, answer)) or 'nothing'}")
+        raise RewardError(f"{where}: `reward` is missing; got {', '.join(map(str, answer)) or 'nothing'}")
     more = {str(key): value for key, value in answer.items() if key not in ("reward", "metrics")}
     given = answer.get("metrics") or {}
     if not isinstance(given, Mapping):
-        raise RewardError(f"{where}: metrics: an object of numbers is expected, not {_shown(given)}")
+        raise RewardError(f"{where}: metrics: got {_shown(given)}, must be an object of numbers")
     numbers = {key: value for key, value in more.items() if isinstance(value, bool | int | float)}
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
     if answer["reward"] is None:
@@ -179,7 +179,7 @@ def _verdict(answer: Any, where: str) -> CommandOutcome:
 def _reward(value: Any, where: str) -> float:
     number = _number(value, where, "reward")
     if abs(number) > MAX_REWARD:
-        raise RewardError(f"{where}: reward: {number:g} is not within ±{MAX_REWARD:g}")
+        raise RewardError(f"{where}: reward: got {number:g}, must be within ±{MAX_REWARD:g}")
     return number
 
 
@@ -189,7 +189,7 @@ def _number(value: Any, where: str, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise RewardError(f"{where}: {name}: a finite number is expected, not {_shown(value)}")
+        raise RewardError(f"{where}: {name}: got {_shown(value)}, must be a finite number")
     return number
 
 

@@ -344,10 +344,10 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     done = helm("install", "run", "helm/steno", *args)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
-    assert "admin-key" in notes and "No sandbox may have the admin key" in notes
-    assert ("sandboxes reach the control plane's port" in notes) == (case.stem == "memory")
-    assert ("name your harnesses in networkPolicy.control" in notes) == (case.stem not in ("memory", "training"))
-    assert ("No worker is part of this release" in notes) == (case.stem not in ("whole", "training"))
+    assert "admin-key" in notes and "Give no sandbox the admin key" in notes
+    assert ("sandboxes can reach the control plane's port" in notes) == (case.stem == "memory")
+    assert ("Name your harnesses in networkPolicy.control" in notes) == (case.stem not in ("memory", "training"))
+    assert ("This release has no worker" in notes) == (case.stem not in ("whole", "training"))
     assert ("job/run-steno-trainer" in notes) == (case.stem == "training")
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
 

@@ -64,12 +64,12 @@ def test_a_checkpoint_is_served_rolled_out_and_counted(tmp_path: Path) -> None:
 def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"task_id": "a", "instruction": "x"}\n')
     for words, said in (
-        (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "there is no --model"),
+        (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "need --model"),
         (
             ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--proxy", "http://h:1", "--", "true"],
             "proxy and model",
         ),
-        (["results", "none.jsonl"], "none.jsonl: there is no such file"),
+        (["results", "none.jsonl"], "none.jsonl: no such file"),
     ):
         done = steno(*words, cwd=tmp_path)
         assert (done.returncode, said in done.stderr) == (2, True), (words, done.stderr)

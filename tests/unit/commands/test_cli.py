@@ -53,14 +53,14 @@ def test_version_is_one_line() -> None:
         (["proxy"], {"STENO_PROT": "1"}, "STENO_PROT: no such setting; did you mean STENO_PORT?"),
         (["proxy", "--host", "0.0.0.0"], {}, "admin_key"),
         (["worker", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST[:PORT][/PREFIX]"),
-        (["runs", "list", "--url", "http://x"], {}, "--url: it is --proxy now"),
+        (["runs", "list", "--url", "http://x"], {}, "--url was renamed to --proxy"),
         (
             ["sessions", "list"],
             {"STENO_CLIENT_URL": "http://x"},
             "STENO_CLIENT_URL: this setting was renamed to STENO_PROXY",
         ),
-        (["sessions", "list"], {"STENO_PROXY": "x"}, "'x' is not http(s)://HOST"),
-        (["sessions", "list", "--proxy", "x"], {}, "--proxy: 'x' is not http(s)://HOST"),
+        (["sessions", "list"], {"STENO_PROXY": "x"}, "got 'x', must be http(s)://HOST"),
+        (["sessions", "list", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST"),
         (["sessions", "export", "--format", "parquet", "t"], {}, "Parquet needs a file"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
         (
             Unauthorized("no key was given"),
             1,
-            "no key was given; the admin key is given by --key-file, or STENO_ADMIN_KEY",
+            "no key was given; give the admin key by --key-file or STENO_ADMIN_KEY",
         ),
         (
             ModuleNotFoundError("x", name="pyarrow.parquet"),

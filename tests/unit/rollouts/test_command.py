@@ -39,7 +39,7 @@ def test_fields_stand_in_words_and_braces_that_mean_something_else_stay() -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "nothing to run"),
+        ([], "give the command of a trial"),
         (["{nope} {x} {y.z}"], "{nope}, {y.z}: task 't' has no such field; it has x, y"),
         (["{OPENAI_API_KEY}"], "would show the key to every process: use the variable $OPENAI_API_KEY"),
     ],
@@ -76,7 +76,7 @@ def test_a_field_too_long_for_a_variable_is_in_the_file_only() -> None:
     [
         ({"a-b": 1, "a_b": 2}, "'a_b' and 'a-b' would both be STENO_TASK_A_B"),
         ({"file": 1}, "'file' and 'the task file' would both be STENO_TASK_FILE"),
-        ({"x": "a\0b"}, "'x' holds a NUL byte"),
+        ({"x": "a\0b"}, "'x' contains a NUL byte"),
     ],
 )
 def test_fields_that_make_no_variable_are_named(fields: dict[str, Any], said: str) -> None:

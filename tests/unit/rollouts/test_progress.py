@@ -83,7 +83,7 @@ def test_a_results_file_has_each_trial_once_over_several_starts(tmp_path: Path) 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text("hello\nthere\n")
-    with pytest.raises(ConfigError, match="line 1: no result of a trial"):
+    with pytest.raises(ConfigError, match="line 1: not the result of a trial"):
         ended_trials(path)
     with pytest.raises(ConfigError, match="Is a directory"):
         ResultsFile(tmp_path, frozenset())

@@ -57,15 +57,15 @@ def test_a_file_says_the_reward(tmp_path: Path, name: str, text: str, reward: fl
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("reward.txt", "", "reward.txt: one number is expected, not ''"),
+        ("reward.txt", "", "reward.txt: got '', must be one number"),
         ("reward.txt", "nan", "finite number"),
-        ("reward.txt", "1 2", "one number is expected"),
+        ("reward.txt", "1 2", "must be one number"),
         ("reward.json", "{", "reward.json: not valid JSON"),
-        ("reward.json", "0.5", "an object with `reward` is expected, not 0.5"),
-        ("reward.json", '{"score": 1}', "no `reward` among score"),
-        ("reward.json", '{"reward": "1"}', "reward: a finite number is expected, not '1'"),
-        ("reward.json", '{"reward": 1, "metrics": {"a": "b"}}', "metrics.a: a finite number is expected"),
-        ("reward.json", '{"reward": 1, "metrics": [1]}', "metrics: an object of numbers is expected"),
+        ("reward.json", "0.5", "got 0.5, must be an object with `reward`"),
+        ("reward.json", '{"score": 1}', "`reward` is missing; got score"),
+        ("reward.json", '{"reward": "1"}', "reward: got '1', must be a finite number"),
+        ("reward.json", '{"reward": 1, "metrics": {"a": "b"}}', "metrics.a: got 'b', must be a finite number"),
+        ("reward.json", '{"reward": 1, "metrics": [1]}', "must be an object of numbers"),
         ("reward.txt", "1" * 1_000_001, "more than 1000000 bytes"),
     ],
 )
@@ -99,8 +99,8 @@ async def test_a_function_may_be_async_and_may_not_know(tmp_path: Path) -> None:
     ("code", "said"),
     [
         ("def score(task): return task['nope']", "raised KeyError: 'nope'"),
-        ("def score(): return float('inf')", "a finite number is expected, not inf"),
-        ("def score(): return 'good'", "a finite number is expected, not 'good'"),
+        ("def score(): return float('inf')", "got inf, must be a finite number"),
+        ("def score(): return 'good'", "got 'good', must be a finite number"),
         ("def score(): raise SystemExit(1)", "raised RuntimeError: SystemExit(1)"),
         ("def score(transcript): return transcript.turns", "raised Unreachable"),
     ],

@@ -95,10 +95,10 @@ def test_a_trials_arguments_are_its_own() -> None:
     ("rows", "said"),
     [
         (['{"id": "a"}', "{"], "line 2: not valid JSON"),
-        (["[1]"], "line 1: a task is an object with fields, not a list"),
+        (["[1]"], "line 1: got a list, must be an object (the fields of a task)"),
         (['{"id": "a"}', '{"id": "a"}'], "two tasks are named 'a'"),
         (['{"id": "a", "x": NaN}'], "line 1: numbers must be finite"),
-        ([""], "holds no task"),
+        ([""], "has no task"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, rows: list[str], said: str) -> None:
@@ -110,8 +110,8 @@ def test_bad_lines_are_named(tmp_path: Path, rows: list[str], said: str) -> None
     ("toml", "said"),
     [
         ("[", "not valid TOML"),
-        ("[[steps]]\nname = 'one'", "steps: a task of several steps"),
-        ("[agent]\ntimeout_sec = 'long'", "agent.timeout_sec: 'long' is no number of seconds"),
+        ("[[steps]]\nname = 'one'", "steps: tasks of several steps"),
+        ("[agent]\ntimeout_sec = 'long'", "agent.timeout_sec: got 'long', must be a number of seconds"),
     ],
 )
 def test_bad_task_files_are_named(tmp_path: Path, toml: str, said: str) -> None:
@@ -122,9 +122,9 @@ def test_bad_task_files_are_named(tmp_path: Path, toml: str, said: str) -> None:
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (folder(tmp_path, "a") / "instruction.md").unlink()
-    with pytest.raises(ConfigError, match=r"a/instruction\.md: there is no such file"):
+    with pytest.raises(ConfigError, match=r"a/instruction\.md: no such file"):
         load_tasks(tmp_path)
-    with pytest.raises(ConfigError, match="is neither a folder nor a file"):
+    with pytest.raises(ConfigError, match="no such file or folder"):
         load_tasks(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no task has a field 'answr'"):
         load_tasks(lines(tmp_path, '{"answer": 1}'), hide=["answr"])
