@@ -105,4 +105,4 @@ def test_an_agent_that_is_not_known_and_an_id_that_is_none_are_wrong_usage() -> 
     unknown = runner.invoke(app, ["env", "emacs", "t", "--agent-key", "k"])
     assert unknown.exit_code == 2 and "claude-code" in unknown.output
     odd = runner.invoke(app, ["env", "codex", "a/b", "--agent-key", "k"])
-    assert isinstance(odd.exception, ConfigError) and "no trial id" in str(odd.exception)
+    assert isinstance(odd.exception, ConfigError) and "trial id: got 'a/b'" in str(odd.exception)
