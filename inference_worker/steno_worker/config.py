@@ -26,12 +26,12 @@ class WorkerSettings(Settings):
     # -- whom it serves
     proxy: list[str] = Field(
         default_factory=lambda: [proxy_here()], min_length=1, max_length=64,
-        description=f"proxy to dial, {PROXY_HELP}; repeat for several, each is served alike",
+        description=f"proxy to connect to, {PROXY_HELP}; repeat for several proxies, all served alike",
     )  # fmt: skip
     key: SecretStr | None = Field(None, description="the workers' key of the proxies")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()[:100]}-{secrets.token_hex(3)}", pattern=r"^[A-Za-z0-9._:-]{1,128}$",
-        description="name of this worker, one at a time; fixed, it keeps its trials; default: host and a random part",
+        description="unique name of this worker; a fixed one keeps its trials over restarts; default: host and a random part",
     )  # fmt: skip
 
     # -- what it runs
@@ -43,21 +43,21 @@ class WorkerSettings(Settings):
     api_key: SecretStr | None = Field(
         None, description="key of the litellm engine's upstream; unset: from its provider's environment variable"
     )
-    script: str | None = Field(None, description="FILE.py:function that says what the scripted engine says")
+    script: str | None = Field(None, description="FILE.py:function that writes the replies of the scripted engine")
     policy: str = Field(
-        "default", min_length=1, max_length=128, description="name of the policy that these weights are of"
+        "default", min_length=1, max_length=128, description="name of the policy whose weights this worker serves"
     )
     context_tokens: int | None = Field(
-        None, ge=1, description="prompt + completion at most; default: what the model takes"
+        None, ge=1, description="most tokens of prompt and completion together; default: the model's own limit"
     )
     max_streams: int = Field(
         64,
         ge=1,
         le=65536,
-        description="generations at once; unset, vLLM's own bound, max_num_seqs; more wait at the proxy",
+        description="most generations at once, more wait at the proxy; unset with vLLM: its max_num_seqs",
     )
     engine_args: list[str] = Field(
-        default_factory=list, description="the engine's own arguments, as words: what follows -- on the command line"
+        default_factory=list, description="arguments of the engine, as words: what follows -- on the command line"
     )
 
     staging_dir: Path | None = Field(
@@ -71,12 +71,12 @@ class WorkerSettings(Settings):
     grace_s: float | None = Field(
         None,
         gt=0,
-        description="seconds that generations go on without a socket; default: as long as the proxy waits for it",
+        description="seconds that generations go on while the proxy is disconnected; default: the proxy's resume_grace_s",
     )
-    drain_s: float = Field(30.0, ge=0, description="seconds that generations get to finish on SIGTERM")
-    max_backoff_s: float = Field(10.0, gt=0, description="seconds between two attempts to dial, at most")
+    drain_s: float = Field(30.0, ge=0, description="seconds after SIGTERM for generations to finish")
+    max_backoff_s: float = Field(10.0, gt=0, description="most seconds between two attempts to connect")
     max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a proxy")
-    metrics_host: str = Field("127.0.0.1", description="address of the metrics' listener")
+    metrics_host: str = Field("127.0.0.1", description="address that serves /metrics")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="port for /metrics; 0 takes a free one and logs it; unset: none"
     )

@@ -29,7 +29,7 @@ class WorkerMetrics:
         )
         self.connected = Gauge(
             "steno_worker_proxies",
-            "Proxies with an open socket; less than configured: look at the log",
+            "Proxies with an open socket; if fewer than configured: look at the log",
             registry=registry,
         )
         self.generations = Counter(
@@ -68,11 +68,11 @@ class WorkerMetrics:
         )
         self.reconnects = Counter(
             "steno_worker_reconnects_total",
-            "Sockets opened after the first; a rate means a bad network",
+            "Sockets opened after the first; a steady rate means a bad network",
             registry=registry,
         )
         self.channels_lost = Counter(
-            "steno_worker_channels_lost_total", "Channels given up, by why; the generations on them were cancelled",
+            "steno_worker_channels_lost_total", "Channels that were lost, by reason; their generations were cancelled",
             ["code"], registry=registry,
         )  # fmt: skip
         self.stalls = Counter(
@@ -92,7 +92,7 @@ class WorkerMetrics:
             ["end"], registry=registry,
         )  # fmt: skip
         self.update_pause = Histogram(
-            "steno_worker_update_pause_seconds", "How long nothing was sampled while an update was loaded",
+            "steno_worker_update_pause_seconds", "How long sampling paused while an update was loaded",
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.update_load = Histogram(

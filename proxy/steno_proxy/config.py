@@ -30,32 +30,33 @@ class ProxySettings(Settings):
     # -- where it listens and what it is called
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and logs it")
-    control_host: str | None = Field(None, description="address of the control port; unset: the same as host")
+    control_host: str | None = Field(None, description="address of control_port; unset: the same as host")
     control_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="a port of its own for the control plane and the workers; port then serves agents only; unset: one port",
+        description="separate port for the control plane and the workers; then port serves agents only; unset: one port for all",
     )
     public_url: str | None = Field(
-        None, description="how agents reach the proxy (scheme, host, optional port and path prefix); default: as asked"
+        None,
+        description="URL of the proxy for agents (scheme, host, optional port and path prefix); default: the host of a request",
     )
 
     allowed_hosts: list[str] = Field(
         default_factory=list,
-        description="names, beside localhost and public_url's, under which a proxy without keys may be asked, at any port",
+        description="host names that a proxy without keys accepts, at any port, beside localhost and the host of public_url",
     )
 
     # -- who may do what (I8)
     admin_key: SecretStr | None = Field(
-        None, description="opens the control plane; several may be good, one a line; unset: no keys, loopback only"
+        None, description="admin key: opens the control plane; several, one per line; unset: no keys, loopback only"
     )
     worker_key: SecretStr | None = Field(
-        None, description="opens the workers' socket; several: one a line; unset: the admin key does"
+        None, description="worker key: opens the workers' socket; several, one per line; unset: the admin key opens it"
     )
     metrics_key: SecretStr | None = Field(
         None,
-        description="opens GET /metrics and nothing else, for Prometheus; several: one a line; the admin key does too",
+        description="metrics key: opens only GET /metrics, for Prometheus; several, one per line; the admin key opens it too",
     )
     trial_secret: SecretStr | None = Field(
         None,
@@ -64,7 +65,8 @@ class ProxySettings(Settings):
     )
 
     keys_dir: Path | None = Field(
-        None, description="folder where keys that are not given are made on the first start, and kept; shown once"
+        None,
+        description="folder for generated keys: keys that are not set are made at the first start, shown once, and kept here",
     )
 
     # -- where it remembers
@@ -75,9 +77,9 @@ class ProxySettings(Settings):
     redis_wait_replicas: int = Field(
         0,
         ge=0,
-        description="replicas of Redis that must have a write before anybody is told of it; 0: a failover may lose some",
+        description="replicas of Redis that must confirm each write before it is answered; 0: a failover may lose writes",
     )
-    redis_wait_s: float = Field(1.0, gt=0, le=60, description="seconds that a write waits for them; then 503")
+    redis_wait_s: float = Field(1.0, gt=0, le=60, description="seconds that a write waits for these replicas; then 503")
     archive: str | None = Field(
         None,
         description="where ended sessions go from Redis: a folder or a URL that fsspec knows (s3://BUCKET/PATH), the same of all "
@@ -91,10 +93,12 @@ class ProxySettings(Settings):
     )
     tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
     sweep_s: float = Field(
-        60.0, gt=0, description="seconds between two looks for sessions past their retention or their time"
+        60.0, gt=0, description="seconds between two searches for sessions that are past retention_s or their deadline"
     )
     tree_cache_bytes: int = Field(
-        256 * 2**20, ge=0, description="conversation trees kept in the process, about; one is rebuilt from its rows"
+        256 * 2**20,
+        ge=0,
+        description="memory for conversation trees in this process, roughly; trees that were dropped are rebuilt from the store",
     )
 
     # -- generation
@@ -117,7 +121,7 @@ class ProxySettings(Settings):
     body_timeout_s: float = Field(60.0, gt=0, description="seconds a client may take to send its body: then 408")
     keepalive_s: float = Field(10.0, gt=0, description="seconds of silence on a stream before a keepalive comment")
     default_max_tokens: int | None = Field(
-        None, ge=1, description="completion tokens where the agent gives no limit; unset: what the context leaves"
+        None, ge=1, description="completion tokens of a request that gives no limit; unset: what the context leaves"
     )
     chat_reasoning: Literal["reasoning_content", "reasoning", "both"] = Field(
         "both",
@@ -126,15 +130,17 @@ class ProxySettings(Settings):
     trial_requests_per_s: float | None = Field(
         None,
         gt=0,
-        description="requests a second that one trial may go on with, at each replica; more: 429; unset: any",
+        description="sustained requests per second of one trial, at each replica; more: 429; unset: no limit",
     )
-    trial_burst: int = Field(20, ge=1, description="requests that a trial may be ahead of that rate")
+    trial_burst: int = Field(
+        20, ge=1, description="requests of one trial that may exceed trial_requests_per_s in a burst"
+    )
     trial_streams: int | None = Field(
         None,
         ge=1,
-        description="requests of one trial in flight at the same time, at each replica; more: 429; unset: any",
+        description="requests of one trial in flight at the same time, at each replica; more: 429; unset: no limit",
     )
-    shutdown_s: float = Field(30.0, ge=0, description="seconds that open streams get to finish on SIGTERM")
+    shutdown_s: float = Field(30.0, ge=0, description="seconds after SIGTERM for open streams to finish")
 
     # -- another provider as the only worker, in this process
     upstream: str | None = Field(
@@ -145,29 +151,36 @@ class ProxySettings(Settings):
         None, description="key of the upstream; unset: from its provider's environment variable"
     )
     upstream_images: Literal["auto", "on", "off"] = Field(
-        "auto", description="images to the upstream, where it gives text only; auto: as LiteLLM knows the model"
+        "auto", description="send images to a text-only upstream; auto: if LiteLLM says that the model takes images"
     )
     upstream_tokens: Literal["auto", "require", "off"] = Field(
-        "auto", description="token ids from a vLLM server (hosted_vllm/NAME); auto: text only, where it can't"
+        "auto",
+        description="record token ids from a vLLM server (hosted_vllm/NAME); auto: text only if the server can't give them",
     )
 
     # -- the relay to the workers
     heartbeat_s: float = Field(5.0, gt=0, description="seconds between heartbeats, both ways")
     silence_s: float = Field(20.0, gt=0, description="seconds without a frame after which a worker's socket is dropped")
-    resume_grace_s: float = Field(30.0, ge=0, description="seconds a worker may be away before its streams are lost")
+    resume_grace_s: float = Field(
+        30.0, ge=0, description="seconds that a worker may be disconnected before its streams are lost"
+    )
     max_packet_bytes: int = Field(64 * 2**20, ge=65536, description="largest packet accepted from a worker")
-    window_tokens: int = Field(4096, ge=1, description="tokens a worker may send on a stream before its credit")
+    window_tokens: int = Field(
+        4096, ge=1, description="tokens that a worker may send on a stream before it needs new credit"
+    )
     max_waiting: int = Field(
         1024,
         ge=0,
-        description="requests that may wait for a place on a worker, trials in turn; more are refused with 429",
+        description="requests that may wait for a worker, trials in turn; more: 429",
     )
     queue_s: float = Field(
-        60.0, ge=0, description="seconds a request may wait for a place; then 429, or 503 where no worker is there"
+        60.0,
+        ge=0,
+        description="seconds that a request may wait for a worker; then 429, or 503 if no worker is connected",
     )
 
     # -- what it says
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["text", "json"] = Field("text", description="one line of text, or one JSON object, per record")
 
     @field_validator("public_url")

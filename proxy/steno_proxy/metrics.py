@@ -31,10 +31,10 @@ PROMPT_TOKENS = Counter("steno_proxy_prompt_tokens_total", "New prompt tokens re
 COMPLETION_TOKENS = Counter("steno_proxy_completion_tokens_total", "Sampled tokens recorded; its rate is throughput")
 CONSTRAINED_TOKENS = Counter(
     "steno_proxy_constrained_tokens_total",
-    "Sampled tokens drawn under a bent law or a grammar: recorded, never trained",
+    "Sampled tokens drawn under a sampling law that is not plain, or a grammar: recorded, never trained",
 )
 UNRECORDED_TOKENS = Counter(
-    "steno_proxy_unrecorded_tokens_total", "Sampled tokens that no record holds, by why; anything but 0 wants a look",
+    "steno_proxy_unrecorded_tokens_total", "Sampled tokens that are in no record, by reason; above 0: look at the log",
     ["reason"],
 )  # fmt: skip
 RECEIVED_TOKENS = Counter(
@@ -43,7 +43,7 @@ RECEIVED_TOKENS = Counter(
 )
 LATE_TOKENS = Counter(
     "steno_proxy_late_tokens_total",
-    "Sampled tokens that came after their turn had been cancelled: on their way when an agent left. No record holds them",
+    "Sampled tokens that arrived after their turn was cancelled (the agent had left). They are in no record",
 )
 RECOGNISED = Counter(
     "steno_proxy_recognised_total", "Turns by whether they continue a recorded one: `continued`, `root`, or a fork reason",
@@ -84,7 +84,7 @@ COMMIT = Histogram(
 )
 STORE_ERRORS = Counter(
     "steno_proxy_store_errors_total",
-    "Calls of the store that failed, by what was being done; agents saw these",
+    "Failed calls to the store, by call; the agents got errors",
     ["call"],
 )
 POLICY_UPDATE = Histogram(
@@ -92,7 +92,7 @@ POLICY_UPDATE = Histogram(
     ["transport", "state"], buckets=_SECONDS,
 )  # fmt: skip
 POLICY_PAUSE = Histogram(
-    "steno_proxy_policy_pause_seconds", "How long a worker's generations stood still while it took on new weights",
+    "steno_proxy_policy_pause_seconds", "How long a worker's generations paused while it loaded new weights",
     ["transport"], buckets=_SECONDS,
 )  # fmt: skip
 POLICY_STAGED = Counter(
@@ -124,7 +124,7 @@ LEASES = Counter(
 )  # fmt: skip
 READY_SECONDS = Histogram(
     "steno_proxy_group_ready_seconds",
-    "From a group's getting ready to its first lease; a rise means that trainers can't keep up",
+    "From the time a group is ready to its first lease; a rise means that trainers can't keep up",
     buckets=(0.1, 1, 5, 15, 60, 300, 900, 3600, 14400),
 )
 LEASE_SECONDS = Histogram(
@@ -139,7 +139,7 @@ GROUPS = Gauge(
 )  # fmt: skip
 ACCEPT_FAILURES = Counter(
     "steno_proxy_accept_failures_total",
-    "Times that connections had to wait since no file descriptor was left for one more; anything but 0 wants a higher limit, or "
+    "Times that connections had to wait because no file descriptor was free; above 0: raise the limit of open files, or have "
     "fewer connections",
 )
 STORE_FULLNESS = Gauge(
@@ -148,18 +148,18 @@ STORE_FULLNESS = Gauge(
     "archive at once; from 0.8 on there are no new trials, and running ones go on",
 )
 ARCHIVED_SESSIONS = Counter(
-    "steno_proxy_archived_sessions_total", "Ended sessions that left Redis for the archive, by way of this replica"
+    "steno_proxy_archived_sessions_total", "Ended sessions that this replica moved from Redis to the archive"
 )
-ARCHIVED_BYTES = Counter("steno_proxy_archived_bytes_total", "Bytes of the archive that they take")
+ARCHIVED_BYTES = Counter("steno_proxy_archived_bytes_total", "Bytes that these sessions take in the archive")
 ARCHIVE_ERRORS = Counter(
     "steno_proxy_archive_errors_total",
     "Rounds of archiving that failed, and sessions that could not be archived: all of it is still in Redis. The log says why",
 )
 STREAMS = Gauge("steno_proxy_streams", "Turns in flight now")
 WORKERS = Gauge("steno_proxy_workers", "Workers connected now")
-MODELS = Gauge("steno_proxy_models", "Models that some worker can serve now; 0 answers every request with 503")
+MODELS = Gauge("steno_proxy_models", "Models that a worker can serve now; at 0 every request gets 503")
 TREES = Gauge("steno_proxy_trees", "Sessions whose conversation tree is in memory")
-TREE_BYTES = Gauge("steno_proxy_trees_bytes", "Memory of those trees, about")
+TREE_BYTES = Gauge("steno_proxy_trees_bytes", "Memory of those trees, roughly, in bytes")
 
 
 _TYPE = re.compile(r"[a-z][a-z0-9_.-]{0,39}")

@@ -19,19 +19,21 @@ class RolloutSettings(Settings):
 
     # -- what is run
     tasks: Path = Field(
-        description="a folder of task folders (instruction.md, task.toml), one of them, or a .jsonl file"
+        description="a folder of task folders (instruction.md, task.toml), one task folder, or a .jsonl file"
     )
     command: list[str] = Field(
         default_factory=list,
-        description="run once per trial; {field} stands for the task's field, as STENO_TASK_FIELD does",
+        description="command, run once per trial; {field} is replaced by the task's field, which STENO_TASK_FIELD has too",
     )
     group_size: int = Field(8, ge=1, le=4096, description="trials of each task, whose rewards are centred together")
-    epochs: int = Field(1, ge=1, description="how often each task is rolled out")
-    shuffle_seed: int | None = Field(None, description="shuffle the tasks of each epoch; unset: in their order")
-    hide: list[str] = Field(default_factory=list, description="task field that trials are not told: an answer, say")
+    epochs: int = Field(1, ge=1, description="times that each task is rolled out")
+    shuffle_seed: int | None = Field(None, description="seed to shuffle the tasks of each epoch; unset: no shuffling")
+    hide: list[str] = Field(
+        default_factory=list, description="task field that is hidden from trials, such as an answer"
+    )
     run: str | None = Field(
         None, min_length=1, max_length=128,
-        description="the run that these groups belong to; named again, it goes on where it stopped; unset: a new one",
+        description="run that these groups belong to; the name of an earlier run continues it; unset: a new run",
     )  # fmt: skip
     purpose: Literal["train", "eval"] = Field("train", description="groups for evaluation are never trained")
 
@@ -39,35 +41,35 @@ class RolloutSettings(Settings):
     proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
     key: SecretStr | None = Field(
         default_factory=admin_key_here,
-        description="the run's key (steno runs key RUN), which is all that is needed, or an admin key; unset: STENO_ADMIN_KEY",
+        description="key of the run (steno runs key RUN), which is enough, or an admin key; unset: STENO_ADMIN_KEY",
     )
     in_flight: int = Field(8, ge=1, le=65536, description="trials that run at a time")
     sequential: bool = Field(False, description="one trial at a time, one group after the other")
     groups_per_step: int | None = Field(
         None,
         ge=1,
-        description="groups that the trainer takes for a step; with it, no more are in hand than it can use in time",
+        description="groups that the trainer takes per step; if set, no more groups are in hand than it can use in time",
     )
     max_staleness_steps: int = Field(
-        1, ge=0, description="how old a trial may be for the trainer; bounds groups in hand"
+        1, ge=0, description="the trainer's max_staleness_steps; limits the groups in hand"
     )
     timeout_s: float | None = Field(
         None, gt=0, allow_inf_nan=False,
-        description="seconds that a trial may take; unset: what its task.toml says (agent.timeout_sec), else 3600",
+        description="time limit of a trial, in seconds; unset: agent.timeout_sec of its task.toml, else 3600",
     )  # fmt: skip
     grace_s: float = Field(5.0, ge=0, description="seconds between SIGTERM and SIGKILL")
     confine: Literal["auto", "require", "off"] = Field(
         "auto",
-        description="hide your processes and keys from trials, by bubblewrap; auto: where that works, else with a warning",
+        description="hide your processes and keys from trials, by bubblewrap; auto: if bubblewrap works, else a warning",
     )
     private: list[Path] = Field(
         default_factory=list, description="more files and folders that confined trials find empty"
     )
-    retries: int = Field(1, ge=0, le=100, description="further attempts at a trial that failed before its first turn")
+    retries: int = Field(1, ge=0, le=100, description="further attempts at a trial that fails before its first turn")
     stop_after_failures: int = Field(
         5,
         ge=0,
-        description="trials that failed before their first turn, in a row, after which the rollouts stop; 0: never",
+        description="stop after this many trials in a row that fail before their first turn; 0: never",
     )
 
     # -- what it is worth
@@ -76,30 +78,28 @@ class RolloutSettings(Settings):
     )
     timeout_reward: float | None = Field(
         None, ge=-1e6, le=1e6,
-        description="reward of a trial that reached its time limit, where nothing else scores it; unset: it is not trained",
+        description="reward of a trial that reaches its time limit and has no other reward; unset: it is not trained",
     )  # fmt: skip
-    reward_timeout_s: float = Field(300.0, gt=0, description="seconds that the reward function may take")
-    results: Path | None = Field(None, description="file that gets a JSON line per trial that has ended")
+    reward_timeout_s: float = Field(300.0, gt=0, description="time limit of the reward function, in seconds")
+    results: Path | None = Field(None, description="file to which each ended trial is appended as a line of JSON")
 
     # -- what the proxy does with it
     sampling: dict[str, Any] = Field(
         default_factory=dict, description='fields of the sampling law that override the agent\'s: {"temperature": 1.0}'
     )
-    max_turns: int | None = Field(None, ge=1, description="turns that a trial may take")
-    max_tokens: int | None = Field(None, ge=1, description="tokens that a trial may sample")
+    max_turns: int | None = Field(None, ge=1, description="most turns of a trial")
+    max_tokens: int | None = Field(None, ge=1, description="most tokens that a trial may sample")
     deadline_s: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="seconds after which a group goes to the trainer as it is"
+        None, gt=0, allow_inf_nan=False, description="seconds after which a group goes to the trainer, complete or not"
     )
 
     # -- what is kept
     work_dir: Path = Field(
         default_factory=lambda: Path(tempfile.gettempdir()) / "steno-rollouts",
-        description="where trials get their folders; default: steno-rollouts among the temporary files",
+        description="folder of the trials' folders; default: steno-rollouts in the folder of temporary files",
     )
-    keep: Literal["failed", "all", "none"] = Field("failed", description="whose folders stay when they have ended")
-    progress_s: float = Field(
-        10.0, gt=0, description="seconds between two lines of progress where there is no terminal"
-    )
+    keep: Literal["failed", "all", "none"] = Field("failed", description="trials whose folders are kept after they end")
+    progress_s: float = Field(10.0, gt=0, description="seconds between two lines of progress if there is no terminal")
 
     @field_validator("proxy")
     @classmethod

@@ -83,7 +83,7 @@ class UpdateSpec(BaseModel):
     lineage, step: the version these weights are to have. parent: the version that this lineage was resumed from; None: none.
     location: where they are: a folder that workers can read (`filesystem`), the rendezvous as JSON (`nccl`), "" (`stream`).
     kv: `recompute`: requests in flight prefill again after the update; `keep`: they go on with their cache.
-    deadline_s: a worker that has not loaded them by then is named as failed, and catches up later.
+    deadline_s: seconds that workers have to load the weights. A worker that is later counts as failed, and catches up.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -18,7 +18,7 @@ class ClientSettings(Settings):
         default_factory=admin_key_here,
         description="admin key, a run's key or a group's harness key; unset: STENO_ADMIN_KEY",
     )
-    timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and of silence while an answer is read")
+    timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and to wait for the next bytes of an answer")
 
     @field_validator("proxy")
     @classmethod

@@ -30,36 +30,36 @@ class TrainerSettings(Settings):
     )
     reduce_precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="what gradients are added up in over ranks; bfloat16 sends half as much, and rounds each sum to 8 bits",
+        description="type in which gradients are summed over ranks; bfloat16 sends half the bytes and rounds each sum to 8 bits",
     )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="auto: CUDA where there is a GPU")
-    trust_remote_code: bool = Field(False, description="run the Python files that a model directory brings")
-    seed: int = Field(0, ge=0, description="of everything random here: mini-batches, dropout")
+    trust_remote_code: bool = Field(False, description="run the Python files of a model directory")
+    seed: int = Field(0, ge=0, description="seed of everything random in training: mini-batches, dropout")
 
     # -- the optimizer
-    learning_rate: float = Field(1e-6, gt=0, description="peak; 1e-6 is what RL of whole models usually takes")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="course of the rate after warm-up"
-    )
+    learning_rate: float = Field(1e-6, gt=0, description="peak learning rate; 1e-6 is usual for RL of whole models")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps from 0 to the peak rate, linearly")
     total_steps: int | None = Field(None, ge=1, description="steps of the whole run; linear and cosine end there, at 0")
     betas: tuple[float, float] = Field(
         (0.9, 0.95), description="AdamW's decays; 0.95 forgets a bad gradient in 20 steps"
     )
     adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay; RL moves weights too little to need one")
+    weight_decay: float = Field(
+        0.0, ge=0, description="AdamW's weight decay; RL changes weights too little to need one"
+    )
     max_grad_norm: float = Field(1.0, ge=0, description="gradients are scaled down to this norm; 0: never")
 
     # -- the objective: docs/objective.md has the formulas
     estimator: Estimator = Field(Estimator.GRPO, description="how rewards become advantages")
-    aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="what each token weighs")
+    aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="weight of each token")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
     count_silent_groups: bool = Field(
         True, description="groups whose rewards are all equal count in what a token is divided by, as in the papers"
     )
     importance_sampling_level: Literal["token", "completion", "sequence"] = Field(
         "token",
-        description="what has one ratio, and is clipped as one: all that is trained of a sample is a `sequence` (GSPO)",
+        description="unit with one importance ratio, clipped as one; a `sequence` is all trained tokens of a sample (GSPO)",
     )
     clip_low: float | None = Field(
         None, ge=0, le=1,
@@ -74,12 +74,12 @@ class TrainerSettings(Settings):
         description="what is left out of the loss: `completion`: completions that were cut; `trial`: trials that were, too",
     )
     overlong_max_tokens: int | None = Field(
-        None, ge=1, description="sampled tokens of a trial at which its punishment for length is whole; unset: none is"
+        None, ge=1, description="sampled tokens at which a trial gets the full length penalty; unset: no penalty"
     )
     overlong_buffer_tokens: int | None = Field(
-        None, ge=1, description="the last of these, over which the punishment grows from 0"
+        None, ge=1, description="tokens below overlong_max_tokens over which the penalty grows from 0"
     )
-    overlong_penalty_factor: float = Field(1.0, gt=0, description="the whole punishment, taken off the reward")
+    overlong_penalty_factor: float = Field(1.0, gt=0, description="full length penalty, subtracted from the reward")
     proximal: Literal["trainer", "sampler"] = Field(
         "trainer",
         description="whose probabilities clipping is around: the trainer's at the start of the step (with one optimizer step per "
@@ -88,7 +88,7 @@ class TrainerSettings(Settings):
     mismatch: Literal["off", "truncated", "masked"] = Field(
         "truncated", description="importance weights against what the rollout engine recorded"
     )
-    mismatch_low: float = Field(0.5, ge=0, description="least ratio that `masked` keeps")
+    mismatch_low: float = Field(0.5, ge=0, description="lowest ratio that `masked` keeps")
     mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")
     reference_kl: float = Field(0.0, ge=0, description="weight of the k3 KL to the reference; 0 loads no reference")
     reference: str | None = Field(None, description="model directory of the reference; default: `model`")
@@ -97,7 +97,7 @@ class TrainerSettings(Settings):
     # -- a step
     groups_per_step: int = Field(8, ge=1, description="groups that one step trains")
     max_staleness_steps: int = Field(
-        1, ge=0, description="steps that a sample's oldest version may be behind; 0: on-policy"
+        1, ge=0, description="most steps that a sample's oldest version may be behind; 0: on-policy"
     )
     epochs: int = Field(1, ge=1, description="times that a step goes over its samples")
     mini_batches: int = Field(1, ge=1, description="optimizer steps per epoch; more than one clips against the start")
@@ -107,11 +107,11 @@ class TrainerSettings(Settings):
         description="tokens that a GPU runs at once (a sequence-parallel group, if there are any); also the longest sample",
     )
     chunk_tokens: int = Field(
-        1024, ge=1, description="trained tokens whose logits exist at once: x vocabulary x 4 bytes, about 3 times"
+        1024, ge=1, description="trained tokens whose logits are in memory at once: about 3 x vocabulary x 4 bytes each"
     )
 
     # -- memory
-    activation_checkpointing: bool = Field(True, description="keep one state per layer and compute the rest again")
+    activation_checkpointing: bool = Field(True, description="keep one state per layer and recompute the rest")
     activation_offload: bool = Field(False, description="keep those states in the host's memory until they are needed")
     offload_optimizer: bool = Field(False, description="optimizer state and float32 weights in the host's memory")
     offload_parameters: bool = Field(False, description="weights in the host's memory too; needs offload_optimizer")
@@ -121,23 +121,25 @@ class TrainerSettings(Settings):
         description="GPUs that share each sample (DeepSpeed-Ulysses); divides their number and the model's heads",
     )
     deepspeed: Path | None = Field(
-        None, description="JSON file laid over the DeepSpeed configuration made from these settings"
+        None, description="JSON file that overrides the DeepSpeed configuration made from these settings"
     )
-    peak_tflops: float | None = Field(None, gt=0, description="of one GPU, for MFU; default: by its name, where known")
+    peak_tflops: float | None = Field(
+        None, gt=0, description="peak TFLOPS of one GPU, for MFU; default: by the GPU's name, if known"
+    )
 
     # -- what is kept
-    checkpoint_dir: Path = Field(Path("checkpoints"), description="folder of checkpoints, seen by all nodes")
+    checkpoint_dir: Path = Field(Path("checkpoints"), description="folder of checkpoints, shared by all nodes")
     checkpoint_every: int = Field(10, ge=1, description="steps between two checkpoints")
-    checkpoints_kept: int = Field(2, ge=1, description="newest checkpoints that are kept")
+    checkpoints_kept: int = Field(2, ge=1, description="number of checkpoints that are kept, newest first")
 
     # -- patience
     wait_timeout_s: float = Field(
         86400.0,
         gt=0,
-        description="seconds that ranks wait for the first one's next batch (on gloo, which costs nothing)",
+        description="seconds that ranks wait for the next batch of the first rank (on gloo, which uses no GPU)",
     )
     collective_timeout_s: float = Field(
-        1800.0, gt=0, description="seconds after which a collective of the step has hung"
+        1800.0, gt=0, description="seconds after which a collective of the step counts as hung"
     )
 
     @property

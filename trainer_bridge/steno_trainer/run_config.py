@@ -26,15 +26,15 @@ class RunSettings(TrainerSettings):
     )
     take_over: bool = Field(
         False,
-        description="take the run over also from a trainer that the proxy heard of in the last 15 s; that one ends",
+        description="take the run over even from a trainer that the proxy heard of in the last 15 s; that trainer ends",
     )
     take_s: float | None = Field(
         None, gt=0,
-        description="seconds after which a step takes the groups that there are, one at least; unset: it waits for all",
+        description="seconds after which a step takes the groups that are ready, at least one; unset: it waits for all",
     )  # fmt: skip
     dynamic_sampling: bool = Field(
         False,
-        description="a step waits for groups whose rewards differ; others are started in place of the rest (DAPO)",
+        description="wait for groups whose rewards differ; groups whose rewards are all equal are replaced by new ones (DAPO)",
     )
 
     # -- where weights go
@@ -44,7 +44,7 @@ class RunSettings(TrainerSettings):
     )
     weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights")
     weights_dir_at_workers: str | None = Field(
-        None, description="the same folder as workers see it, where that is another path (filesystem)"
+        None, description="path of that folder on the workers, if it is another one (filesystem)"
     )
     nccl_processes: int = Field(
         1, ge=1, description="processes of each worker's engine: tensor x pipeline x data parallel (nccl)"
@@ -55,13 +55,16 @@ class RunSettings(TrainerSettings):
     )  # fmt: skip
     push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
     push_deadline_s: float = Field(
-        600.0, gt=0, description="a worker that has not loaded them by then is named as failed"
+        600.0, gt=0, description="seconds that workers have to load the weights; later, a worker counts as failed"
     )
     kv: Literal["recompute", "keep"] = Field(
-        "recompute", description="what becomes of requests in flight: their cache is computed again, or kept"
+        "recompute", description="KV cache of requests in flight at an update: computed again, or kept"
     )
     probe_tokens: int = Field(
-        64, ge=0, le=4096, description="tokens whose log-probabilities workers compare before they serve; 0: no probe"
+        64,
+        ge=0,
+        le=4096,
+        description="tokens whose log-probabilities workers compare before they serve new weights; 0: no probe",
     )
     probe_tolerance: float | None = Field(
         None, gt=0,
@@ -69,15 +72,15 @@ class RunSettings(TrainerSettings):
         "mean, by 0.05 of it (of the default, where that is more); unset: 1 in bfloat16, 0.02 in float32",
     )  # fmt: skip
     send_dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="floating-point type of the weights as they are sent; unset: as they are trained"
+        None, description="floating-point type in which weights are sent; unset: the type in which they are trained"
     )
 
     # -- evaluation
     eval_every: int | None = Field(
-        None, ge=1, description="steps between two evaluations; there is one before the first step"
+        None, ge=1, description="steps between two evaluations; the first is before the first step"
     )
     eval_config: Path | None = Field(
-        None, description="settings of the rollouts of an evaluation (as of steno rollout --config), in YAML or TOML"
+        None, description="settings of the evaluation's rollouts (a file for steno rollout --config), in YAML or TOML"
     )
 
     # -- how it is watched
