@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from tests.mutants.base import Mutant
 
-_COMMIT, _RUN, _COMPLETE = (f"proxy/steno_proxy/store/redis/lua/{name}.lua" for name in ("commit", "run", "complete"))
+_COMMIT, _WRITE, _COMPLETE = (
+    f"proxy/steno_proxy/store/redis/lua/{name}.lua" for name in ("commit", "run_write", "complete")
+)
+_PARTS, _CHANGES = (f"proxy/steno_proxy/store/redis/run/{name}.py" for name in ("parts", "changes"))
+_DECISIONS = "proxy/steno_proxy/store/run_decisions.py"
 _CODEC, _TALLY = "proxy/steno_proxy/store/codec.py", "proxy/steno_proxy/store/settlement.py"
 
 _CONTRACT = ("tests/integration/store/test_redis_contract.py",)
+_RACES = ("tests/integration/store/test_redis_run_races.py",)
+_DECIDED = ("tests/unit/store/test_run_decisions.py",)
+_MEMORY = ("tests/unit/store/test_memory.py",)
 _CRASHES = ("tests/integration/store/test_redis_lease_crashes.py",)
 _ENCODED = ("tests/unit/store/test_codec.py",)
 
@@ -34,36 +41,51 @@ MUTANTS = (
         "if ARGV[13] ~= '' then redis.call('HSET', KEYS[8], ARGV[13] .. '<', ARGV[1]) end\n", "", _CONTRACT,
     ),
     Mutant(
-        "ended-counts-again", "a trial's tokens are booked each time that its end is told", _RUN,
-        "    first = not redis.call('ZSCORE', taken, member)\n", "", _CRASHES,
+        "ended-counts-again", "a trial's tokens are booked each time that its end is told", _DECISIONS,
+        "first = not trial.booked and life not in run.taken", "first = not trial.booked", _CRASHES,
     ),
     Mutant(
-        "late-counts-again", "late tokens are booked each time that they are told", _RUN,
-        "if redis.call('ZADD', taken, 'NX', now, ARGV[3]) == 1 then", "if redis.call('ZADD', taken, now, ARGV[3]) then",
-        _CONTRACT,
+        "late-counts-again", "late tokens are booked each time that they are told", _DECISIONS,
+        "    if turn not in run.taken:\n", "    if turn:\n", _DECIDED,
     ),
     Mutant(
-        "late-not-sampled", "late tokens are booked as not trained, and not as sampled", _RUN,
-        "    local tokens = tokens_from(5)\n    add('s:', tokens)\n", "    local tokens = tokens_from(5)\n",
-        _CONTRACT,
+        "late-not-sampled", "late tokens are booked as not trained, and not as sampled", _DECISIONS,
+        "        run.book(tokens)\n", "", _MEMORY,
     ),
     Mutant(
-        "extend-forgets-to-hold", "an extended lease runs out when it would have without", _RUN,
-        "    redis.call('ZADD', leased, group.x, name)\n  elseif what == 'release'", "  elseif what == 'release'",
-        _CONTRACT,
+        "extend-forgets-to-hold", "an extended lease runs out when it would have without", _PARTS,
+        "                if leased:\n", "                if again:\n", _CONTRACT,
     ),
     Mutant(
-        "deleted-after-lease", "tokens that a lease has brought are booked as deleted too", _RUN,
-        "elseif not eval and outcome == 'deleted' and before.o == 'train' and group.g == 0 then",
-        "elseif not eval and outcome == 'deleted' and before.o == 'train' then", _CONTRACT,
+        "deleted-after-lease", "tokens that a lease has brought are booked as deleted too", _DECISIONS,
+        "before.outcome == TRAIN and not place.grants:", "before.outcome == TRAIN:", _MEMORY,
     ),
     Mutant(
-        "takeover-takes-all", "a trainer that takes its run over ends leases of trainers that never register", _RUN,
-        "if group.s == 'leased' and grant_epoch(group.l) then", "if group.s == 'leased' then", _CONTRACT,
+        "takeover-takes-all", "a trainer that takes its run over ends leases of trainers that never register", _DECISIONS,
+        "place.state is State.LEASED and LeaseName(run_id, name, place.granted).epoch is not None:",
+        "place.state is State.LEASED:", _MEMORY,
     ),
     Mutant(
-        "used-for-ever", "a group that is leased again is still said to be used", _RUN,
-        "  group.u = nil\n", "", _CONTRACT,
+        "used-for-ever", "a group that is leased again is still said to be used", _DECISIONS,
+        "grants=place.grants + 1, used=False", "grants=place.grants + 1", _MEMORY,
+    ),
+    Mutant(
+        "run-not-compared", "what was decided of a run is written whatever has changed since", _WRITE,
+        "    if value ~= before[i] then return 0 end\n", "", _RACES,
+    ),
+    Mutant(
+        "trials-not-compared", "a group is leased with a trial that was deleted meanwhile", _PARTS,
+        "((key, part) for key, (part, _) in hashes.items())",
+        "((key, part) for key, (part, _) in hashes.items() if key != 'trials')",
+        _RACES,
+    ),
+    Mutant(
+        "later-fields-lost", "fields that only a later release knows are lost when a record is written", _PARTS,
+        "for name, value in kept.items()} | other)", "for name, value in kept.items()})", _DECIDED,
+    ),
+    Mutant(
+        "done-not-on-replicas", "what a call finds done already is told before replicas have it", _CHANGES,
+        "or reads > 1 or self._link.waits)", "or reads > 1)", _RACES,
     ),
     Mutant(
         "reward-replaced", "another reward takes the place of the first", _COMPLETE,
@@ -88,7 +110,7 @@ MUTANTS = (
     Mutant(
         "late-with-what-was-counted", "late tokens of a turn that was counted while it was open are counted whole", _TALLY,
         "(more := count - counted.get(version, 0)) > 0}", "(more := count) > 0}",
-        ("tests/unit/store/test_memory.py",),
+        _MEMORY,
     ),
     Mutant(
         "unscored-for-good", "a trial without a reward is final before its reward may come", _TALLY,

@@ -1,12 +1,19 @@
-"""The same random histories in Redis: the ledger balances (I4), and every answer is the memory store's."""
+"""The same random histories in Redis: the ledger balances (I4), and every answer is the memory store's, also where replicas
+of this release and of older ones take turns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.lease_history import Play, Step, history
+from tests.support.lease_history import STEPS, Play, Step, history
+from tests.support.older_runs import older
 from tests.support.redis_server import PATIENT, RedisServer
 
 SETTLED_BY_A_LATE_TURN = [
@@ -26,14 +33,50 @@ async def test_a_late_turn_tells_the_run_nothing_else(server: RedisServer) -> No
     await _same(server, SETTLED_BY_A_LATE_TURN)
 
 
-async def _same(server: RedisServer, steps: list[Step]) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 5) for first in (100, 200)], ids=lambda seeds: f"from-{seeds[0]}"
+)
+async def test_replicas_of_both_releases_and_memory_tell_the_same(server: RedisServer, seeds: range) -> None:
+    for seed in seeds:
+        await _same(server, history(seed, 30 + 20 * (seed % 4)), mixed=True)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+async def test_whatever_happens_they_tell_the_same(server: RedisServer, steps: list[Step]) -> None:
+    await _same(server, steps, mixed=True)
+
+
+async def _same(server: RedisServer, steps: list[Step], *, mixed: bool = False) -> None:
     with server.client() as client:
         client.flushall()
-    store = RedisStore(server.url, **PATIENT)
-    redis, memory = Play(store), Play(MemoryStore())
+    stores = [RedisStore(server.url, **PATIENT) for _ in range(1 + mixed)]
+    if mixed:
+        older(stores[1])
+    redis, memory = Play(Turns(stores)), Play(MemoryStore())  # type: ignore[arg-type]
     try:
         await redis.run(steps)
     finally:
-        await store.close()
+        for store in stores:
+            await store.close()
     await memory.run(steps)
     assert redis.seen == memory.seen
+
+
+class Turns:
+    """Stores that take turns, call by call."""
+
+    def __init__(self, stores: list[RedisStore]) -> None:
+        self._stores = cycle(stores)
+        self.runs = _Runs(self._stores)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(next(self._stores), name)
+
+
+class _Runs:
+    def __init__(self, stores: Iterator[RedisStore]) -> None:
+        self._stores = stores
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(next(self._stores).runs, name)

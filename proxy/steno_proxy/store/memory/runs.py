@@ -1,4 +1,4 @@
-"""Runs and leases in this process: keeps the `RunStore` protocol over `run_state.Run`."""
+"""Runs and leases in this process: keeps the `RunStore` protocol over `run_decisions`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,35 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from steno.contracts.leases import GroupPlace, Lease, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
+from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
 from steno.contracts.records import Group, Session
+from steno_proxy.store import run_decisions as decide
+from steno_proxy.store.run_decisions import RunAccount
 from steno_proxy.store.run_interface import Granted, InHand, Waiters, new_grant
-from steno_proxy.store.run_state import Place, Run
 from steno_proxy.store.settlement import Ended, Tokens
+
+LOOK_S = 60.0
+"""Between two looks at what need not be remembered any more."""
+
+
+class MemoryRun(RunAccount):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requested: dict[str, float] = {}  # until when they are remembered
+        self.newest_at: float | None = None
+        self._looked_at = 0.0
+
+    def forget_old(self, now: float) -> None:
+        """What need not be remembered any more."""
+        for asked in [asked for asked, until in self.requested.items() if until <= now]:
+            del self.requested[asked], self.requests[asked]
+        if now >= self._looked_at + LOOK_S:
+            self._looked_at = now
+            self.taken = {name: at for name, at in self.taken.items() if at > now - decide.TAKEN_S}
+
+    def view(self, run_id: str | None, now: float) -> RunView:
+        held = [place for name in self.leased() if not (place := self.groups[name]).expired(now)]
+        return decide.view(run_id, self, len(list(self.waiting(now))), held, now)
 
 
 class MemoryRuns:
@@ -19,31 +43,40 @@ class MemoryRuns:
 
     def __init__(self, session: Callable[[str, str], Session | None]) -> None:
         self._session = session
-        self._runs: dict[str | None, Run] = {}
+        self._runs: dict[str | None, MemoryRun] = {}
         self._waiters = Waiters()
 
-    def _run(self, run_id: str | None) -> Run:
-        return self._runs.setdefault(run_id, Run(run_id))
+    def _run(self, run_id: str | None) -> MemoryRun:
+        return self._runs.setdefault(run_id, MemoryRun())
 
     # -- for the store: what becomes of groups and trials. Each may make a group ready.
 
     def open_group(self, group: Group) -> None:
-        self._run(group.run_id).open_group(group)
+        run = self._run(group.run_id)
+        decide.open_group(run, group)
+        run.newest_at = max(run.newest_at or 0.0, group.created_at)
 
     def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
-        self._run(run_id).ended(trial, now)
+        """The caller notes that the trial's tokens are booked."""
+        run = self._run(run_id)
+        decide.ended(run, trial, now)
+        if (told := decide.told(trial)) in run.taken:
+            run.taken[told] = now
+        run.forget_old(now)
         self._waiters.wake(run_id)
 
-    def came_late(self, run_id: str | None, trial_id: str, turn_id: str, tokens: Tokens, reason: str) -> None:
-        self._run(run_id).came_late(trial_id, turn_id, tokens, reason)
+    def came_late(
+        self, run_id: str | None, trial_id: str, turn_id: str, tokens: Tokens, reason: str, now: float
+    ) -> None:
+        decide.came_late(self._run(run_id), trial_id, turn_id, tokens, reason, now)
 
     def lets_go(self, run_id: str | None, group_id: str, now: float) -> bool:
-        gone = self._run(run_id).lets_go(group_id, now)
+        gone = decide.lets_go(self._run(run_id), group_id, now)
         self._waiters.wake(run_id)
         return gone
 
     def forget(self, group: Group, now: float) -> None:
-        self._run(group.run_id).forget(group.group_id, now)
+        decide.forget(self._run(group.run_id), group.group_id, now)
         self._waiters.wake(group.run_id)
 
     # -- RunStore
@@ -52,75 +85,68 @@ class MemoryRuns:
         self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
     ) -> Granted:
         run, at = self._run(request.run_id), _at(now)
-        run.check_epoch(epoch)
-        places = run.lease(
-            request.consumer, request.max_groups, at_least, request.ttl_s, request.request_id, new_grant(epoch), at
-        )
-        leases = [self._lease(request.run_id, place) for place in places]
-        return Granted(leases, [max(0.0, at - place.ready_at) for place in places], run.next_in_s(at))
-
-    def _lease(self, run_id: str | None, place: Place) -> Lease:
-        tokens = place.brings()
-        found = [self._session(trial_id, place.trials[trial_id].life) for trial_id in tokens]
-        return Lease(
-            lease_id=LeaseName(run_id, place.group.group_id, place.granted).encode(),
-            group=place.group.model_copy(deep=True),
-            trials=[session for session in found if session is not None],
-            left_out=place.left_out(),
-            tokens=tokens,
-            expires_at=place.expires_at,
-            grants=place.grants,
-        )
+        run.forget_old(at)
+        found, next_in_s = decide.lease(
+            run, request, at_least=at_least, epoch=epoch, grant=new_grant(epoch), now=at
+        )  # fmt: skip
+        if request.request_id is not None and request.request_id in run.requests:
+            run.requested.setdefault(request.request_id, at + decide.REQUEST_TTL_S)
+        leases = []
+        for one in found:
+            sessions = [self._session(trial_id, kept.life) for trial_id, kept in one.brings.items()]
+            own = one._replace(record=one.record.model_copy(deep=True))
+            leases.append(own.lease(request.run_id, [session for session in sessions if session is not None]))
+        return Granted(leases, [one.waited_s(at) for one in found], next_in_s)
 
     async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
         name = LeaseName.decode(lease_id)
-        return self._run(name.run_id).acknowledge(name, _at(now))
+        return decide.acknowledge(self._run(name.run_id), name, _at(now))
 
     async def release(self, lease_id: str, *, now: float | None = None) -> None:
         name = LeaseName.decode(lease_id)
-        self._run(name.run_id).release(name)
+        decide.release(self._run(name.run_id), name)
         self._waiters.wake(name.run_id)
 
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         name = LeaseName.decode(lease_id)
-        return self._run(name.run_id).extend(name, ttl_s, used, _at(now))
+        return decide.extend(self._run(name.run_id), name, ttl_s, used, _at(now))
 
     async def take_over(
         self, run_id: str | None, trainer: str, *, force: bool = False, now: float | None = None
     ) -> Tenure:
-        epoch = self._run(run_id).take_over(trainer, force, _at(now))
+        epoch = decide.take_over(self._run(run_id), run_id, trainer, force, _at(now))
         self._waiters.wake(run_id)
         return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
 
     async def heartbeat(
         self, run_id: str | None, trainer: str, epoch: int, *, leaving: bool = False, now: float | None = None
     ) -> None:
-        self._run(run_id).heartbeat(trainer, epoch, leaving, _at(now))
+        decide.heartbeat(self._run(run_id), run_id, trainer, epoch, leaving, _at(now))
 
     async def check_epoch(self, run_id: str | None, epoch: int) -> None:
-        self._runs.get(run_id, Run(run_id)).check_epoch(epoch)
+        decide.check_epoch(self._runs.get(run_id, MemoryRun()), run_id, epoch)
 
     async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
-        return self._runs.get(run_id, Run(run_id)).view(_at(now))
+        return self._runs.get(run_id, MemoryRun()).view(run_id, _at(now))
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
-        run = self._runs.get(run_id)
-        return newest_groups(run.listed(_at(now))) if run is not None else []
+        run = self._runs.get(run_id, MemoryRun())
+        return newest_groups(decide.listed(name, place, _at(now)) for name, place in run.groups.items())
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
         made = [(run_id, run.newest_at) for run_id, run in self._runs.items() if run.newest_at is not None]
         return sorted(made, key=lambda pair: pair[1], reverse=True)[:limit]
 
     async def rollouts(self, run_id: str | None, over: bool) -> None:
-        self._run(run_id).rollouts_over = over
+        self._run(run_id).over = over
 
     async def close_due(self, *, now: float | None = None) -> None:
         for run_id, run in self._runs.items():
-            run.close_due(_at(now))
+            decide.close_due(run, _at(now))
             self._waiters.wake(run_id)
 
     async def in_hand(self, *, now: float | None = None) -> InHand:
-        views = [run.view(_at(now)).groups for run in self._runs.values()]
+        views = [run.view(run_id, _at(now)).groups for run_id, run in self._runs.items()]
         return InHand(*(sum(getattr(view, name) for view in views) for name in InHand._fields))
 
     def watch(self, run_id: str | None) -> contextlib.AbstractContextManager[asyncio.Event]:

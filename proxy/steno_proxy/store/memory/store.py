@@ -258,14 +258,14 @@ class MemoryStore:
     ) -> int:
         recording = self._recordings.get(trial_id)
         if recording is None:
-            self._came_late(trial_id, turn)
+            self._came_late(trial_id, turn, now)
             recording = self._get(trial_id)
         head = recording.head
         number = recording.numbers.get(turn.turn_id, len(recording.turns))
         before = decode_entry(recording.turns[number]) if turn.turn_id in recording.numbers else None
         if before is None or before.row.finish == OPEN:
             if head.sealed:
-                self._came_late(trial_id, turn)
+                self._came_late(trial_id, turn, now)
                 raise Gone(f"session {trial_id} is closed")
             if head.status != "open" and not turn.partial:
                 raise Gone(f"session {trial_id} is closed")
@@ -290,7 +290,7 @@ class MemoryStore:
         turn.index = number
         return number
 
-    def _came_late(self, trial_id: str, turn: Turn) -> None:
+    def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
         """A turn for a record that takes none any more."""
         if not turn.partial or turn.finish_reason == OPEN:
             return
@@ -303,7 +303,7 @@ class MemoryStore:
             counted, reason = still_open.get(turn.turn_id, {}), NotTrained.DELETED
         else:
             return
-        self.runs.came_late(run_id, trial_id, turn.turn_id, late_tokens(turn, counted), reason)
+        self.runs.came_late(run_id, trial_id, turn.turn_id, late_tokens(turn, counted), reason, now)
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
         recording = self._recordings.get(trial_id)

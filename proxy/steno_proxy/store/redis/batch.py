@@ -123,7 +123,7 @@ class Batches:
             raise
         except Exception as error:  # also uvloop's RuntimeError for a connection just closed: who waits is told
             for waiting in batch:
-                _fail(waiting, _another(error))
+                _fail(waiting, another(error))
             return
         short = self._wait.short_of(replies) if self._wait else None
         at = 0
@@ -143,7 +143,7 @@ def _fail(waiting: _WaitingCommands, error: Exception) -> None:
         waiting.replies.set_exception(error)
 
 
-def _another(error: Exception) -> Exception:
+def another(error: Exception) -> Exception:
     """One like it, for one waiter: an exception that several raise grows by the traceback of each."""
     try:
         return copy.copy(error)

@@ -32,21 +32,21 @@
     steno:{:index}:runs          zset    none                 create_group: runs that have groups -> when the last was made; a
                                                               sweep moves those that have none any more to `past`
     steno:{:index}:past          zset    none                 rest: runs that had groups -> as it was in `runs`
-    steno:{:index}:ready         stream  none; 1000 entries   run.lua's caller: a group of this run got ready; wakes who waits
-    steno:{R}:groups             hash    none                 run.lua: group -> where it is, until the last of its sessions goes
-    steno:{R}:docs               hash    none                 run.lua: group -> its record, as long as `groups`
-    steno:{R}:trials             hash    none                 run.lua: trial that has ended -> its outcome and tokens; as `groups`
-    steno:{R}:due                zset    none                 run.lua: running group -> its deadline
-    steno:{R}:ready              stream  none                 run.lua: groups that wait or are leased, one entry each, oldest
+    steno:{:index}:ready         stream  none; 1000 entries   the writer of a run: a group of this run got ready; wakes who waits
+    steno:{R}:groups             hash    none                 run: group -> where it is, until the last of its sessions goes
+    steno:{R}:docs               hash    none                 run: group -> its record, as long as `groups`
+    steno:{R}:trials             hash    none                 run: trial that has ended -> its outcome and tokens; as `groups`
+    steno:{R}:due                zset    none                 run: running group -> its deadline
+    steno:{R}:ready              stream  none                 run: groups that wait or are leased, one entry each, oldest
                                                               first; consumer group `trainers`: a lease is a pending entry
-    steno:{R}:leased             zset    none                 run.lua: group -> when its lease ends; 0: it was released
-    steno:{R}:totals             hash    none                 run.lua: groups by purpose and state
-    steno:{R}:ledger             hash    none                 run.lua: s:VERSION and n:REASON:VERSION -> tokens
-    steno:{R}:taken              zset    none                 run.lua: what is counted, so that it counts once; entries an hour
-    steno:{R}:past               hash    none                 run.lua: group whose trials are all in the archive -> where it was
-    steno:{R}:trainer            hash    none                 run.lua: who has the run: name, epoch, at (its last heartbeat; 0: it
+    steno:{R}:leased             zset    none                 run: group -> when its lease ends; 0: it was released
+    steno:{R}:totals             hash    none                 run: groups by purpose and state
+    steno:{R}:ledger             hash    none                 run: s:VERSION and n:REASON:VERSION -> tokens
+    steno:{R}:taken              zset    none                 run: what is counted, so that it counts once; entries an hour
+    steno:{R}:past               hash    none                 run: group whose trials are all in the archive -> where it was
+    steno:{R}:trainer            hash    none                 run: who has the run: name, epoch, at (its last heartbeat; 0: it
                                                               has left)
-    steno:{R}:request:N          string  300 s                run.lua: what a request for leases was granted
+    steno:{R}:request:N          string  300 s                run: what a request for leases was granted
     steno:{:policy}:heads        hash    none                 post, serve: per policy P posted:P (update id, since),
                                                               served:P (update id), number:P (updates so far)
     steno:{:policy}:versions:P   hash    none                 post: version -> digest of its weights, for good (I10)
@@ -138,7 +138,7 @@ GROUPS_READY = INDEX + "ready"
 
 
 class RunKeys(NamedTuple):
-    """The keys of one run, in the order in which run.lua takes them."""
+    """The keys of one run, in the order in which run_read.lua and run_write.lua take them."""
 
     groups: str
     docs: str

@@ -1,0 +1,547 @@
+"""What happens to a run's groups, leases and accounts (I4): the one definition of it. Pure: no I/O, and time is an argument.
+
+    running --all ended, or due--> ready <--released, or not acknowledged in time--> leased --acknowledged--> acknowledged
+       \\--nothing to train--> empty          evaluation: running --> over
+
+What a group leaves out is booked when it leaves `running`, and with what is deleted until its first grant. From then on
+what it brings does not change, whatever is deleted.
+
+Each function reads and changes a `RunAccount`. Memory holds a whole one. Redis reads the parts that a function asks for, and
+writes what it changed if these parts are still the same. So a function may run again: it raises before it changes
+anything, and what it has done already it finds done. Args of all: now: Unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from enum import StrEnum
+from itertools import islice
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steno.contracts.errors import Conflict, NotFound
+from steno.contracts.leases import (
+    ALIVE_S,
+    EvalGroups,
+    GroupPlace,
+    Lease,
+    LeaseName,
+    LeaseRequest,
+    NotTrained,
+    RunGroups,
+    RunView,
+    run_trainer,
+)
+from steno.contracts.records import Group, Session
+from steno_proxy.store.run_interface import alive, superseded
+from steno_proxy.store.settlement import TRAIN, Ended, Tokens
+
+REQUEST_TTL_S = 300.0
+"""How long a request for leases is remembered, for the caller whose answer was lost: longer than any client goes on asking."""
+TAKEN_S = 3600.0
+"""How long it is remembered that something was counted, after nobody can tell it again: longer than any call may take."""
+NOT_SETTLED = float("inf")
+"""Of what was counted: the trial's own record does not say so yet."""
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    READY = "ready"
+    LEASED = "leased"
+    ACKNOWLEDGED = "acknowledged"
+    EMPTY = "empty"
+    OVER = "over"
+
+
+class Kept(Struct, frozen=True, kw_only=True, rename={"life": "l", "outcome": "o", "final": "f", "tokens": "k"}):
+    """A trial that has ended, as its run keeps it. final: 0 or 1. other: what only other releases know. The letters of both
+    records are those of docs/recording-format.md."""
+
+    life: str
+    outcome: str
+    final: int
+    tokens: Tokens
+    other: dict[str, Any] = {}
+
+
+class Trainer(NamedTuple):
+    """Who has the run, if a trainer has ever registered. epoch: 0: none has. heard_at: 0.0: it has left."""
+
+    name: str = ""
+    epoch: int = 0
+    heard_at: float = 0.0
+
+
+_LETTERS = {
+    "state": "s", "purpose": "p", "size": "n", "final": "f", "order": "o", "ready_at": "y", "grants": "g", "consumer": "c",
+    "granted_at": "t", "expires_at": "x", "granted": "l", "let_go": "r", "settled": "a", "forsaken": "z", "used": "u",
+    "made_at": "m",
+}  # fmt: skip
+
+
+class Place(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_LETTERS):
+    """Where a group of a run is.
+
+    size, final: its trials, and those whose outcome is final. order: of getting ready (`in_order`); the store gives it.
+    grants: how often it was leased. granted, let_go, settled: the grant that holds it, the last that was released, the one
+    that was acknowledged. forsaken: 1: its sessions are gone. used: by a step that is not durable yet. made_at: None: older
+    releases did not say.
+    """
+
+    state: State
+    purpose: str
+    size: int
+    final: int
+    grants: int
+    order: str = ""
+    ready_at: float | None = None
+    consumer: str = ""
+    granted_at: float | None = None
+    expires_at: float | None = None
+    granted: str = ""
+    let_go: str = ""
+    settled: str = ""
+    forsaken: int = 0
+    used: bool = False
+    made_at: float | None = None
+    other: dict[str, Any] = {}
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for a lease, or is leased."""
+        return self.state in (State.READY, State.LEASED)
+
+    def expired(self, now: float) -> bool:
+        return self.state is State.LEASED and (self.expires_at or 0.0) <= now
+
+    def waits(self, now: float) -> bool:
+        return self.state is State.READY or self.expired(now)
+
+    def held_by(self, grant: str) -> bool:
+        return self.state is State.LEASED and self.granted == grant
+
+
+class RunAccount:
+    """A whole run; a store may have others, that know parts of it. What changes is put anew.
+
+    records: group -> what was registered. trials: those that have ended. taken: what was counted -> when whoever told it noted
+    that. requests: for leases, by id -> the groups and grants that answered it. past: groups that are in the archive.
+    trainers: "" -> the one that has the run. totals: groups by purpose and state. ledger: `s:VERSION` -> tokens sampled,
+    `n:REASON:VERSION` -> tokens not trained. over: whether no more training groups come; None: as before.
+    """
+
+    def __init__(self) -> None:
+        self.groups: MutableMapping[str, Place] = {}
+        self.records: MutableMapping[str, Group] = {}
+        self.trials: MutableMapping[str, Kept] = {}
+        self.taken: MutableMapping[str, float] = {}
+        self.requests: MutableMapping[str, list[tuple[str, str]]] = {}
+        self.past: MutableMapping[str, Place] = {}
+        self.trainers: MutableMapping[str, Trainer] = {}
+        self.totals: Counter[str] = Counter()
+        self.ledger: Counter[str] = Counter()
+        self.over: bool | None = None
+        self._ordered = 0
+
+    def _due_at(self, name: str) -> float | None:
+        if self.groups[name].state is not State.RUNNING:
+            return None
+        group = self.records[name]
+        return None if group.deadline_s is None else group.created_at + group.deadline_s
+
+    def due(self, now: float) -> list[str]:
+        """Running groups that are past their deadline."""
+        return [name for name in self.groups if (at := self._due_at(name)) is not None and at <= now]
+
+    def waiting(self, now: float) -> Iterator[str]:
+        """Groups that can be leased, oldest ready first."""
+        found = [name for name, place in self.groups.items() if place.waits(now)]
+        return iter(sorted(found, key=lambda name: in_order(self.groups[name])))
+
+    def leased(self) -> list[str]:
+        """Groups that are leased, also those of which the time is over."""
+        return [name for name, place in self.groups.items() if place.state is State.LEASED]
+
+    def next_at(self, now: float) -> float | None:
+        """When something may get ready by itself: a deadline, or the end of a lease. None: nothing is known to."""
+        times = [*map(self._due_at, self.groups), *(self.groups[name].expires_at for name in self.leased())]
+        return min((at for at in times if at is not None), default=None)
+
+    def next_order(self) -> str:
+        """Of a group that gets ready; "": the store gives it when it writes."""
+        self._ordered += 1
+        return str(self._ordered)
+
+    def whole(self, names: Sequence[str]) -> None:
+        """Groups whose records and trials are looked at next."""
+
+    def book(self, tokens: Tokens, reason: str | None = None) -> None:
+        """In the ledger: sampled, or not trained for this reason."""
+        for version, count in tokens.items():
+            self.ledger[f"s:{version}" if reason is None else f"n:{reason}:{version}"] += count
+
+
+# -- what becomes of trials
+
+
+def open_group(run: RunAccount, group: Group) -> None:
+    """Idempotent. A new one to be trained says that its run's rollouts are not over."""
+    if group.group_id in run.groups:
+        return
+    run.records[group.group_id] = group
+    run.groups[group.group_id] = Place(
+        state=State.RUNNING, purpose=group.purpose, size=len(group.trial_ids), final=0, grants=0, made_at=group.created_at
+    )  # fmt: skip
+    run.totals[f"{group.purpose}:running"] += 1
+    if group.purpose == "train":
+        run.over = False
+
+
+def ended(run: RunAccount, trial: Ended, now: float) -> None:
+    """A trial has ended, or more is known of its end. What was known earlier never undoes what was known later. Tokens count
+    once per life of a trial: until its own record says that they are booked, `taken` does."""
+    life = told(trial)
+    first = not trial.booked and life not in run.taken
+    if first:
+        run.taken[life] = NOT_SETTLED
+        run.book(trial.tokens)
+
+    def untrained(reason: str) -> None:
+        if first:
+            run.book(trial.tokens, reason)
+
+    if trial.group_id is None:
+        untrained(NotTrained.UNGROUPED)
+        return
+    place = run.groups.get(trial.group_id)
+    if place is None:
+        untrained(NotTrained.LATE)
+        return
+    evaluated = place.purpose == "eval"
+    if evaluated:
+        untrained(NotTrained.EVALUATION)
+    before = run.trials.get(trial.trial_id)
+    if before is not None and before.life != trial.life:
+        if not evaluated:
+            untrained(NotTrained.LATE)
+    elif place.state is State.RUNNING:
+        _keep(run, trial, place, before, now)
+    elif evaluated:
+        return
+    elif before is None:
+        run.trials[trial.trial_id] = Kept(life=trial.life, outcome=str(NotTrained.LATE), final=1, tokens={})
+        untrained(NotTrained.LATE)
+    elif trial.outcome == NotTrained.DELETED and before.outcome == TRAIN and not place.grants:
+        _leave_out(run, trial, place, before)
+
+
+def told(trial: Ended) -> str:
+    """How `taken` names the end of a trial."""
+    return f"{trial.trial_id}/{trial.life}"
+
+
+def _keep(run: RunAccount, trial: Ended, place: Place, before: Kept | None, now: float) -> None:
+    outcome, final = str(trial.outcome), int(trial.final)
+    if before is None:
+        kept = Kept(life=trial.life, outcome=outcome, final=final, tokens=dict(trial.tokens))
+    elif trial.outcome == NotTrained.DELETED or before.outcome == NotTrained.UNSCORED:
+        kept = replace(before, outcome=outcome, final=before.final | final)
+    else:
+        return
+    assert trial.group_id is not None
+    run.trials[trial.trial_id] = kept
+    place = replace(place, final=place.final + kept.final - (before.final if before is not None else 0))
+    run.groups[trial.group_id] = place
+    if place.final == place.size:
+        close(run, trial.group_id, now)
+
+
+def _leave_out(run: RunAccount, trial: Ended, place: Place, before: Kept) -> None:
+    """Deleted before its group's first lease."""
+    assert trial.group_id is not None
+    run.trials[trial.trial_id] = replace(before, outcome=str(NotTrained.DELETED))
+    run.book(before.tokens, NotTrained.DELETED)
+    if place.state is State.READY and not _trainable(run, trial.group_id):
+        run.groups[trial.group_id] = replace(place, state=State.EMPTY)
+        run.totals["train:empty"] += 1
+
+
+def _trial_ids(run: RunAccount, name: str) -> list[str]:
+    record = run.records.get(name)
+    return record.trial_ids if record is not None else []
+
+
+def _trainable(run: RunAccount, name: str) -> bool:
+    kept = (run.trials.get(trial_id) for trial_id in _trial_ids(run, name))
+    return any(one is not None and one.outcome == TRAIN and sum(one.tokens.values()) for one in kept)
+
+
+def close(run: RunAccount, name: str, now: float) -> None:
+    """Serve a running group as it is. Nothing, if it does not run."""
+    place = run.groups.get(name)
+    if place is None or place.state is not State.RUNNING:
+        return
+    run.totals[f"{place.purpose}:running"] -= 1
+    if place.purpose == "eval":
+        run.groups[name] = replace(place, state=State.OVER)
+        run.totals["eval:ended"] += 1
+        return
+    for trial_id in _trial_ids(run, name):
+        kept = run.trials.get(trial_id)
+        if kept is not None and kept.outcome != TRAIN:
+            run.book(kept.tokens, kept.outcome)
+    if _trainable(run, name):
+        run.groups[name] = replace(place, state=State.READY, ready_at=now, order=run.next_order())
+    else:
+        run.groups[name] = replace(place, state=State.EMPTY)
+        run.totals["train:empty"] += 1
+
+
+def close_due(run: RunAccount, now: float) -> None:
+    names = run.due(now)
+    run.whole(names)
+    for name in names:
+        close(run, name, now)
+
+
+def came_late(run: RunAccount, trial_id: str, turn_id: str, tokens: Tokens, reason: str, now: float) -> None:
+    """Tokens of a turn that its trial's record does not take any more. Once per turn."""
+    turn = late(trial_id, turn_id)
+    if turn not in run.taken:
+        run.taken[turn] = now
+        run.book(tokens)
+        run.book(tokens, reason)
+
+
+def late(trial_id: str, turn_id: str) -> str:
+    """How `taken` names tokens that came late."""
+    return f"{trial_id}/turn/{turn_id}"
+
+
+def lets_go(run: RunAccount, name: str, now: float) -> bool:
+    """Whether a trial of this group that is past its retention may be dropped. One that runs for so long is served as it is
+    first; what waits for a lease, or is leased, is kept."""
+    place = run.groups.get(name)
+    if place is None or place.purpose == "eval":
+        return True
+    close(run, name, now)
+    return not run.groups[name].queued
+
+
+def forget(run: RunAccount, name: str, now: float, *, archived: bool = False) -> None:
+    """The last session of a group is gone. What is leased or was is kept until it is acknowledged. archived: its sessions are in
+    the archive, and lists name it."""
+    if not archived:
+        run.past.pop(name, None)
+    if name not in run.groups:
+        return
+    close(run, name, now)
+    place = run.groups[name]
+    if place.queued:
+        run.groups[name] = replace(place, forsaken=1)
+        return
+    _drop(run, name)
+    del run.groups[name]
+    if archived:
+        run.past[name] = Place(
+            state=place.state, purpose=place.purpose, size=place.size, final=place.final, grants=place.grants,
+            made_at=place.made_at,
+        )  # fmt: skip
+
+
+def _drop(run: RunAccount, name: str) -> None:
+    for trial_id in _trial_ids(run, name):
+        run.trials.pop(trial_id, None)
+    run.records.pop(name, None)
+
+
+# -- leases
+
+
+class GrantedGroup(NamedTuple):
+    """A group as its lease brings it. trials: None: it had not ended."""
+
+    place: Place
+    record: Group
+    trials: dict[str, Kept | None]
+
+    @property
+    def brings(self) -> dict[str, Kept]:
+        return {trial_id: kept for trial_id, kept in self.trials.items() if kept is not None and kept.outcome == TRAIN}
+
+    def waited_s(self, now: float) -> float:
+        """Since it got ready."""
+        return max(0.0, now - (now if self.place.ready_at is None else self.place.ready_at))
+
+    def lease(self, run_id: str | None, trials: list[Session]) -> Lease:
+        """Args: trials: the sessions of what it brings, as far as they are there."""
+        assert self.place.expires_at is not None
+        brings = self.brings
+        left_out = {
+            trial_id: kept.outcome if kept is not None else str(NotTrained.LATE)
+            for trial_id, kept in self.trials.items()
+            if trial_id not in brings
+        }
+        return Lease(
+            lease_id=LeaseName(run_id, self.record.group_id, self.place.granted).encode(),
+            group=self.record, trials=trials, left_out=left_out,
+            tokens={trial_id: dict(kept.tokens) for trial_id, kept in brings.items()},
+            expires_at=self.place.expires_at, grants=self.place.grants,
+        )  # fmt: skip
+
+
+def lease(
+    run: RunAccount, request: LeaseRequest, *, at_least: int, epoch: int | None, grant: str, now: float
+) -> tuple[list[GrantedGroup], float | None]:
+    """Grant up to `max_groups` groups; none, if fewer than `at_least` can be.
+
+    Args: epoch, grant: of what is granted; grant is new. Returns also: where nothing is granted, for how many seconds nothing
+    gets ready by itself, as far as is known.
+    """
+    check_epoch(run, request.run_id, epoch)
+    close_due(run, now)
+    asked = request.request_id
+    if asked is not None and (held := run.requests.get(asked)) is not None:
+        run.whole([name for name, _ in held])
+        still = [name for name, token in held if (place := run.groups.get(name)) and place.held_by(token)]
+        return [_granted(run, name) for name in still], None
+    least = max(1, at_least)
+    names = list(islice(run.waiting(now), max(least, request.max_groups)))
+    if len(names) < least:
+        at = run.next_at(now)
+        return [], None if at is None else at - now
+    names = names[: request.max_groups]
+    run.whole(names)
+    for number, name in enumerate(names):
+        place = run.groups[name]
+        run.groups[name] = replace(
+            place, state=State.LEASED, consumer=request.consumer, granted_at=now, expires_at=now + request.ttl_s,
+            granted=f"{grant}{number}", grants=place.grants + 1, used=False,
+        )  # fmt: skip
+    if asked is not None:
+        run.requests[asked] = [(name, run.groups[name].granted) for name in names]
+    return [_granted(run, name) for name in names], None
+
+
+def _granted(run: RunAccount, name: str) -> GrantedGroup:
+    record = run.records[name]
+    return GrantedGroup(run.groups[name], record, {trial_id: run.trials.get(trial_id) for trial_id in record.trial_ids})
+
+
+def acknowledge(run: RunAccount, name: LeaseName, now: float) -> float | None:
+    """How long it was held, in seconds; None: done before."""
+    place = _place(run, name)
+    if place.settled == name.grant:
+        return None
+    _check_held(place, name)
+    run.groups[name.group_id] = replace(place, state=State.ACKNOWLEDGED, settled=name.grant, granted="")
+    run.totals["train:acknowledged"] += 1
+    if place.forsaken:
+        _drop(run, name.group_id)
+    return max(0.0, now - (now if place.granted_at is None else place.granted_at))
+
+
+def release(run: RunAccount, name: LeaseName) -> None:
+    place = _place(run, name)
+    if place.let_go != name.grant:
+        _check_held(place, name)
+        run.groups[name.group_id] = replace(place, state=State.READY, let_go=name.grant, granted="")
+
+
+def extend(run: RunAccount, name: LeaseName, ttl_s: float, used: bool, now: float) -> float:
+    """When it ends."""
+    place = _place(run, name)
+    _check_held(place, name)
+    run.groups[name.group_id] = replace(place, expires_at=now + ttl_s, used=place.used or used)
+    return now + ttl_s
+
+
+def _place(run: RunAccount, name: LeaseName) -> Place:
+    check_epoch(run, name.run_id, name.epoch)
+    place = run.groups.get(name.group_id)
+    if place is None:
+        raise NotFound(f"no group {name.group_id} is leased")
+    return place
+
+
+def _check_held(place: Place, name: LeaseName) -> None:
+    if not place.held_by(name.grant):
+        raise Conflict(f"group {name.group_id} is not held under this lease any more")
+
+
+# -- whose the run is
+
+
+def check_epoch(run: RunAccount, run_id: str | None, epoch: int | None) -> None:
+    if epoch is not None and epoch < (newest := _trainer(run).epoch):
+        raise superseded(run_id, newest)
+
+
+def _trainer(run: RunAccount) -> Trainer:
+    return run.trainers.get("", Trainer())
+
+
+def take_over(run: RunAccount, run_id: str | None, trainer: str, force: bool, now: float) -> int:
+    before = _trainer(run)
+    if before.epoch and before.name == trainer:
+        return before.epoch
+    left_s = before.heard_at + ALIVE_S - now
+    if not force and left_s > 0:
+        raise alive(run_id, before.name, left_s)
+    run.trainers[""] = Trainer(trainer, before.epoch + 1, now)
+    for name in run.leased():
+        place = run.groups[name]
+        if place.state is State.LEASED and LeaseName(run_id, name, place.granted).epoch is not None:
+            run.groups[name] = replace(place, state=State.READY, granted="")
+    return before.epoch + 1
+
+
+def heartbeat(run: RunAccount, run_id: str | None, trainer: str, epoch: int, leaving: bool, now: float) -> None:
+    before = _trainer(run)
+    if epoch < before.epoch or (epoch == before.epoch and trainer != before.name):
+        raise superseded(run_id, before.epoch)
+    run.trainers[""] = Trainer(trainer, epoch, 0.0 if leaving else now)
+
+
+# -- what operators see
+
+
+def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[Place], now: float) -> RunView:
+    """Args: run: totals, ledger, trainer, `over`. ready: how many groups can be leased. leased: those whose time is not over."""
+    held, totals = list(leased), run.totals
+    used = sum(place.used for place in held)
+    found = RunView(
+        run_id=run_id,
+        groups=RunGroups(
+            running=totals["train:running"], ready=ready, leased=len(held) - used, used=used,
+            acknowledged=totals["train:acknowledged"], empty=totals["train:empty"],
+        ),
+        eval_groups=EvalGroups(running=totals["eval:running"], ended=totals["eval:ended"]),
+        rollouts_over=bool(run.over),
+        trainer=run_trainer(*_trainer(run), now),
+    )  # fmt: skip
+    for entry, tokens in run.ledger.items():
+        side, _, rest = entry.partition(":")
+        if side == "s":
+            found.sampled[rest] = tokens
+        else:
+            reason, _, version = rest.partition(":")
+            found.not_trained.setdefault(reason, {})[version] = tokens
+    return found
+
+
+def listed(name: str, place: Place, now: float, *, archived: bool = False) -> GroupPlace:
+    state = State.READY if place.expired(now) else place.state
+    return GroupPlace(
+        group_id=name, purpose=place.purpose, state=state, size=place.size, ended=place.final, grants=place.grants,
+        trainer=place.consumer if state is State.LEASED else None, created_at=place.made_at,
+        archived=archived,
+    )  # fmt: skip
+
+
+def in_order(place: Place | None) -> tuple[int, ...]:
+    """Sorts by when groups got ready: `order` is some numbers with hyphens between. What has none yet is newest."""
+    return tuple(map(int, place.order.split("-"))) if place is not None and place.order else (1 << 64,)
