@@ -1,4 +1,4 @@
-"""What a notebook, a harness or a trainer of one's own imports: the client of a proxy and what its calls take.
+"""The public API for notebooks, harnesses and trainers: the client of a proxy, and the records that its calls take and return.
 
     from steno import Client, Completion
 

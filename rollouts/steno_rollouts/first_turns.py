@@ -1,4 +1,4 @@
-"""Trials that fail before their first turn: a command that is not there, an agent that can't start, a wrong address.
+"""Handles trials that fail before their first turn: a missing command, an agent that can't start, a wrong address.
 
 Nothing is known of the policy by it, and the next trial would mostly fail as this one did. So the first trial runs alone until
 it has a turn on record; and what failed before its first turn is left open at the proxy until it is known why: given up once a

@@ -1,4 +1,4 @@
-"""Groups on their way: which are registered when, which of their trials run, and what has become of them.
+"""Runs groups: decides when each is registered and which of its trials run, and collects their results.
 
     rollouts = Rollouts(client, runner, GroupOptions("my-run", size=8), admission=Admission(groups_per_step=8))
     results = await rollouts.run(epochs(tasks, 3))

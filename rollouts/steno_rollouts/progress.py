@@ -1,4 +1,4 @@
-"""What is shown while rollouts run: one live line on a terminal, a plain line now and then elsewhere; failures as they come."""
+"""Progress of rollouts: one live line on a terminal, otherwise a plain line every few seconds; failures as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every dialect is turned into, and what every worker understands.
+"""The canonical request: the one form that every dialect is turned into, and that every worker takes.
 
 Messages, tools and tool calls have OpenAI chat shapes, as plain dicts (they are rendered by chat templates, which take
 dicts), normalised by the dialect as follows:

@@ -1,4 +1,4 @@
-"""What `GET /workers` says of each worker: one definition for the hub, the REST API and its clients."""
+"""The record of a worker in `GET /workers`: one definition for the hub, the REST API and its clients."""
 
 from __future__ import annotations
 

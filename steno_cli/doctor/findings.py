@@ -1,4 +1,4 @@
-"""What the doctor says of one thing it looked at."""
+"""The result of one check of the doctor: level, message, advice."""
 
 from __future__ import annotations
 

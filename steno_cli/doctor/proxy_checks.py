@@ -1,4 +1,4 @@
-"""The proxy as one of its operators sees it: alive, guarded, with workers that serve one version by one tokenizer."""
+"""Checks of a proxy: it answers, it has keys, its workers serve one version with one tokenizer."""
 
 from __future__ import annotations
 

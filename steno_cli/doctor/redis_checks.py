@@ -1,4 +1,4 @@
-"""Redis as it runs: reached, of an age, with memory and disk to go on, and what its settings promise."""
+"""Checks of a running Redis: connection, version, memory, disk, and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line speaks: results on stdout, everything else on stderr, a failure as one line."""
+"""Output of the command line: results on stdout, everything else on stderr, a failure as one line."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ def shell_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 LINES = list(shell_lines())
+ROOMS = ("steno", "steno_cli", "proxy", "inference_worker", "trainer_bridge", "rollouts")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -313,3 +314,14 @@ def test_the_pins_satisfy_what_the_distribution_asks_for() -> None:
         pinned = pins.get(canonicalize_name(requirement.name))
         assert pinned is not None, f"{text} has no pin: run ./scripts/lock"
         assert requirement.specifier.contains(pinned), f"{text} is not met by {pinned}: run ./scripts/lock"
+
+
+def test_every_word_of_the_glossary_is_used_in_the_code_or_the_docs() -> None:
+    page = ROOT / "docs" / "glossary.md"
+    cells = re.findall(r"^\| (.+?) \| ", page.read_text(), re.MULTILINE)
+    words = [word.strip("` ") for cell in cells if cell != "word" for word in cell.split(", ")]
+    assert len(words) > 80
+    code = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    others = [path.read_text() for path in (*code, *PROSE) if path != page]
+    used = re.sub(r"[\s_-]+", " ", " ".join(others)).lower()
+    assert [word for word in words if re.sub(r"[\s_-]+", " ", word).lower() not in used] == []

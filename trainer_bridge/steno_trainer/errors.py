@@ -1,4 +1,4 @@
-"""What the trainer refuses: each of these is a broken invariant, so a crash, and none is helped by trying again.
+"""Errors of the trainer: each is a broken invariant and ends the trainer. A retry never helps.
 
     StenoError
     └── TrainerError

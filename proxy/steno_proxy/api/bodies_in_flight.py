@@ -1,4 +1,4 @@
-"""Bytes of request bodies in flight: what one trial may have of them at a time, and all trials together. Of this process.
+"""Limits the bytes of request bodies in flight in this process, per trial and in total.
 
 A request's messages are in memory from its first byte to the end of its answer, as objects, in a frame and on their way to the
 store; its body is what can be counted before. Bodies up to FREE_BYTES are not counted, so that those who send large ones never

@@ -1,4 +1,4 @@
-"""Which requests a web page may have had a browser send, and so which are refused.
+"""Refuses requests that a web page may have had a browser send.
 
 A browser lets any page send requests to this machine, and says whose they are: in `Host` the name that the page used (one whose
 own name was made to mean 127.0.0.1 says that name), in `Origin` the page's address, in `Sec-Fetch-Site` whether that is the

@@ -1,4 +1,4 @@
-"""Who moves ended sessions from Redis into the archive: in rounds, one replica at a time (docs/adr/0018).
+"""Moves ended sessions from Redis into the archive, in rounds, one replica at a time (docs/adr/0018).
 
 A session leaves Redis only once its object has been written, read back and compared. What a crash leaves is in
 `steno_proxy/store/redis/archive.py`; whatever fails is logged and counted, and tried again in the next round.

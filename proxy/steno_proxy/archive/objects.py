@@ -1,4 +1,5 @@
-"""Where archived sessions lie: a folder, or any store that fsspec knows. Objects are written whole, read back, and then named.
+"""The storage of archived sessions: a folder, or any store that fsspec knows. Objects are written whole and read back before they
+are named.
 
     archive.json                          whose archive this is: one Redis has one
     day=2026-11-22/019ab2c3d4e5f607.jsonl.gz   sessions that ended on that day (`lines.py`)

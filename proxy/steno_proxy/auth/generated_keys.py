@@ -1,4 +1,4 @@
-"""Keys that nobody gave: made on the first start, kept in a folder, shown once.
+"""Generates keys that are not set: at the first start, kept in a folder, shown once.
 
 What makes `docker run steno` work without a word about keys and still refuse strangers (I8). A key that is given (flag,
 environment, file) always counts; the folder only fills the gaps. The trial secret kept here outlives the admin key's rotation, so

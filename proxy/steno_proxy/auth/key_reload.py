@@ -1,4 +1,4 @@
-"""Keys that come from files are read again while the proxy runs: on SIGHUP at once, else a little after they have changed.
+"""Reloads keys from their files while the proxy runs: on SIGHUP at once, otherwise soon after a file has changed.
 
 That is how secrets are rotated where they are mounted (Kubernetes, systemd, Docker): whoever owns the file changes it, and no
 process starts again. A change is taken up once two looks in a row have seen it, so that a file in the middle of being written

@@ -1,4 +1,4 @@
-"""Who may do what: the six kinds of key (I8). Derived, never stored; compared in constant time.
+"""Authorisation: the six kinds of key and what each opens (I8). Derived, never stored; compared in constant time.
 
     admin     opens the control plane
     worker    opens the workers' socket

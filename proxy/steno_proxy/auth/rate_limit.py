@@ -1,4 +1,4 @@
-"""How often, and how many times at once, a trial may ask. Of this process: replicas do not tell each other.
+"""Limits the request rate and the concurrent requests of a trial, in this process. Replicas do not share counts.
 
 Two numbers per trial and no timer: the time at which its bucket will be full again (GCRA, as in ATM's traffic contracts), and how
 many of its requests run. Trials that ask for nothing are forgotten, so memory follows those that are at work.

@@ -1,4 +1,4 @@
-"""What a wire format is: its routes, where it carries the key, how it asks, answers and fails.
+"""The interface of a wire format: its routes, its key header, how it parses requests and writes answers and errors.
 
 One dialect is one file. It is pure: bytes of a request in, a `CanonicalRequest` out; what the worker said in, bytes of the answer
 out. It keeps no store, no clock and no socket, and it tokenises nothing (I6). The turn (`steno_proxy/turns/service.py`) decides

@@ -1,4 +1,4 @@
-"""What the content of a message is made of: texts and images, the same whatever the dialect that they came in.
+"""The parts of a message's content, texts and images, the same for every dialect.
 
 An image is OpenAI's `image_url` part, its pixels inline as a `data:` URL or behind an `http(s)` one; Anthropic's and Google's
 shapes become that. What is inline is checked and bounded here, since it goes to a worker, into a digest and on record. An image

@@ -1,4 +1,4 @@
-"""What a trial was worth: from a file that it wrote, or from a function of the user's.
+"""The reward of a trial: from a file that the trial wrote, or from the user's reward function.
 
 `reward.json` (`{"reward": 1.0, "metrics": {"tests_passed": 3}}`; other numbers beside `reward` are metrics too) or
 `reward.txt` (one number) in the working folder. `FILE.py:function` takes its parameters by name, from `INPUTS`, and returns a

@@ -1,4 +1,4 @@
-"""How much better than its siblings a trial did: rewards in, one advantage per trial out. No tensors.
+"""Advantages: rewards of a group's trials in, one advantage per trial out. No tensors.
 
 A group is what its id says it is, never a position or a count: groups may be of any size, in any order, and a trial that forked
 into several samples is still one reward. A group that says nothing (all rewards equal, or a single one) is dropped and

@@ -1,4 +1,4 @@
-"""All ranks doing the same thing at the same time: the first one decides what, the others follow.
+"""Runs the same function on all ranks at the same time: the first rank decides which, the others follow.
 
 Everything collective (a step, a checkpoint, a copy of the weights, a probe) is a duty: a function that all ranks call together.
 The first rank calls `do`, in one thread, in the order of the calls; the others sit in `follow` until they are dismissed. What a

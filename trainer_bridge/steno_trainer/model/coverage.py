@@ -1,4 +1,4 @@
-"""Whether the trainer computes a model's log-probabilities rightly, and whether its samples may share a call. Decided at load.
+"""Checks at load whether the trainer computes a model's log-probabilities exactly, and whether samples can share a call.
 
 Owns what is refused by a model's configuration (before its weights are read), and the examination of the loaded model: a few
 forward passes over short samples, by all ranks in step. transformers' layers with a state (recurrent, convolutional) run over

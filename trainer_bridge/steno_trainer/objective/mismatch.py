@@ -1,4 +1,4 @@
-"""The rollout engine and the trainer do not compute the same probabilities: by how much, and what to do about it.
+"""Measures and corrects the mismatch between the probabilities of the sampling engine and those of the trainer.
 
 Even with equal weights, other kernels, batch shapes and precisions give other log-probabilities; weights that have moved on since
 give more. What was sampled from q (`sampling_logprobs`, recorded: I1) is corrected to the trainer's p by importance weights

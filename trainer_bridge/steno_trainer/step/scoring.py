@@ -1,5 +1,5 @@
-"""What the policy says of given tokens, on all ranks together: the probe that workers compare with before they serve weights
-(I10).
+"""Log-probabilities of given tokens under the policy, on all ranks together: the probe that workers compare with before they
+serve weights (I10).
 
 Through the same packing, head and ranks as a step, so that it also sees what a step would see.
 """

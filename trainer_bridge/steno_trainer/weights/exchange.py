@@ -1,4 +1,4 @@
-"""What ranks tell each other while weights leave: one says, all hear; all have something, one gets it."""
+"""Broadcast and gather of small objects between ranks while weights are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the trainer's own weights say of a few tokens: workers compare it with theirs before they say that they serve them (I10).
+"""The probe: log-probabilities of a few tokens under the trainer's weights. Workers compare theirs before they announce a version
+(I10).
 
 It sees weights in the wrong place (a layer left out, a tied head that kept its old values). It can't tell one step from the next
 in bfloat16, where two correct engines differ by as much; the digests of the manifest can.

@@ -1,4 +1,4 @@
-"""What operators and orchestrators ask: is it alive, can it serve, what does it count."""
+"""Health, readiness, version and metrics, for operators and orchestrators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet: where workers dial in, and what is known of them."""
+"""Routes of workers: the WebSocket that they connect to, and the list of them."""
 
 from __future__ import annotations
 

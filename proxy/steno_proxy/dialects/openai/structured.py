@@ -1,4 +1,4 @@
-"""What a reply must be: OpenAI's `response_format`, vLLM's `structured_outputs`, and `guided_*` as older clients send it.
+"""Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and `guided_*` of older clients.
 
 A request has one such wish: beside a `response_format` that asks for something it is refused. Whether a grammar can be made of
 it is the worker's to say.

@@ -1,4 +1,4 @@
-"""What becomes of every field of vLLM's requests (chat, completions, Responses), in one table.
+"""One table of every field of vLLM's requests (chat, completions, Responses): honoured, ignored or refused.
 
 A field that changes what may be sampled, or what the prompt is, is never ignored in silence. It is *honoured* with vLLM's
 meaning, or *refused* by name with a 400; what can change neither is *ignored*. The value that vLLM takes for a field that is
