@@ -1,4 +1,4 @@
-"""What a worker counts. Each metric is declared once, with help that says how to read it.
+"""Metrics of a worker. Each is declared once, with help that says how to read it.
 
 `relay_seconds / tokens` is what the relay costs per token beside the engine.
 """

@@ -1,4 +1,4 @@
-"""Rendering what is new (I2): the ids that go after a recorded prompt and completion.
+"""Renders only the new messages (I2): the ids that follow a recorded prompt and completion.
 
 The template only renders whole conversations, and rendering the recorded reply again would not give the sampled ids. So a
 *stub* is rendered instead: a short context, the recorded assistant message (same calls, same ids, no reasoning) with a nonce in

@@ -1,4 +1,4 @@
-"""What a model's template can't take, put into a shape that it takes: one table, one way, for every family.
+"""Rewrites messages that a model's template can't render into a form that it can, by one table for all model families.
 
     a template refuses, moves or loses …          what it is given instead
     a system message anywhere                     its text at the head of the next user message

@@ -1,4 +1,4 @@
-"""What comes of the ids that an engine samples: text, up to a stop string, and what the parser makes of it.
+"""Turns sampled ids into text, up to a stop string, and parses it.
 
 A text that reaches a stop string ends there; the ids up to and including the token that completed it are on record, later ones
 of the same step are not, and nobody was given them. `parallel_tool_calls: false` without a grammar stops the same way, after the

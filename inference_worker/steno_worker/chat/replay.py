@@ -1,4 +1,4 @@
-"""Going on with a completion that another worker began (I9): what it sampled is read again, silently.
+"""Continues a completion that another worker began (I9): reads the tokens sampled so far again without sending them.
 
 Owns what is left of the sampling law, and the cutting away of what the client has. A parser may show a text a little earlier or
 later than the one before it did (vLLM's depend on the steps), but in the end it shows the same: so what was shown is counted in

@@ -1,4 +1,4 @@
-"""The generations of one channel: one task each, which pulls from the engine as fast as its reader has given credit.
+"""Runs the generations of one channel, one task each, which reads from the engine as fast as its credit allows.
 
 Owns what happens between a Generate frame and its last frame. Knows nothing of sockets: frames leave by the channel's outlet.
 Each stream ends in exactly one Finish or Failed, whatever happens to it; only when the whole channel is given up, in silence.

@@ -1,4 +1,4 @@
-"""Engines whose weights are somebody else's: updates are refused."""
+"""Refuses weight updates, for engines behind an API."""
 
 from __future__ import annotations
 

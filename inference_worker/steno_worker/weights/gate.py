@@ -1,4 +1,4 @@
-"""What streams pass on their way out: shut to tokens of new weights that have not been proved yet.
+"""Holds back tokens of new weights until the weights have passed the probe.
 
 Tokens that an engine samples between an update and its probe bear the new version's name. They leave when the probe has
 passed, or never (I10). Until then they wait where a stream without credit waits: at the engine. Those of the old weights go on.

@@ -1,4 +1,4 @@
-"""The weights that were proved last, as something that can be loaded again."""
+"""The last weights that passed the probe, kept so that they can be loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an update's shards lie until they are loaded, and whether they are what the manifest says.
+"""The files of an update's shards until they are loaded, checked against the manifest.
 
 Blocking throughout, for ever where a mount hangs: `stage.py` calls it from threads that it can leave behind. A `filesystem`
 update is read where it lies; a `stream` is written into a folder here, in the manifest's order, checked as it comes, and goes on

@@ -1,4 +1,4 @@
-"""Memory given back to the system once large bodies are gone.
+"""Returns freed memory to the system after large bodies.
 
 glibc keeps what was freed: it raises the size from which on it maps a block of its own to that of the largest that was freed,
 up to 32 MiB, and blocks below that lie in a heap that shrinks only at its end.

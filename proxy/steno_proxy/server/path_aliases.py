@@ -1,4 +1,4 @@
-"""What clients make of a base URL that is set a level too high or too deep, or ends in a slash: the path that they mean.
+"""Maps paths of clients whose base URL is a level too high or too deep, or ends in a slash, to the path that they mean.
 
 Pure. After the trial there are few words to begin with, so nothing else can be meant.
 """

@@ -1,4 +1,4 @@
-"""The proxy's start, as far as it takes the store: tried until it is there, while everybody is told 503."""
+"""Startup: connects to the store with backoff. Requests get 503 until it is up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process knows of sessions while their agents talk: the conversation trees, and the turns in flight.
+"""LRU cache of open sessions in this process: their conversation trees and their turns in flight.
 
 A `Recording` is one session's tree, brought up to date from the tail of its index rows at each request, so that any replica can
 serve any turn. It is a cache: bounded in bytes, dropped and rebuilt at will, while the store holds the truth. Recognition

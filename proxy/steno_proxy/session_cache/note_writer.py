@@ -1,4 +1,4 @@
-"""Notes on sessions on their way to the store: what agents' requests were refused for, counted and written once a second.
+"""Writes notes on sessions to the store once a second: why requests were refused, with counts.
 
 A trial that is refused a hundred thousand times costs one small write a second and the memory of MOST_NOTES short texts, here and
 in the store. Nobody waits for a note, and none makes a session.

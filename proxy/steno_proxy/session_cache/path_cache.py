@@ -1,4 +1,4 @@
-"""The newest ends of conversations, as the next turn will want them: the tokens of the whole path, and the reply that ends it.
+"""LRU cache of each conversation's newest path: its token ids, and the reply that ends it.
 
 A turn that was committed here is gone on from, most of the time, a few seconds later and here again. Its path then needs no
 round trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all

@@ -1,4 +1,4 @@
-"""Whether the store has room for more trials. Redis is memory: it refuses turns when that is full, so new trials stop before."""
+"""Refuses new trials when Redis is nearly full, since a full Redis refuses turns of running trials."""
 
 from __future__ import annotations
 

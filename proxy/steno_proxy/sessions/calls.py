@@ -1,4 +1,4 @@
-"""From the tool-call ids that clients see (`call_ids.py`) back to the model's own, which some templates render (Kimi, Mistral).
+"""Maps the tool-call ids that clients see (`call_ids.py`) back to the model's own, which some templates render (Kimi, Mistral).
 
 The model's own ids are in the index row; before a worker renders messages, ours are replaced by those.
 """

@@ -1,4 +1,4 @@
-"""An assistant message that is what a client kept of a turn that was cut off.
+"""Recognises an assistant message that is the kept beginning of a turn that was cut off.
 
 Clients keep what they got: all text up to where it broke (OpenCode keeps an aborted turn), or the blocks that were closed
 (Claude Code, Codex); some take the white space around it off. What left for a client and what it has read need not be the

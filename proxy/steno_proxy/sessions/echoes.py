@@ -1,4 +1,4 @@
-"""An assistant message that stands for a recorded reply although it says something else: what it is told by.
+"""Recognises assistant messages that stand for a recorded reply although their client changed them.
 
     BEGINNING   what a client kept of a turn that was cut off (`cuts.py`)
     SPACE       a reply but for white space around its text, which clients take off (Hermes) or put on (Inspect AI)

@@ -1,4 +1,4 @@
-"""What a trial does to the sampling its agent asks for, so that what is sampled can be trained (I1).
+"""Applies a trial's sampling policy to the sampling that its agent asks for, so that the tokens can be trained (I1).
 
 Neutralising takes out what bends the distribution: truncation, penalties, logit bias, tokens and words that are allowed or
 forbidden, a floor on length, greedy decoding, and

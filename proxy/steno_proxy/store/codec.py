@@ -1,4 +1,4 @@
-"""A turn at rest: what both stores keep of it, byte for byte the same. The layout in prose is docs/recording-format.md.
+"""Encodes and decodes stored turns, byte for byte the same in both stores. The layout in prose is docs/recording-format.md.
 
     turns      msgpack [row, refs, meta]: the IndexRow (its turn_id as 6 bytes); positions in texts; all else (Meta)
     ids        msgpack [bin new prompt ids, bin completion ids], int32 LE

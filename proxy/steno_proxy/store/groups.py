@@ -1,4 +1,4 @@
-"""Creating a group twice: when it is the same one, and which trials it then has."""
+"""Repeated creation of a group: when it is the same group, and which trials it then has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session at rest, without its turns: a document that never changes and a handful of fields that do.
+"""A stored session without its turns: a document that never changes, and a few fields that do.
 
 In Redis the fields are a hash of strings (small enough for a listpack: keep every value under 64 bytes); in memory they are
 this struct itself. `None` is an absent field.

@@ -1,4 +1,4 @@
-"""Images at rest: each once per session, whichever messages of it show them (I5).
+"""Stores each image once per session, whichever messages contain it (I5).
 
 A message rests without the pixels of its images, which are texts of their own, found again by digest like any text:
 

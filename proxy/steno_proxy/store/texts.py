@@ -1,4 +1,4 @@
-"""Texts at rest: JSON, named by the digest of its exact bytes, compressed where that makes it smaller.
+"""Stored texts: JSON, named by the digest of its bytes, compressed if that is smaller.
 
 A packed text says itself what it is: JSON of a list or an object begins with `[` or `{`, a zstd frame with the byte 0x28.
 """

@@ -1,4 +1,4 @@
-"""Before a turn: which recorded conversation it goes on with, and what the worker is given for it (I2).
+"""Plans a turn: which recorded conversation it continues, and what the worker is given (I2).
 
 Recognition is `sessions/tree.py` (chats) and `prompt_index.py` (plain prompts); this fetches the tokens that the prompt must
 begin with, and keeps what the turn's record and index row will say. One linear pass over the request (I5).

@@ -1,4 +1,4 @@
-"""Going on with a turn whose worker was lost or gave up, so that its agent sees nothing of it (I9).
+"""Continues a turn on another worker after its worker was lost or gave up, unseen by the agent (I9).
 
     nothing sampled yet                      the same order, to another worker
     sampled, resumable                       prompt + completion so far, to a worker that can take it over

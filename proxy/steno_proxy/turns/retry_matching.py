@@ -1,4 +1,4 @@
-"""Which earlier request a client sends again, when it says that it does.
+"""Finds the earlier request that a marked retry repeats.
 
 SDKs repeat a request whose answer they did not get, and mark it. Only a mark makes a retry: equal prompts are legitimate
 siblings. What it repeats is looked for among the requests that run here and among the turns on record, which any replica sees:

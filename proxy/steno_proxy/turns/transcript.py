@@ -1,4 +1,4 @@
-"""What one stream said, taken down: the stenographer's pad. Stream events in, pieces for the dialect out; then the record.
+"""The transcript of one completion: stream events in, pieces for the dialect out, then the record.
 
 Pure. Keeps I1: as many log-probabilities as ids, as many ids as the worker says it sampled, one version for each id; what
 does not add up is an EngineFailed, never padded.

@@ -1,4 +1,4 @@
-"""What one completion takes of a worker, and which of the workers there are gets it. Pure.
+"""Decides which workers can take a completion, and which one gets it. Pure.
 
 The choice among those that can is `routing.py`; here is which ones can: the model that was asked for, the tokenizer that recorded
 ids are of (I2), and for a completion that another worker began, a policy that has not gone back (I9, I10).

@@ -1,4 +1,4 @@
-"""Turns that wait for a place on a worker: bounded, each with a deadline, fair across trials.
+"""Queue of turns that wait for a worker: bounded, each with a deadline, fair across trials.
 
 Trials take turns: one that asks for a hundred completions at once delays another's single one by one. What waits because its
 worker was lost (I9) goes first. Owns no places and chooses no worker: each waiter brings a function that takes a place, or says

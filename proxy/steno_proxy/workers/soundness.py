@@ -1,4 +1,4 @@
-"""Whether what a worker says of a turn can be: checked as it arrives, so that no record holds what nobody can train on (I1).
+"""Checks what a worker sends of a turn as it arrives, so that no record has data that can't be trained on (I1).
 
 Pure. What can't be is refused, never clipped or padded. One linear pass over what has come. Engines that give text without ids
 have nothing to check.

@@ -1,4 +1,4 @@
-"""Whether a worker is to be trusted with new turns, after it has said what can't be (`soundness.py`). Pure; time is an argument.
+"""Decides whether a worker gets new turns after it has sent impossible data (`soundness.py`). Pure; time is an argument.
 
 One bad turn may be its prompt's doing, and so may be all of one trial: a worker is suspect after several turns of several trials.
 It does not stay so: while it gets no turns its bad ones are forgotten, a probe of new weights that passes clears it, and a

@@ -1,4 +1,4 @@
-"""The stenographer's pad: what adds up is kept to the token, what does not is an error (I1)."""
+"""The transcript of a completion: what adds up is kept to the token, what does not is an error (I1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripted engine: a function says what is said, and everything else happens for real.
+"""The scripted engine: a function writes the replies, everything else is real.
 
 The message becomes tokens in the model's own template and streams through decoder, parser and relay like sampled ones. No
 weights and no log-probabilities, and nothing here needs torch (transformers loads it by itself where it is installed): the card

@@ -1,4 +1,4 @@
-"""How busy vLLM's schedulers said they were, last."""
+"""The last reported load of vLLM's schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's sampling law in vLLM's words."""
+"""Translates a request's sampling law to vLLM's parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A timeout that counts what the other side takes, and not what this process does.
+"""A timeout that counts the time of the other side, not the time that this process's event loop was busy.
 
 A reply that has come lies in its socket until the event loop looks there. While the loop is held (a large request), a timer runs
 out all the same, and before sockets are read: a Redis that answered at once would pass for silent, and requests fail.
