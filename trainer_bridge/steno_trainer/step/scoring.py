@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from steno_trainer.packing.collate import collate
 from steno_trainer.weights.probe import ProbeTolerance, as_probe
 
 log = logging.getLogger(__name__)
+
+MOVED_NATS = 0.5
+"""By how much less likely, on average, the probe's ids may become before they are drawn anew."""
 
 
 def score_tokens(engine: PolicyEngine, token_ids: Sequence[int]) -> list[float]:
@@ -40,11 +44,13 @@ def score_tokens(engine: PolicyEngine, token_ids: Sequence[int]) -> list[float]:
 
 class PolicyProbe:
     """Of one run. The ids are drawn by the weights that it starts with, so that they are what agents will say: of ids that the
-    model would never say, log-probabilities are far from 0, and so are two engines from each other."""
+    model would never say, log-probabilities are far from 0, and so are two engines from each other. Weights that training has
+    moved away from the ids draw new ones."""
 
     def __init__(self, engine: PolicyEngine, *, tokens: int, limits: ProbeTolerance) -> None:
         self._engine, self._tokens, self._limits = engine, tokens, limits
         self._ids: list[int] = []
+        self._drawn_at = 0.0  # mean log-probability of the ids, by the weights that drew them
 
     def make(self) -> Probe | None:
         """The probe of the weights as they are. A collective. None: no tokens are asked for.
@@ -53,11 +59,15 @@ class PolicyProbe:
         """
         if self._tokens < 2:
             return None
-        if not self._ids:
+        logprobs = score_tokens(self._engine, self._ids) if self._ids else []
+        # The sums are the same on all ranks, so all draw or none does.
+        if not logprobs or fmean(logprobs) < self._drawn_at - MOVED_NATS:
             started = time.monotonic()
             self._ids = draw_tokens(self._engine, self._tokens)
+            logprobs = score_tokens(self._engine, self._ids)
+            self._drawn_at = fmean(logprobs)
             log.info("the probe's %d ids were drawn in %.1f s", len(self._ids), time.monotonic() - started)
-        return as_probe(self._ids, score_tokens(self._engine, self._ids), self._limits)
+        return as_probe(self._ids, logprobs, self._limits)
 
 
 def draw_tokens(engine: PolicyEngine, count: int, *, seed: int = 0) -> list[int]:
