@@ -110,4 +110,4 @@ class _Alone(Ranks):
         return tensor
 
 
-ALONE = _Alone(0, 1, 0, torch.device("cpu"), None)
+ALONE = _Alone(0, 1, torch.device("cpu"), None)

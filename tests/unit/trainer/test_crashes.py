@@ -266,8 +266,9 @@ async def _play(folder: Path, assembly: Callable[[Life], None], every: int, *kil
     assert total.untrained == {}, "nothing is orphaned, and nothing stale"
     assert total.trained == total.sampled == 6 * PER_STEP * STEPS
     assert len(set(world.surviving)) == len(world.surviving) == PER_STEP * STEPS, "none was trained twice"
-    served = sorted(world.store.runs._run(RUN).places.values(), key=lambda place: place.order or 10**9)
-    assert world.surviving == [place.group.group_id for place in served[: PER_STEP * STEPS]], "none was skipped"
+    groups = world.store.runs._run(RUN).groups
+    served = sorted(groups, key=lambda name: int(groups[name].order or 10**9))
+    assert world.surviving == served[: PER_STEP * STEPS], "none was skipped"
     view = await world.view()
     assert view.groups.acknowledged == PER_STEP * STEPS
     assert view.groups.leased == view.groups.used == 0
