@@ -45,12 +45,12 @@ def read_redis_url(url: str) -> RedisUrl:
         or (kind and scheme == "unix")
     ):
         raise _wrong(
-            f"the scheme is {urlsplit(url).scheme!r}; redis, rediss, unix, redis+cluster, redis+sentinel were expected"
+            f"the scheme is {url.partition(':')[0]!r}; redis, rediss, unix, redis+cluster, redis+sentinel were expected"
         )
     try:
         if kind == "sentinel":
-            return _with_sentinels(scheme, urlsplit(url))
-        return _with_nodes(scheme, urlsplit(url)) if kind == "cluster" else _with_server(scheme, url)
+            return _with_sentinels(scheme, _split(url))
+        return _with_nodes(scheme, _split(url)) if kind == "cluster" else _with_server(scheme, url)
     except ValueError as error:
         raise _wrong(str(error)) from None
 
@@ -77,6 +77,14 @@ def home_of(url: str) -> str:
     address = address_of(url)
     local = address.startswith("/") or "localhost:" in address
     return f"{address} on {socket.gethostname()}" if local else address
+
+
+def _split(url: str) -> SplitResult:
+    """As `urlsplit`, which newer Pythons let refuse several hosts of which one is an IPv6 address in brackets."""
+    scheme, _, rest = url.partition("#")[0].partition("://")
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    return SplitResult(scheme, netloc, slash + path, query, "")
 
 
 def _with_server(scheme: str, url: str) -> RedisUrl:
