@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -59,7 +60,8 @@ def check(path: str, value: float, kind: Any) -> None:
 
 
 def outside(message: str, where: str, body: bytes) -> BadRequest | None:
-    """The error for a body that msgspec refused because of a number. None: it refused it for another reason.
+    """The error for a body that msgspec refused because of a number. None: it refused it for another reason, or a number that
+    can't be found again.
 
     Args:
         message, where: what msgspec says: "Expected `int` >= 1", "$.n". Its words lack the value, so that is read once more,
@@ -69,17 +71,27 @@ def outside(message: str, where: str, body: bytes) -> BadRequest | None:
     if found is None or place is None:
         return None
     name, member = place.groups()
-    value = msgspec.json.decode(msgspec.json.decode(body, type=dict[str, msgspec.Raw])[name])
-    if member == "...":  # an object: msgspec does not say which of its members
-        holds, limit = _HOLDS[found[1]], float(found[2])
-        member = next(key for key, given in value.items() if not holds(given, limit))
-        return _refusal(f"{name}.{member[:40]}", value[member], found)
-    return _refusal(name, value, found) if member is None else _refusal(f"{name}.{member}", value[int(member)], found)
+    given = msgspec.json.decode(msgspec.json.decode(body, type=dict[str, msgspec.Raw])[name])
+    values: Iterable[tuple[str | None, Any]] = [(None, given)]
+    if member == "...":  # msgspec does not say which member of an object
+        values = given.items() if isinstance(given, dict) else []
+    elif member is not None:
+        at = int(member)
+        values = [(member, value) for value in given[at : at + 1]] if isinstance(given, list) else []
+    holds, limit = _HOLDS[found[1]], _limit(found)
+    for key, value in values:
+        if isinstance(value, (int, float)) and not holds(value, limit):
+            return _refusal(name if key is None else f"{name}.{key[:40]}", value, found)
+    return None  # a field that stands twice in the body: the other one was refused
 
 
 def _refusal(path: str, value: float, found: re.Match[str]) -> BadRequest:
-    limit = float(found[2]) if "." in found[2] or "e" in found[2] else int(found[2])
-    return BadRequest(f"{path}: got {number(value)}, must be {_WORDS[found[1]]} {number(limit)}", field=path)
+    said = f"{path}: got {number(value)}, must be {_WORDS[found[1]]} {number(_limit(found))}"
+    return BadRequest(said, field=path)
+
+
+def _limit(found: re.Match[str]) -> float:
+    return float(found[2]) if "." in found[2] or "e" in found[2] else int(found[2])
 
 
 def number(value: float) -> str:

@@ -180,6 +180,23 @@ def test_a_number_out_of_range_in_a_body_that_goes_on_badly_is_a_bad_request() -
             CHAT.parse(b'{"n":0' + rest)
 
 
+@pytest.mark.parametrize(
+    ("field", "twice"),
+    [
+        ("n", '"n":0,"n":"x"'),
+        ("n", '"n":0,"n":1'),
+        ("n", '"n":0,"n":[1]'),
+        ("logit_bias", '"logit_bias":{"5":200,"5":1}'),
+        ("logit_bias", '"logit_bias":{"5":200},"logit_bias":null'),
+        ("allowed_token_ids.0", '"allowed_token_ids":[-1],"allowed_token_ids":[]'),
+    ],
+)
+def test_a_number_out_of_range_in_a_field_that_stands_twice_is_a_bad_request(field: str, twice: str) -> None:
+    with pytest.raises(BadRequest, match="expected `") as error:
+        CHAT.parse(f'{{"messages":[{{"role":"user","content":"x"}}],{twice}}}'.encode())
+    assert error.value.field == field
+
+
 def test_the_bounds_that_are_enforced_are_those_of_the_openapi_document() -> None:
     """Each number's both ends are taken, and what lies beyond is refused by name."""
     seen = 0
