@@ -68,9 +68,8 @@ class Request:
         self.done = asyncio.Event()
         self._turns = turns
         self._failure: StenoError | None = None  # what it was aborted with, or has failed with
-        self._clock: asyncio.TimerHandle | asyncio.Task[None] | None = (
-            None  # of the wall time; then what ends the session
-        )
+        self._clock: asyncio.TimerHandle | None = None  # of the wall time
+        self._ending: asyncio.Task[None] | None = None  # what ends the session then; held, or it may be collected
         self._task: asyncio.Task[object] | None = None  # that runs it
 
     @property
@@ -109,7 +108,7 @@ class Request:
             self._clock = asyncio.get_running_loop().call_later(left_s, self._time_is_over)
 
     def _time_is_over(self) -> None:
-        self._clock = asyncio.ensure_future(self._end("max_wall_s"))
+        self._ending = asyncio.ensure_future(self._end("max_wall_s"))
 
     async def _end(self, spent: str) -> None:
         """The session ends, and this request with it, whether or not that can be written down now."""
@@ -164,7 +163,7 @@ class Request:
                     joined.fail(self._failure)
             if failure is not None and not any(choice.commit or choice.saving for choice in self.choices):
                 await self._turns.refused(self)
-            if self._clock is not None and not isinstance(self._clock, asyncio.Task):  # what ends the session goes on
+            if self._clock is not None:
                 self._clock.cancel()
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
             if pending:
