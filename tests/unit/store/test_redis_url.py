@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 import pytest
 
 from steno.contracts.errors import ConfigError
+from steno_proxy import redis_url
 from steno_proxy.config import ProxySettings
 from steno_proxy.redis_url import RedisUrl, address_of, home_of, read_redis_url
 
@@ -52,6 +55,18 @@ from steno_proxy.redis_url import RedisUrl, address_of, home_of, read_redis_url
 )
 def test_what_is_named(url: str, named: RedisUrl) -> None:
     assert read_redis_url(url) == named
+
+
+def test_a_pythons_urlsplit_that_refuses_brackets_after_a_host_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python's does since the mend of CVE-2025-0938; this one may be older."""
+
+    def strict(url: str) -> SplitResult:
+        if re.search(r"//[^/?#]*[^@/\]]\[", url):
+            raise ValueError("Invalid IPv6 URL")
+        return urlsplit(url)
+
+    monkeypatch.setattr(redis_url, "urlsplit", strict)
+    assert read_redis_url("redis+cluster://u:p@[::1]:2,a,[::2]").nodes == (("::1", 2), ("a", 6379), ("::2", 6379))
 
 
 @pytest.mark.parametrize(
