@@ -8,7 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.sources import ROOT
+
 NO_VENV = 'case "$2" in *ensurepip*) exit 1 ;; esac'
 
 
