@@ -54,8 +54,8 @@ def check(path: str, value: float, kind: Any) -> None:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        found = _OUTSIDE.fullmatch(str(error))
-        assert found is not None, error
+        if (found := _OUTSIDE.fullmatch(str(error))) is None:  # an integer that is larger than any float
+            raise BadRequest(f"{path}: got {number(value)}, which is out of range", field=path) from None
         raise _refusal(path, value, found) from None
 
 

@@ -291,6 +291,7 @@ def test_formats_of_the_response(config: dict[str, Any], kind: str, schema: Any)
         ),
         ({"generationConfig": {"topP": 0}}, "generationConfig.topP"),
         ({"generationConfig": {"temperature": "hot"}}, "generationConfig.temperature"),
+        ({"generationConfig": {"temperature": 10**400}}, "generationConfig.temperature"),
         ({"generationConfig": {"maxOutputTokens": 1.5}}, "generationConfig.maxOutputTokens"),
         ({"generationConfig": {"candidateCount": 65}}, "generationConfig.candidateCount"),
         ({"generationConfig": {"stopSequences": ["x"] * 17}}, "generationConfig.stopSequences"),
