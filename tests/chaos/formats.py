@@ -200,11 +200,15 @@ class _MessagesReader:
         self._open: dict[str, Any] | None = None
         self._json = ""
         self._ended = False
+        self._failed = False
 
     def event(self, data: str) -> None:
         event = json.loads(data)
         kind = event["type"]
-        _expect(not self.whole, "an event after message_stop", data)
+        _expect(not self.whole and not self._failed, "an event after message_stop or an error", data)
+        if kind == "error":  # also the first event: a request that waited long has its stream begun by a keepalive
+            self._failed = True
+            return
         _expect(bool(self._turn_id) != (kind == "message_start") or kind == "ping", "message_start comes first", data)
         if kind == "message_start":
             self._turn_id = self.closed.turn_id = event["message"]["id"].removeprefix("msg_")
@@ -229,7 +233,7 @@ class _MessagesReader:
             _expect(self._ended, "message_stop without a stop reason", data)
             self.answer, self.whole = self.closed, True
         else:
-            _expect(kind in ("ping", "error"), "an event of no known type", data)
+            _expect(kind == "ping", "an event of no known type", data)
 
     def _delta(self, delta: dict[str, Any]) -> None:
         assert self._open is not None

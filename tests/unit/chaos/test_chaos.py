@@ -317,6 +317,14 @@ def test_a_stream_out_of_order_is_found(name: str) -> None:
             reader.event(data)
 
 
+def test_a_messages_stream_that_a_keepalive_began_may_begin_with_an_error_and_ends_with_it() -> None:
+    reader = FORMATS["messages"].reader()
+    reader.event(event(type="error", error={"type": "not_found_error", "message": "the session has ended (completed)"}))
+    assert not reader.whole
+    with pytest.raises(Misspoken, match="an event after"):
+        reader.event(event(type="message_start", message={"id": "msg_a"}))
+
+
 @pytest.mark.parametrize("name", [*MUTANTS, *WORKER_MUTANTS])
 def test_what_is_made_wrong_is_there_to_be_made_wrong(name: str) -> None:
     code = f"from tests.chaos import mutants; (mutants.MUTANTS | mutants.WORKER_MUTANTS)[{name!r}]()"
