@@ -14,8 +14,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from steno.contracts.errors import ConfigError
 from steno.contracts.records import Session, readable
-from steno_cli.commands.export import ExportFormat, Records, export_sessions
+from steno_cli.exports.export import ExportFormat, export_sessions
+from steno_cli.exports.rows import Records
+from steno_cli.exports.selection import Selection
 from steno_cli.terminal.connection import connect
 from steno_cli.terminal.output import console
 from steno_cli.terminal.tree import conversation_tree, headline
@@ -109,21 +112,39 @@ def export(
     file_format: Annotated[
         ExportFormat | None, typer.Option("--format", help="By default as the file's name ends, else jsonl.")
     ] = None,
-    records: Annotated[Records, typer.Option(help="What one row is.")] = Records.TURNS,
+    records: Annotated[
+        Records | None, typer.Option(help="With jsonl and parquet: what one row is. (turns)", show_default=False)
+    ] = None,
+    whole_prompts: Annotated[
+        bool, typer.Option("--whole-prompts", help="With atif: every step has the ids of its whole prompt.")
+    ] = False,
     status: StatusFilter = None,
     group: GroupFilter = None,
     run: RunFilter = None,
+    end_reason: Annotated[
+        str | None, typer.Option(help="Only sessions that ended for this reason.", metavar="REASON")
+    ] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only sessions with at least this reward.")] = None,
+    best_of_group: Annotated[
+        bool, typer.Option("--best-of-group", help="Of each group only the session with the highest reward.")
+    ] = False,
     url: Url = None,
     key: Key = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Write sessions, turns or samples as JSON lines or Parquet (needs the extra `export`)."""
+    """Write sessions to a file, as records or in the formats of other tools.
+
+    jsonl, parquet: records. atif: Harbor's trajectories, one per branch. chat: OpenAI's fine-tuning format. sft: Parquet with
+    input_ids and labels. Parquet needs the extra `export`.
+    """
+    chosen = Selection(status and status.value, group, run, end_reason, min_reward, best_of_group)
+    if trial_ids and chosen != Selection():
+        raise ConfigError("TRIAL_IDS and filters: got both, give the trials or the filters that select them")
     with connect(url, key, key_file) as steno:
-        filters = {"status": status and status.value, "group_id": group, "run_id": run}
-        ids = trial_ids or [found.trial_id for found in steno.sessions(**filters)]
-        rows = export_sessions(steno, ids, records, to, file_format)
+        ids = trial_ids or chosen.trial_ids(steno)
+        rows = export_sessions(steno, ids, to, file_format, records, whole_prompts=whole_prompts)
     if to is not None:
-        console(stderr=True).print(f"{rows} {records.value} of {len(ids)} sessions in {to}")
+        console(stderr=True).print(f"{rows} rows of {len(ids)} sessions in {to}")
 
 
 @app.command()

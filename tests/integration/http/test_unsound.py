@@ -20,7 +20,8 @@ from steno.client.client import AsyncSteno, Steno
 from steno.contracts.records import IndexRow, floats_to_bytes, ids_to_bytes
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.wire.frames import Delta, Generate, Started, StreamEvent
-from steno_cli.commands.export import ExportFormat, Records, export_sessions
+from steno_cli.exports.export import ExportFormat, export_sessions
+from steno_cli.exports.rows import Records
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
@@ -251,9 +252,12 @@ async def test_a_record_that_can_not_be_read_is_served_with_the_reason_and_the_t
         with Steno(proxy.url) as steno:
             for records, rows in ((Records.TURNS, 8), (Records.SAMPLES, 4)):
                 file = tmp_path / f"{records}.jsonl"
-                args = (steno, trials, records, file, ExportFormat.JSONL)
+                args = (steno, trials, file, ExportFormat.JSONL, records)
                 assert await asyncio.to_thread(export_sessions, *args) == rows
                 assert not {"NaN", "Infinity"} & set(file.read_text().replace(",", " ").replace("]", " ").split())
+            for chosen, rows in ((ExportFormat.ATIF, 8), (ExportFormat.CHAT, 8), (ExportFormat.SFT, 4)):
+                file = tmp_path / f"of-{chosen}"
+                assert await asyncio.to_thread(export_sessions, steno, trials, file, chosen) == rows
         async with AsyncSteno(proxy.url) as client, Feed(client, run_id=run, consumer="t", ahead=1) as feed:
             [leased] = await asyncio.wait_for(feed.take(1), 60)
             terms = Terms(

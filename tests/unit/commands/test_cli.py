@@ -61,7 +61,7 @@ def test_version_is_one_line() -> None:
         ),
         (["sessions", "list"], {"STENO_PROXY": "x"}, "got 'x', must be http(s)://HOST"),
         (["sessions", "list", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST"),
-        (["sessions", "export", "--format", "parquet", "t"], {}, "Parquet needs a file"),
+        (["sessions", "export", "--format", "parquet", "t"], {}, "--format parquet writes Parquet, which needs a file"),
     ],
 )
 def test_wrong_configuration_is_one_line_and_exit_code_2(

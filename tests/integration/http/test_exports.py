@@ -1,0 +1,246 @@
+"""`steno sessions export` of one recorded session: every id, log-probability and mask in a file is the record's, and Harbor's own
+models take its trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from steno import Client
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import Sample, Turn
+from steno.contracts.rest import Completion, GroupSpec
+from steno_cli.exports.export import ExportFormat, export_sessions
+from steno_cli.exports.rows import Records
+from steno_cli.exports.selection import Selection
+from tests.integration.http.conftest import Proxy, running
+from tests.support.parrot import ParrotEngine, Say
+
+Message = dict[str, Any]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("read", "task")
+]
+TRIAL = "t"
+
+
+def say(request: Any) -> Say:
+    last = str(request.job.messages[-1]["content"])
+    if "both" in last:
+        return Say("I read.", reasoning="hm", calls=[("a", "read", '{"path": "a"}'), ("b", "task", '{"about": "b"}')])
+    if "fail" in last:
+        return Say("half an answer", fail_after=4)
+    if "odd" in last:
+        return Say(calls=[("c", "read", "[1]")])
+    return Say(f"{last[:6]}!")
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    async with running(ParrotEngine(say)) as found:
+        yield found
+
+
+async def ask(proxy: Proxy, *messages: Any, status: int = 200, **fields: Any) -> Message:
+    answer = await proxy.chat(TRIAL, *messages, **{"tools": TOOLS} | fields)
+    assert answer.status_code == status, answer.text
+    return {} if status != 200 else answer.json()["choices"][0]["message"]
+
+
+async def record_a_session(proxy: Proxy) -> tuple[list[Turn], list[Sample]]:
+    """Two calls at once; a sub-agent of three turns, the last a fork, while they run; a fork after their results; a failed turn;
+    a call whose arguments are no object."""
+    start: list[Any] = [{"role": "system", "content": "Be brief."}, "read both"]
+    called = await ask(proxy, *start)
+    helper: list[Any] = [{"role": "system", "content": "You look things up."}, "what is b"]
+    found = await ask(proxy, *helper, tools=None)
+    await ask(proxy, *helper, found, "surely", tools=None)
+    await ask(proxy, *helper, found, "really", tools=None)
+    for text in ("alpha", "gamma"):
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in called["tool_calls"]]
+        await ask(proxy, *start, called, *results)
+    said = await ask(proxy, *start, called, *results)
+    await ask(proxy, *start, called, *results, said, "fail now", status=503)
+    odd = await ask(proxy, *start, called, *results, said, "odd")
+    answer = {"role": "tool", "tool_call_id": odd["tool_calls"][0]["id"], "content": "no"}
+    await ask(proxy, *start, called, *results, said, "odd", odd, answer)
+    await proxy.steno.complete(TRIAL, Completion(reward=0.5, metrics={"tests": 3.0}))
+    listed = await proxy.steno.sample_list(TRIAL)
+    assert not listed.unreadable
+    return [turn async for turn in proxy.steno.turns(TRIAL)], listed.items
+
+
+async def exported(proxy: Proxy, to: Path, file_format: ExportFormat, **how: Any) -> list[Any]:
+    def write() -> None:
+        with Client(proxy.url) as client:
+            count = export_sessions(client, [TRIAL], to, file_format, **how)
+        assert count == (pq.read_metadata(to).num_rows if to.suffix == ".parquet" else len(to.read_text().splitlines()))
+
+    await asyncio.to_thread(write)
+    return (
+        pq.read_table(to).to_pylist() if to.suffix == ".parquet" else list(map(json.loads, to.read_text().splitlines()))
+    )
+
+
+def whole(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A document and all that are embedded in it."""
+    yield document
+    for inner in document.get("subagent_trajectories", ()):
+        yield from whole(inner)
+
+
+def sampled(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for step in document["steps"] if "metrics" in step]
+
+
+async def test_each_trajectory_is_a_sample_and_together_they_train_each_token_once(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    turns, samples = await record_a_session(proxy)
+    rows = await exported(proxy, tmp_path / "t.jsonl", ExportFormat.ATIF, whole_prompts=True)
+    documents = [one for row in rows for one in whole(row)]
+    assert sorted(one["trajectory_id"] for one in documents) == sorted(sample.leaf_id for sample in samples)
+    by_leaf = {one["trajectory_id"]: one for one in documents}
+    for sample in samples:
+        ids, mask, logprobs = sample.to_numpy()
+        steps = sampled(by_leaf[sample.leaf_id])
+        assert [step["extra"]["turn_id"] for step in steps] == sample.turn_ids
+        for step, span in zip(steps, sample.completions, strict=True):
+            metrics = step["metrics"]
+            assert metrics["prompt_token_ids"] == ids[: span.start].tolist()
+            assert metrics["completion_token_ids"] == ids[span.start : span.end].tolist()
+            assert metrics["logprobs"] == logprobs[span.start : span.end].tolist()
+            assert metrics["extra"]["loss_mask"] == mask[span.start : span.end].astype(int).tolist()
+            assert step.get("is_copied_context", False) is span.shared
+    trained = Counter(
+        step["extra"]["turn_id"] for one in documents for step in sampled(one) if not step.get("is_copied_context")
+    )
+    assert trained == Counter(turn.turn_id for turn in turns)
+    assert sum(one["final_metrics"]["total_completion_tokens"] for one in documents) == sum(
+        len(turn.completion_ids) // 4 for turn in turns
+    )
+    assert rows[0]["extra"]["reward"] == 0.5 and rows[0]["extra"]["metrics"] == {"tests": 3.0}
+
+
+async def test_results_stand_at_the_calls_and_a_sub_agent_in_the_step_that_waited_for_it(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    turns, _ = await record_a_session(proxy)
+    rows = await exported(proxy, tmp_path / "t.jsonl", ExportFormat.ATIF)
+    first, *others = rows
+    step = sampled(first)[0]
+    assert (step["message"], step["reasoning_content"]) == ("I read.", "hm")
+    assert [(call["function_name"], call["arguments"]) for call in step["tool_calls"]] == [
+        ("read", {"path": "a"}),
+        ("task", {"about": "b"}),
+    ]
+    results = step["observation"]["results"]
+    answers, delegated = results[:2], results[2:]
+    assert [(one["source_call_id"], one["content"]) for one in answers] == [
+        (call["tool_call_id"], "alpha") for call in step["tool_calls"]
+    ]
+    inner = first["subagent_trajectories"]
+    assert [one["steps"][0]["message"] for one in inner] == ["You look things up."] * 2
+    assert [[turn["metrics"]["extra"]["new_prompt_token_ids"] for turn in sampled(one)] for one in inner] == [
+        [turns[1].to_numpy().new_prompt_ids.tolist(), leaf.to_numpy().new_prompt_ids.tolist()] for leaf in turns[2:4]
+    ]
+    assert "prompt_token_ids" not in inner[0]["steps"][-1]["metrics"]
+    assert [ref["trajectory_id"] for one in delegated for ref in one["subagent_trajectory_ref"]] == [
+        one["trajectory_id"] for one in inner
+    ]
+    assert not any("subagent_trajectories" in other for other in others)
+    failed = next(step for row in rows for step in sampled(row) if "error" in step["extra"])
+    assert failed["message"] == "half" and failed["extra"]["partial"] is True
+    odd = next(step for row in rows for step in sampled(row) if step.get("tool_calls", [{}])[0].get("extra"))
+    assert odd["tool_calls"][0]["arguments"] == {} and odd["tool_calls"][0]["extra"] == {"arguments_as_sent": "[1]"}
+
+
+async def test_labels_are_the_ids_exactly_where_the_mask_is_one(proxy: Proxy, tmp_path: Path) -> None:
+    _, samples = await record_a_session(proxy)
+    rows = await exported(proxy, tmp_path / "t.parquet", ExportFormat.SFT)
+    assert [row["leaf_id"] for row in rows] == [sample.leaf_id for sample in samples if any(sample.loss_mask)]
+    for row, sample in zip(rows, samples, strict=True):
+        ids, mask, _ = sample.to_numpy()
+        assert row["input_ids"] == ids.tolist()
+        assert row["labels"] == [one if kept else -100 for one, kept in zip(ids.tolist(), mask, strict=True)]
+        assert row["reward"] == 0.5
+
+
+async def test_lines_for_fine_tuning_learn_each_whole_reply_once(proxy: Proxy, tmp_path: Path) -> None:
+    turns, _ = await record_a_session(proxy)
+    lines = await exported(proxy, tmp_path / "t.jsonl", ExportFormat.CHAT)
+    learnt = [m for line in lines for m in line["messages"] if m["role"] == "assistant" and m["weight"] == 1]
+    assert len(learnt) == sum(not turn.partial for turn in turns)
+    roles = [message["role"] for message in lines[-1]["messages"]]
+    assert roles[:6] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+    calling = lines[-1]["messages"][2]
+    assert [call["id"] for call in calling["tool_calls"]] == [m["tool_call_id"] for m in lines[-1]["messages"][3:5]]
+    assert lines[-1]["tools"] == turns[0].tools
+    assert any(line.get("tools") is None for line in lines), "the sub-agent has no tools"
+
+
+async def test_filters_choose_sessions(proxy: Proxy) -> None:
+    made = await proxy.steno.create_group(GroupSpec(run_id="r", size=3))
+    trials = [trial.session.trial_id for trial in made.trials]
+    for trial, reward in zip(trials, (0.0, 1.0, 1.0), strict=True):
+        assert (await proxy.chat(trial, "hello")).status_code == 200
+        await proxy.steno.complete(trial, Completion(reward=reward))
+    alone = await proxy.chat("alone", "hello")
+    assert alone.status_code == 200
+
+    def chosen(**how: Any) -> list[str]:
+        with Client(proxy.url) as client:
+            return Selection(**how).trial_ids(client)
+
+    for how, expected in (
+        ({}, [*trials, "alone"]),
+        ({"run_id": "r"}, trials),
+        ({"min_reward": 0.0}, trials),
+        ({"min_reward": 0.5}, trials[1:]),
+        ({"best_of_group": True}, [trials[1]]),
+        ({"best_of_group": True, "min_reward": 2.0}, []),
+        ({"end_reason": "completed"}, trials),
+        ({"end_reason": "limit:max_turns"}, []),
+        ({"status": "open"}, ["alone"]),
+    ):
+        assert sorted(await asyncio.to_thread(chosen, **how)) == sorted(expected), how
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"file_format": ExportFormat.SFT, "records": Records.TURNS}, "--records: got turns, but --format sft"),
+        ({"file_format": ExportFormat.CHAT, "whole_prompts": True}, "--whole-prompts: only with --format atif, got"),
+        ({"file_format": ExportFormat.SFT, "to": None}, "--format sft writes Parquet, which needs a file"),
+    ],
+)
+def test_options_that_a_format_does_not_take_are_refused(how: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ConfigError, match=words):
+        export_sessions(client, ["t"], **{"to": tmp_path / "out"} | how)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.agents
+async def test_harbors_own_models_take_every_trajectory(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`STENO_HARBOR` names a folder that has Harbor's package (made by `.ci/run`)."""
+    monkeypatch.setattr(sys, "path", [*sys.path, os.environ["STENO_HARBOR"]])
+    from harbor.models.trajectories import Trajectory  # type: ignore[import-not-found]
+
+    await record_a_session(proxy)
+    for whole_prompts in (False, True):
+        rows = await exported(proxy, tmp_path / "t.jsonl", ExportFormat.ATIF, whole_prompts=whole_prompts)
+        for row in rows:
+            read = Trajectory.model_validate(row)
+            assert read.to_json_dict() == row, "nothing is lost on the way through the models"
+    with pytest.raises(ValueError, match="step_id"):
+        Trajectory.model_validate(rows[0] | {"steps": rows[0]["steps"][1:]})
