@@ -295,7 +295,9 @@ class Peer(Generic[PacketT]):
         if self._state is PeerState.OPEN:
             self._outbox += self.channel.packets()
         if self._state in (PeerState.OPEN, PeerState.GREETING):
-            self._outbox.append(encode_alone(Goodbye(code, reason[:200], True), self.channel.received))
+            # Until Welcome has come, the other end may have begun a new channel, on which it has sent nothing.
+            received = self.channel.received if self._state is PeerState.OPEN else 0
+            self._outbox.append(encode_alone(Goodbye(code, reason[:200], True), received))
             self._events.append(Drop(close_code, code))
         self._events.append(Lost(code, reason))
         self._move(PeerState.ENDED)

@@ -212,6 +212,21 @@ def test_a_silent_socket_is_dropped_and_after_the_grace_the_channel_is_lost() ->
     assert proxy.next_deadline() is None
 
 
+def test_a_worker_that_gives_up_before_welcome_breaks_no_protocol_at_a_proxy_that_gave_up_first() -> None:
+    worker, forgotten = worker_end(grace_s=4.0), proxy_end("proxy-1")
+    connect(worker, forgotten)
+    forgotten.send(Credit(1, 1), 0.0)
+    carry(forgotten, worker)
+    worker.disconnected(1.0)
+    worker.connected(4.9)
+    (greeting,) = worker.data_to_send()
+    assert Lost("grace_over", "no socket for 4 s") in worker.handle_timeout(5.0)
+    new = proxy_end("proxy-2")
+    new.accept(read_hello(greeting), 5.1)
+    (last,) = worker.data_to_send()
+    assert [type(event) for event in new.receive(last, 5.2)] == [Lost, Drop]
+
+
 def test_a_proxy_that_does_not_answer_is_left() -> None:
     worker = worker_end()
     worker.connected(1.0)
