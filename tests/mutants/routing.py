@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "default-not-waited-for", "an unknown name is refused at once while the default policy's workers are away", _PLACING,
-        "    elif has_default and not offered:\n        raise Away(no_default(order.model))\n", "", _PLACED,
+        "    elif has_default and not offered:\n        raise WorkersAway(no_default(order.model))\n", "", _PLACED,
     ),
     Mutant(
         "leaving-is-there", "a worker that takes no new turns counts as one of its model", _PLACING,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import BodyTooLarge, TooManyRequests
-from steno_proxy.api.bodies_in_flight import FREE_BYTES, Inflight
+from steno_proxy.api.bodies_in_flight import FREE_BYTES, BodiesInFlight
 
 MB = 2**20
 
 
 def test_a_trial_waits_for_its_own_and_nobody_else_does() -> None:
-    inflight = Inflight(100 * MB, 30 * MB)
+    inflight = BodiesInFlight(100 * MB, 30 * MB)
     first, second, other = inflight.hold("a"), inflight.hold("a"), inflight.hold("b")
     first.grow(20 * MB)
     with pytest.raises(TooManyRequests, match=f"trial_inflight_bytes is {30 * MB}") as refused:
@@ -30,13 +30,13 @@ def test_a_trial_waits_for_its_own_and_nobody_else_does() -> None:
 
 def test_what_no_waiting_helps_is_413() -> None:
     with pytest.raises(BodyTooLarge, match="trial_inflight_bytes"):
-        Inflight(100 * MB, 30 * MB).hold("a").grow(31 * MB)
+        BodiesInFlight(100 * MB, 30 * MB).hold("a").grow(31 * MB)
     with pytest.raises(BodyTooLarge, match="max_inflight_bytes"):
-        Inflight(20 * MB, 30 * MB).hold("a").grow(21 * MB)
+        BodiesInFlight(20 * MB, 30 * MB).hold("a").grow(21 * MB)
 
 
 def test_large_ones_of_many_trials_keep_no_small_one_out() -> None:
-    inflight = Inflight(100 * MB, 30 * MB)
+    inflight = BodiesInFlight(100 * MB, 30 * MB)
     for name in "abcd":
         inflight.hold(name).grow(25 * MB)
     with pytest.raises(TooManyRequests, match="max_inflight_bytes"):
@@ -46,7 +46,7 @@ def test_large_ones_of_many_trials_keep_no_small_one_out() -> None:
 
 def test_a_body_of_no_declared_length_is_counted_as_it_comes() -> None:
     freed: list[int] = []
-    inflight = Inflight(100 * MB, 30 * MB, freed.append)
+    inflight = BodiesInFlight(100 * MB, 30 * MB, freed.append)
     hold = inflight.hold("a")
     for size in range(0, 30 * MB, MB):
         hold.grow(size)
@@ -59,7 +59,7 @@ def test_a_body_of_no_declared_length_is_counted_as_it_comes() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40 * MB), st.booleans()), max_size=40))
 def test_the_bounds_hold_and_everything_comes_back(steps: list[tuple[str, int, bool]]) -> None:
-    inflight, holds = Inflight(100 * MB, 50 * MB), []
+    inflight, holds = BodiesInFlight(100 * MB, 50 * MB), []
     for name, size, close in steps:
         if close and holds:
             holds.pop().close()

@@ -11,7 +11,7 @@ from steno.contracts.chat import Job, ResponseFormat, Sampling
 from steno.contracts.errors import BadRequest, NoWorker, TooManyRequests
 from steno.contracts.records import tokenizer_key
 from steno.contracts.wire.frames import TAKEOVER, TOKENIZES, ModelCard
-from steno_proxy.workers.placement import Away, Order, is_older, place, to_tokenize
+from steno_proxy.workers.placement import Order, WorkersAway, is_older, place, to_tokenize
 from steno_proxy.workers.routing import NoTokenizer
 
 CARD = ModelCard("m", 100, policy_version="run-a/5", tokenizer_digest="t", capabilities=[TAKEOVER])
@@ -76,7 +76,7 @@ def test_who_can_go_on_with_what_was_begun(other: ModelCard, fits: bool) -> None
     if fits:
         assert place(begun(), [worker]) == (worker, other)
     else:
-        with pytest.raises(Away):
+        with pytest.raises(WorkersAway):
             place(begun(), [worker])
 
 
@@ -84,7 +84,7 @@ def test_a_channel_that_was_lost_gets_no_other_attempt_but_its_process_on_the_ne
     one, two = Worker("one"), Worker("two")
     lost = begun(avoid=frozenset({one.channel}))
     assert place(lost, [one, two])[0] is two
-    with pytest.raises(Away):
+    with pytest.raises(WorkersAway):
         place(lost, [one])
     back = Worker("one", number=2)
     assert place(lost, [back])[0] is back
@@ -94,7 +94,7 @@ def test_a_process_whose_engine_failed_gets_no_other_attempt_on_any_channel() ->
     one, back, two = Worker("one"), Worker("one", number=2), Worker("two")
     failed = begun(avoid=frozenset({one.process}))
     assert place(failed, [one, back, two])[0] is two
-    with pytest.raises(Away):
+    with pytest.raises(WorkersAway):
         place(failed, [one, back])
 
 
@@ -104,7 +104,7 @@ def test_that_no_worker_is_connected_yet_is_told_from_workers_that_can_not_serve
         ([Worker("a", draining=True)], "no worker is connected"),
         ([Worker("a", behind=True)], "is connected now"),
     ):
-        with pytest.raises((NoWorker, Away), match=said):
+        with pytest.raises((NoWorker, WorkersAway), match=said):
             place(FIRST, workers)
 
 
@@ -119,7 +119,7 @@ def test_a_draining_worker_gets_nothing_new_and_one_that_is_behind_neither() -> 
 def test_ids_wait_for_their_tokenizer_while_it_may_come_back_and_are_let_go_when_it_may_not() -> None:
     other = Worker("b", [card(tokenizer_digest="u")])
     order = dataclasses.replace(FIRST, tokenizer=tokenizer_key("t"), prefix_ids=b"\0" * 4)
-    with pytest.raises(Away):
+    with pytest.raises(WorkersAway):
         place(order, [Worker("a", eligible=False), other])
     with pytest.raises(NoTokenizer):
         place(order, [Worker("a", draining=True), other])
@@ -127,7 +127,7 @@ def test_ids_wait_for_their_tokenizer_while_it_may_come_back_and_are_let_go_when
         place(order, [other])
     with pytest.raises(NoWorker) as nobody:
         place(order, [])
-    assert not isinstance(nobody.value, Away | NoTokenizer)
+    assert not isinstance(nobody.value, WorkersAway | NoTokenizer)
 
 
 def test_versions_are_ordered_within_a_lineage_and_after_the_first_one() -> None:
@@ -153,12 +153,12 @@ def test_a_model_that_was_served_is_waited_for_and_any_other_name_means_the_defa
     order = dataclasses.replace(FIRST, model="judge")
     assert place(order, [default])[0] is default
     for workers in ([], [default], [default, Worker("leaving", [card(name="judge")], draining=True)]):
-        with pytest.raises(Away, match="the model 'judge' now"):
+        with pytest.raises(WorkersAway, match="the model 'judge' now"):
             place(order, workers, is_model=True)
     judge = Worker("judge", [card(name="judge", policy="frozen"), card(name="other")])
     assert place(order, [default, judge], is_model=True) == (judge, judge.models[0])
     again = dataclasses.replace(order, attempt=1)
-    with pytest.raises(Away):
+    with pytest.raises(WorkersAway):
         place(again, [default], is_model=True)
 
 
@@ -169,10 +169,10 @@ def test_a_name_that_is_no_models_waits_for_the_default_policy_and_is_never_anot
         assert place(order, [judge])[0] is judge, "nobody has served the default policy"
         assert place(order, [judge, default], has_default=True)[0] is default
         for workers in ([], [judge], [judge, Worker("leaving", draining=True)]):
-            with pytest.raises(Away, match=f"the policy 'default' now, which the model name {model!r} means"):
+            with pytest.raises(WorkersAway, match=f"the policy 'default' now, which the model name {model!r} means"):
                 place(order, workers, has_default=True)
             recorded = dataclasses.replace(order, tokenizer=tokenizer_key("t"), prefix_ids=b"\0" * 4)
-            with pytest.raises(Away):  # and does not begin anew in another tokenizer
+            with pytest.raises(WorkersAway):  # and does not begin anew in another tokenizer
                 place(recorded, workers, has_default=True)
     named = dataclasses.replace(FIRST, model="judge")
     assert place(named, [judge], is_model=True, has_default=True)[0] is judge

@@ -9,7 +9,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
-from steno_proxy.workers.worker_socket import Frames, OpeningSocket, opening_of
+from steno_proxy.workers.worker_socket import FrameCounter, OpeningSocket, opening_of
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65535, 65536, 70_000]))
 FRAMES = st.lists(
@@ -25,7 +25,7 @@ def test_frames_are_counted_however_they_are_cut(
         Frame(opcode, bytes(size % 126 if opcode is Opcode.PING else size)).serialize(mask=masked)
         for opcode, size in frames
     )
-    counted, at, turn = Frames(), 0, 0
+    counted, at, turn = FrameCounter(), 0, 0
     while at < len(data):
         counted.take(data[at : at + cuts[turn % len(cuts)]], 1000)
         at += cuts[turn % len(cuts)]
@@ -36,7 +36,7 @@ def test_frames_are_counted_however_they_are_cut(
 
 
 def test_a_frame_is_known_by_its_head_before_any_of_it_comes() -> None:
-    counted = Frames()
+    counted = FrameCounter()
     counted.take(bytes([0x82, 0xFF]) + (60 * 2**20).to_bytes(8, "big"), 64)
     assert (counted.frames, counted.payload_bytes) == (0, 0)
     counted.take(bytes(4), 64)  # the mask ends the head
@@ -44,13 +44,13 @@ def test_a_frame_is_known_by_its_head_before_any_of_it_comes() -> None:
 
 
 def test_no_more_are_looked_at_than_may_be() -> None:
-    counted = Frames()
+    counted = FrameCounter()
     counted.take(bytes([0x00, 0x80, 0, 0, 0, 0]) * 40_000, 64)
     assert counted.frames == 64
 
 
 def test_a_close_is_seen_behind_what_is_skipped() -> None:
-    counted = Frames()
+    counted = FrameCounter()
     counted.take(Frame(Opcode.BINARY, bytes(1000)).serialize(mask=True), 64)
     assert not counted.closes
     counted.take(Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True), 64)

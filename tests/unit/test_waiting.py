@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from steno.contracts.errors import BadRequest, NoWorker, TooManyRequests
-from steno_proxy.workers.placement import Away
-from steno_proxy.workers.queue import Waiting
+from steno_proxy.workers.placement import WorkersAway
+from steno_proxy.workers.queue import WaitQueue
 
 FULL = TooManyRequests("full")
 
@@ -21,7 +21,7 @@ class Places:
         self.free = free
         self.taken: list[str] = []
         self.given_back: list[str] = []
-        self.queue: Waiting[str] = Waiting(100, self.given_back.append)
+        self.queue: WaitQueue[str] = WaitQueue(100, self.given_back.append)
 
     def take(self, name: str, route: str) -> Callable[[], str]:
         def take() -> str:
@@ -93,8 +93,8 @@ async def test_a_full_model_holds_up_nobody_who_wants_another() -> None:
 
 
 async def test_at_the_deadline_it_is_told_the_last_reason() -> None:
-    queue: Waiting[str] = Waiting(1, lambda taken: None)
-    reasons = [Away("no worker is there"), Away("still none")]
+    queue: WaitQueue[str] = WaitQueue(1, lambda taken: None)
+    reasons = [WorkersAway("no worker is there"), WorkersAway("still none")]
 
     def take() -> str:
         raise reasons.pop(0)
@@ -108,7 +108,7 @@ async def test_at_the_deadline_it_is_told_the_last_reason() -> None:
 
 
 async def test_more_than_may_wait_are_refused_at_once_but_for_what_was_begun() -> None:
-    queue: Waiting[str] = Waiting(1, lambda taken: None)
+    queue: WaitQueue[str] = WaitQueue(1, lambda taken: None)
 
     def never() -> str:
         raise FULL

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from steno.contracts.chat import Job
 from steno.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
 from steno.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
-from steno_proxy.api.bodies_in_flight import BodyShare, Inflight
+from steno_proxy.api.bodies_in_flight import BodiesInFlight, BodyShare
 from steno_proxy.auth.rate_limit import body_digest
 from steno_proxy.dialects.nodes import check_arguments, check_nodes, unbounded
 from steno_proxy.pace import LARGE_BYTES, Pace
@@ -56,23 +56,25 @@ def check_trial_id(trial_id: str) -> None:
         raise NotFound(f"{trial_id[:128]!r} {NO_TRIAL_ID}")
 
 
-class Bodies:
+class BodyReader:
     """The bounds on what agents send, and the one place where it is read. One for a process.
 
     Args: max_bytes: of one body. timeout_s: for it to come. max_nodes: see `dialects/nodes.py`.
     """
 
-    def __init__(self, *, max_bytes: int, timeout_s: float, max_nodes: int, inflight: Inflight, pace: Pace) -> None:
+    def __init__(
+        self, *, max_bytes: int, timeout_s: float, max_nodes: int, inflight: BodiesInFlight, pace: Pace
+    ) -> None:
         self.max_bytes = max_bytes
         self.timeout_s = timeout_s
         self.max_nodes = max_nodes
         self.inflight = inflight
         self.pace = pace
 
-    async def read(self, scope: Scope, receive: Receive, hold: BodyShare) -> bytes:
+    async def read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes:
         """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
         bounds: dict[str, Any] = {"max_bytes": self.max_bytes, "timeout_s": self.timeout_s, "setting": "max_body_bytes"}
-        body = await read_body(scope, receive, hold=hold, **bounds)
+        body = await read_body(scope, receive, share=share, **bounds)
         if unbounded(body, self.max_nodes):
             await self.pace.steps(check_nodes(body, self.max_nodes))
         return body
@@ -99,10 +101,10 @@ async def read_body(
     *,
     max_bytes: int,
     timeout_s: float,
-    hold: BodyShare | None = None,
+    share: BodyShare | None = None,
     setting: str = "",
 ) -> bytes:
-    """The request's body; never more than `max_bytes` in memory. hold: its share of all that is in flight, counted before it is
+    """The request's body; never more than `max_bytes` in memory. share: its share of all that is in flight, counted before it is
     read where its length is declared, and as it comes where not. setting: that says `max_bytes`, if one does.
 
     Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; TooManyRequests: there is no room for it now;
@@ -112,8 +114,8 @@ async def read_body(
         if name == b"content-length" and value.isdigit():
             declared = int(value[:20])
             _check_size(declared, max_bytes, setting)
-            if hold is not None:
-                hold.grow(declared)
+            if share is not None:
+                share.grow(declared)
         if name == b"content-encoding" and value.lower() != b"identity":
             coding = value[:40].decode("latin-1")
             raise BadRequest(
@@ -124,8 +126,8 @@ async def read_body(
 
     def take(part: bytes, size: int) -> None:
         parts.append(part)
-        if hold is not None:
-            hold.grow(size)
+        if share is not None:
+            share.grow(size)
 
     await _take_parts(receive, take, max_bytes, timeout_s, setting)
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -16,7 +16,7 @@ RETRY_AFTER_S = 2.0
 """What refused requests are told. Seconds; a large body is there for as long as it is answered."""
 
 
-class Inflight:
+class BodiesInFlight:
     """Args:
     most_bytes: of all bodies. trial_bytes: of one trial's.
     on_free: called when a counted body is no longer in flight.
@@ -49,7 +49,7 @@ class BodyShare:
 
     __slots__ = ("_inflight", "_size", "_trial_id")
 
-    def __init__(self, inflight: Inflight, trial_id: str) -> None:
+    def __init__(self, inflight: BodiesInFlight, trial_id: str) -> None:
         self._inflight = inflight
         self._trial_id = trial_id
         self._size = 0

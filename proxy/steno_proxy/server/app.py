@@ -28,10 +28,10 @@ from starlette.exceptions import HTTPException
 from steno.contracts.errors import StenoError
 from steno_proxy import logs
 from steno_proxy.api import openapi
-from steno_proxy.api.agent_http import Bodies
+from steno_proxy.api.agent_http import BodyReader
 from steno_proxy.api.agents import counting, gemini, generation, messages, response_socket, responses
-from steno_proxy.api.agents.lookup import Probes
-from steno_proxy.api.bodies_in_flight import Inflight
+from steno_proxy.api.agents.lookup import HealthProbes
+from steno_proxy.api.bodies_in_flight import BodiesInFlight
 from steno_proxy.api.common import Ports, Services, admin
 from steno_proxy.api.control import groups, leases, ops, policy, runs, sessions, workers
 from steno_proxy.api.door import Door
@@ -54,7 +54,7 @@ from steno_proxy.session_cache.note_writer import Notebook
 from steno_proxy.session_cache.store_room import Room
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
-from steno_proxy.turns.service import Turns
+from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub, RelaySettings
 from steno_proxy.workers.worker_socket import OpeningSocket
 
@@ -91,14 +91,14 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     policies.on_names = hub.waiting.wake
     room = Room(store)
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, room=room)
-    turns = Turns(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
+    turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
     notebook = Notebook(store)
     heap = Heap()
-    bodies = Bodies(
+    bodies = BodyReader(
         max_bytes=settings.max_body_bytes,
         timeout_s=settings.body_timeout_s,
         max_nodes=settings.max_request_nodes,
-        inflight=Inflight(settings.max_inflight_bytes, settings.trial_inflight_bytes, heap.freed),
+        inflight=BodiesInFlight(settings.max_inflight_bytes, settings.trial_inflight_bytes, heap.freed),
         pace=pace,
     )
 
@@ -165,7 +165,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         workers.router(Depends(admin)),
     ):
         app.include_router(router)
-    app.router.routes += [*Probes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
+    app.router.routes += [*HealthProbes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
     app.add_exception_handler(StenoError, on_steno_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -245,7 +245,7 @@ class _Server(uvicorn.Server):
     uvicorn's own shutdown closes their sockets first, and what they and we still had to say would be lost."""
 
     def __init__(
-        self, config: uvicorn.Config, state: State, turns: Turns, shutdown_s: float, beside: Beside | None
+        self, config: uvicorn.Config, state: State, turns: TurnService, shutdown_s: float, beside: Beside | None
     ) -> None:
         super().__init__(config)
         self._turns = turns

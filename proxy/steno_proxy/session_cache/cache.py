@@ -21,7 +21,7 @@ from steno.contracts.records import OPEN, IndexRow, Session, Turn
 from steno_proxy import metrics
 from steno_proxy.auth.keys import check_generation
 from steno_proxy.session_cache.path_cache import Paths
-from steno_proxy.session_cache.session_state import InFlight, Recording
+from steno_proxy.session_cache.session_state import Recording, RunningRequest
 from steno_proxy.session_cache.store_room import Room
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
@@ -101,7 +101,7 @@ class Recorder:
         task.add_done_callback(self._accounting.discard)
         return told
 
-    async def _account_for(self, trial_id: str, running: list[InFlight]) -> None:
+    async def _account_for(self, trial_id: str, running: list[RunningRequest]) -> None:
         """Once what ran is recorded. A failure is made good by the store's sweep."""
         await self.settle(running)
         try:
@@ -281,7 +281,7 @@ class Recorder:
 
     # -- what others do to running turns
 
-    def abort(self, trial_id: str, error: StenoError) -> list[InFlight]:
+    def abort(self, trial_id: str, error: StenoError) -> list[RunningRequest]:
         """Stop the session's turns in flight here; they are kept as partial ones. Returns them."""
         recording = self._recordings.get(trial_id)
         running = list(recording.in_flight) if recording else []
@@ -289,7 +289,7 @@ class Recorder:
             request.abort(error)
         return running
 
-    async def settle(self, running: list[InFlight]) -> None:
+    async def settle(self, running: list[RunningRequest]) -> None:
         """Wait until these turns are recorded, within reason."""
         waits = [asyncio.ensure_future(request.done.wait()) for request in running]
         if not waits:

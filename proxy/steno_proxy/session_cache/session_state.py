@@ -28,7 +28,7 @@ OPEN_WAIT_S = 600.0
 """How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
 
 
-class InFlight(Protocol):
+class RunningRequest(Protocol):
     """A request of a session that is being answered."""
 
     done: asyncio.Event
@@ -76,7 +76,7 @@ class Recording:
         self.session: Session | None = None
         self.tree = Tree()
         self.prompts = PromptIndex()
-        self.in_flight: set[InFlight] = set()
+        self.in_flight: set[RunningRequest] = set()
         self.opening = 0
         self.running: dict[str, int] = {}
         self.saved: dict[str, int] = {}

@@ -20,7 +20,7 @@ STALL_S = 2.0
 """How long the client that came first may hold up those who joined its request, once. Seconds."""
 
 
-class Prompted(Protocol):
+class PromptedChoice(Protocol):
     """A choice whose prompt is known. prompt_ids: int32 LE, of the whole prompt; read for clients that asked for them."""
 
     @property
@@ -63,7 +63,7 @@ class LogReader:
         """Whether the piece closes a block for this client. Asked once for each piece, before it is said."""
         return self._writer is not None and self._writer.closes(index, piece)
 
-    def piece(self, index: int, piece: Piece, of: Prompted) -> None:
+    def piece(self, index: int, piece: Piece, of: PromptedChoice) -> None:
         if self._writer is not None:
             opening = self._open(index, of)
             if data := self._writer.piece(index, piece):
@@ -98,7 +98,7 @@ class LogReader:
         """The choices of which events were made."""
         return {index for index, opening in self._openings.items() if not opening}
 
-    def _open(self, index: int, of: Prompted) -> bytes:
+    def _open(self, index: int, of: PromptedChoice) -> bytes:
         """The events before a choice's first, until that was put; made before it is, since events may be numbered."""
         assert self._writer is not None
         if index not in self._openings:
@@ -126,7 +126,7 @@ class LogReader:
         return ended
 
 
-class Told(Prompted, Protocol):
+class LoggedChoice(PromptedChoice, Protocol):
     """A choice whose answer is told, as far as the log cares."""
 
     index: int
@@ -168,7 +168,7 @@ class AnswerLog:
         for reader in self.readers():
             reader.accept()
 
-    async def piece(self, choice: Told, piece: Piece, before: int) -> None:
+    async def piece(self, choice: LoggedChoice, piece: Piece, before: int) -> None:
         """Say a piece. before: tokens of the choice that came before it."""
         readers = self.readers()  # those who join while this waits have the piece from the transcript
         asked = [reader.closes(choice.index, piece) for reader in readers]  # each of them

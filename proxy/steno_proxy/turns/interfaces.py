@@ -19,7 +19,7 @@ class ClientLeft(StenoError):
     code = "client_left"
 
 
-class Stopping(StenoError):
+class ProxyStopping(StenoError):
     """The proxy was told to stop, and its streams had their time."""
 
     status = 503
@@ -86,7 +86,7 @@ class WriteTimeout:
             raise self._error from None
 
 
-class Answering(Protocol):
+class RunningAnswer(Protocol):
     """What answers one client: a request of its own, one that it joined, or an answer given again."""
 
     done: asyncio.Event

@@ -13,7 +13,7 @@ from typing import Protocol
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import StenoError
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
-from steno_proxy.turns.answer_log import LogReader, Prompted
+from steno_proxy.turns.answer_log import LogReader, PromptedChoice
 from steno_proxy.turns.interfaces import TurnClient, WriteTimeout
 
 MAX_WAITING_BYTES = 8 * 2**20
@@ -21,7 +21,7 @@ MAX_WAITING_BYTES = 8 * 2**20
 is about this in events."""
 
 
-class TooSlow(StenoError):
+class ClientTooSlow(StenoError):
     """The client does not read its answer."""
 
     status = 503
@@ -35,29 +35,29 @@ class JoinedRequest(Protocol):
         """What has come so far of a choice is on record."""
         ...
 
-    def leave(self, joined: Joined) -> None: ...
+    def leave(self, joined: JoinedReader) -> None: ...
 
 
-class Joined(LogReader):
-    """`Answering` beside another client. Between `run` and the log's calls nothing is awaited, so events keep their order."""
+class JoinedReader(LogReader):
+    """`RunningAnswer` beside another client. Between `run` and the log's calls nothing is awaited, so events keep their order."""
 
     def __init__(
-        self, host: JoinedRequest, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header
+        self, request: JoinedRequest, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header
     ) -> None:
         super().__init__(dialect, asked, client, header)
         self.done = asyncio.Event()
-        self._host = host
+        self._request = request
         self._unsaved: list[int] = []  # choices that have closed a block before this client came
         self._waiting_bytes = 0
         self._woken = asyncio.Event()
         self._reads = False  # it has begun to
         self._accepted = False
         self._failure: StenoError | None = None
-        self._patience = WriteTimeout()
+        self._timeout = WriteTimeout()
 
     # -- what the log says; nothing more is heard after a failure
 
-    def catch_up(self, index: int, of: Prompted, pieces: Sequence[Piece]) -> None:
+    def catch_up(self, index: int, of: PromptedChoice, pieces: Sequence[Piece]) -> None:
         """What has come of a choice before this client did. Blocks that this closes leave once they are on record."""
         self.accept()
         for piece in pieces:
@@ -69,7 +69,7 @@ class Joined(LogReader):
         self._accepted = True
         self._woken.set()
 
-    def piece(self, index: int, piece: Piece, of: Prompted) -> None:
+    def piece(self, index: int, piece: Piece, of: PromptedChoice) -> None:
         if self._failure is None:
             super().piece(index, piece, of)
 
@@ -87,7 +87,7 @@ class Joined(LogReader):
         if self._failure is None and not self._ended:
             self._failure = error
             self._woken.set()
-            self._patience.over(error)
+            self._timeout.over(error)
 
     def _put(self, data: bytes) -> None:
         super()._put(data)
@@ -95,13 +95,13 @@ class Joined(LogReader):
         if self._reads:
             self._waiting_bytes += len(data)
             if self._waiting_bytes > MAX_WAITING_BYTES:
-                self.fail(TooSlow("the client has stopped reading its answer"))
+                self.fail(ClientTooSlow("the client has stopped reading its answer"))
 
     # -- what the route says
 
     def abort(self, error: StenoError) -> None:
         self.fail(error)
-        self._patience.over(error)
+        self._timeout.over(error)
 
     def unrecorded(self) -> tuple[int, int]:
         """The request has its turns."""
@@ -110,15 +110,15 @@ class Joined(LogReader):
     async def run(self) -> None:
         self._reads = True
         try:
-            async with self._patience:
+            async with self._timeout:
                 for index in self._unsaved:
-                    await self._host.saved(index)
+                    await self._request.saved(index)
                 while not await self.flush():
                     if self._failure is not None:
                         raise self._failure
                     await self._woken.wait()
         finally:
-            self._host.leave(self)
+            self._request.leave(self)
             self.done.set()
 
     async def flush(self) -> bool:

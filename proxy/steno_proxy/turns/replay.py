@@ -18,7 +18,7 @@ from steno_proxy.turns.transcript import pieces_of
 
 
 class Replay:
-    """`Answering` from the record. turns: whole, in order of their choices. prefix_ids: what those that have a parent go on
+    """`RunningAnswer` from the record. turns: whole, in order of their choices. prefix_ids: what those that have a parent go on
     from."""
 
     def __init__(

@@ -26,8 +26,8 @@ from steno_proxy.turns.answer_log import AnswerLog, LogReader
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.turns.failover import PASSING, go_on
-from steno_proxy.turns.interfaces import ABORT_S, ClientLeft, Stopping, TurnClient
-from steno_proxy.turns.joined import Joined
+from steno_proxy.turns.interfaces import ABORT_S, ClientLeft, ProxyStopping, TurnClient
+from steno_proxy.turns.joined import JoinedReader
 from steno_proxy.workers.hub import Hub
 
 MOST_JOINED = 16
@@ -51,18 +51,18 @@ class RequestRunner(Protocol):
 
 
 class Request:
-    """One request in flight, with its `n` choices. `cache.InFlight` for those who end sessions.
+    """One request in flight, with its `n` choices. `session_state.RunningRequest` for those who end sessions.
 
     again: it is a retry of what may be on record, or run at another replica.
     """
 
     def __init__(
-        self, turns: RequestRunner, recording: Recording, dialect: Dialect, found: Plan, *, again: bool = False
+        self, turns: RequestRunner, recording: Recording, dialect: Dialect, plan: Plan, *, again: bool = False
     ) -> None:
         self.again = again
         self.recording = recording
         self.dialect = dialect
-        self.plan = found
+        self.plan = plan
         self.choices: list[OpenChoice] = []  # at least one, from `begin` on
         self.log: AnswerLog  # from `begin` on
         self.done = asyncio.Event()
@@ -156,7 +156,7 @@ class Request:
         self._task = None
         if failure is not None:
             told = failure if isinstance(failure, StenoError) else None
-            self._failure = told or Stopping("the request that this retry had joined failed")
+            self._failure = told or ProxyStopping("the request that this retry had joined failed")
         try:
             if self._failure is not None:
                 for joined in self.log.joined:
@@ -200,7 +200,7 @@ class Request:
         """Sorts the requests that a retry may mean: first those that have lost their client, then the oldest."""
         return not (self.log.first.client.gone or self.log.first.writing), self.choices[0].facts.queued
 
-    def join(self, asked: CanonicalRequest, client: TurnClient) -> Joined | None:
+    def join(self, asked: CanonicalRequest, client: TurnClient) -> JoinedReader | None:
         """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
 
         A client that a write waits for reads no longer, and has asked again: the turn ends there, and its retry is a new attempt.
@@ -212,7 +212,7 @@ class Request:
             return None
         if len(self.log.joined) >= MOST_JOINED:
             raise TooManyRequests(f"{MOST_JOINED} retries of this request wait for its answer already")
-        joined = Joined(self, self.dialect, asked, client, self._header())
+        joined = JoinedReader(self, self.dialect, asked, client, self._header())
         for choice in self.choices:
             if choice.transcript.started is not None:
                 joined.catch_up(choice.index, choice, choice.transcript.pieces())
@@ -222,7 +222,7 @@ class Request:
         self.recording.in_flight.add(joined)
         return joined
 
-    def leave(self, joined: Joined) -> None:
+    def leave(self, joined: JoinedReader) -> None:
         """This client has its answer, or has left."""
         self.log.remove(joined)
         self.recording.in_flight.discard(joined)
@@ -264,7 +264,7 @@ class Request:
             if self._failure is not None:
                 raise self._failure
         except asyncio.CancelledError:
-            error = self._failure or Stopping("the proxy stopped")
+            error = self._failure or ProxyStopping("the proxy stopped")
             choice.cut_off(error.code)
             await choice.committed(error)
             raise

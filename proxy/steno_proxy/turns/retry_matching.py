@@ -52,7 +52,7 @@ def retries_so_far(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 @dataclass(slots=True)
-class Sought:
+class RequestIdentity:
     """A request as far as another can be the same: `plan` says where it stands, `asked` what is asked for there."""
 
     asked: CanonicalRequest
@@ -93,7 +93,7 @@ def _served_of(options: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-class Earlier(NamedTuple):
+class RecordedAnswer(NamedTuple):
     """What is on record of the request that a retry repeats. turns: by choice. whole: they can be given again."""
 
     turns: dict[int, Turn]
@@ -115,7 +115,9 @@ class _Answer:
         return self.whole(n) and all((turn.delivered or 0) >= turn.completion_tokens for turn in self.turns.values())
 
 
-async def on_record(recorder: Recorder, recording: Recording, sought: Sought, now: float) -> Earlier | None:
+async def on_record(
+    recorder: Recorder, recording: Recording, sought: RequestIdentity, now: float
+) -> RecordedAnswer | None:
     """The turns that a retry repeats; None: there are none.
 
     Log-probabilities that were asked for need the texts of tokens, which nothing here knows (I6): such an answer is never whole.
@@ -138,7 +140,7 @@ async def on_record(recorder: Recorder, recording: Recording, sought: Sought, no
     whole = best.whole(n) and sought.plan.job.top_logprobs is None
     for turn in best.turns.values():
         whole = whole and not await recorder.store.hidden(recording.trial_id, turn.turn_id)
-    return Earlier(best.turns, whole)
+    return RecordedAnswer(best.turns, whole)
 
 
 def _asked_alike(recording: Recording, plan: Plan) -> Iterable[int]:

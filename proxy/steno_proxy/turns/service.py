@@ -29,10 +29,10 @@ from steno_proxy.store.interface import RetryKey
 from steno_proxy.turns import retry_matching, stored_responses
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import plan
-from steno_proxy.turns.interfaces import ABORT_S, Answering, Stopping, TurnClient
+from steno_proxy.turns.interfaces import ABORT_S, ProxyStopping, RunningAnswer, TurnClient
 from steno_proxy.turns.replay import Replay
 from steno_proxy.turns.request import Request
-from steno_proxy.turns.retry_matching import Sought
+from steno_proxy.turns.retry_matching import RequestIdentity
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.turns.turn_record import TurnFacts
 from steno_proxy.workers.hub import Hub
@@ -44,7 +44,7 @@ from steno_proxy.workers.stream import Stream
 log = logging.getLogger(__name__)
 
 
-class Turns:
+class TurnService:
     """Runs requests. One per proxy."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Turns:
             log.info("waiting up to %.0f s for %d requests", timeout_s, len(waits))
             await asyncio.wait(waits, timeout=timeout_s)
             for request in list(self._running):
-                request.abort(Stopping("the proxy stopped"))
+                request.abort(ProxyStopping("the proxy stopped"))
             await asyncio.wait(waits, timeout=2 * ABORT_S)
             for wait in waits:
                 wait.cancel()
@@ -83,7 +83,7 @@ class Turns:
     async def open(
         self, trial_id: str, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, *, again: int = 0,
         shown: int | None = None,
-    ) -> Answering:  # fmt: skip
+    ) -> RunningAnswer:  # fmt: skip
         """Make the request ready: its session entered, its place found, its streams open. Then `await` its `run()`.
 
         Args: again: how often the client says that it has sent this before (`retry_matching.py`).
@@ -106,7 +106,7 @@ class Turns:
         client: TurnClient,
         queued: float,
         again: int,
-    ) -> Answering:
+    ) -> RunningAnswer:
         trial_id = recording.trial_id
         if asked.after or asked.refers:
             asked = await stored_responses.whole(self.recorder, recording, asked)
@@ -115,7 +115,7 @@ class Turns:
         if large:
             await self.pace.turn()
         found = await plan(self.recorder, recording, job, self.pace, merges=asked.merges)
-        sought = Sought(asked, found)
+        sought = RequestIdentity(asked, found)
         key, superseded = sought.key(trial_id), dict[int, str]()
         if self._draining:
             await self._refused(recording, key, queued, again=bool(again))
@@ -154,8 +154,8 @@ class Turns:
         return request
 
     async def _earlier(
-        self, recording: Recording, dialect: Dialect, sought: Sought, key: bytes, client: TurnClient
-    ) -> Answering | dict[int, str]:
+        self, recording: Recording, dialect: Dialect, sought: RequestIdentity, key: bytes, client: TurnClient
+    ) -> RunningAnswer | dict[int, str]:
         """What answers a retry: a request that runs, or a recorded answer; or the turns, by choice, that a new one supersedes."""
         trial_id, count = recording.trial_id, metrics.RETRIES.labels
         running = [one for one in recording.in_flight if isinstance(one, Request) and one.key == key]
@@ -179,7 +179,7 @@ class Turns:
         count(dialect.name, "superseded").inc()
         return {choice: turn.turn_id for choice, turn in earlier.turns.items()}
 
-    async def _noted(self, trial_id: str, sought: Sought, key: bytes, queued: float, again: int) -> int:
+    async def _noted(self, trial_id: str, sought: RequestIdentity, key: bytes, queued: float, again: int) -> int:
         """Note the `again`th retry of a request, before anybody looks for what it repeats. 0: nothing, since that was refused.
 
         Raises: Gone, StoreUnavailable."""
@@ -288,5 +288,5 @@ class Turns:
         return OpenChoice(self.recorder, request.recording, index, order, stream, transcript, facts, found)
 
 
-def _about_to_stop() -> Stopping:
-    return Stopping("the proxy is about to stop")
+def _about_to_stop() -> ProxyStopping:
+    return ProxyStopping("the proxy is about to stop")

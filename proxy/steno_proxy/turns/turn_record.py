@@ -45,7 +45,7 @@ class TurnFacts(msgspec.Struct):
     request: RetryKey | None = None
 
 
-class Sampled(Protocol):
+class SampledChoice(Protocol):
     """A completion as far as its record goes.
 
     index: of the choice; siblings after the first fork by that. closed: a block of the answer has been closed on its way to the
@@ -64,7 +64,7 @@ class Sampled(Protocol):
 
 
 def turn_of(
-    recording: Recording, choice: Sampled, error: StenoError | None, delivered: int, still_open: bool = False
+    recording: Recording, choice: SampledChoice, error: StenoError | None, delivered: int, still_open: bool = False
 ) -> tuple[Turn, IndexRow]:
     """The record of a completion, and what recognition will need of it.
 

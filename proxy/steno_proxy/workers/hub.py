@@ -53,13 +53,13 @@ from steno.contracts.wire.peer import HANDSHAKE_S
 from steno.contracts.wire.peer_ends import ProxyPeer
 from steno.contracts.worker_view import WorkerView
 from steno_proxy.workers.placement import Order, place, to_tokenize
-from steno_proxy.workers.queue import NOT_YET, Waiting
+from steno_proxy.workers.queue import NOT_YET, WaitQueue
 from steno_proxy.workers.routing import choose, offers
 from steno_proxy.workers.stream import Stream
 from steno_proxy.workers.worker_channel import (
     CLOSE_WITHIN_S,
-    Link,
-    Nobody,
+    ChannelSocket,
+    NullWatcher,
     RelayCounts,
     Watcher,
     WorkerChannel,
@@ -123,12 +123,12 @@ class Hub:
         self.settings = settings
         self.proxy_id = proxy_id
         self.counts = RelayCounts()
-        self.watcher: Watcher = Nobody()
+        self.watcher: Watcher = NullWatcher()
         self.is_worker: Callable[[str], bool] = self._is_worker
         self.is_model: Callable[[str], bool] = lambda name: False
         self.has_default: Callable[[], bool] = lambda: False
         self._clock = clock
-        self.waiting: Waiting[Stream] = Waiting(
+        self.waiting: WaitQueue[Stream] = WaitQueue(
             settings.max_waiting, lambda stream: stream.discard("its client no longer waits")
         )
         self._workers: dict[str, WorkerChannel] = {}
@@ -308,7 +308,7 @@ class Hub:
         try:
             await self._make_way(hello)
             self._check(key)  # once more: it may have been revoked meanwhile
-            link = Link(websocket)
+            link = ChannelSocket(websocket)
             worker = self._admit(hello, link)
         except _RefusedSocket as refused:
             await self._refuse(websocket, refused)
@@ -370,7 +370,7 @@ class Hub:
         if not self.is_worker(key):
             raise _RefusedSocket(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "wrong key: must be the workers' key")
 
-    def _admit(self, hello: Hello, link: Link) -> WorkerChannel:
+    def _admit(self, hello: Hello, link: ChannelSocket) -> WorkerChannel:
         """The channel that this Hello belongs to, with the socket on it: the one it resumes, or a new one."""
         if self._closed:
             raise _RefusedSocket(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
@@ -429,7 +429,7 @@ class Hub:
             self.watcher.lost(worker)
         self.waiting.wake()
 
-    async def _carry(self, worker: WorkerChannel, link: Link) -> None:
+    async def _carry(self, worker: WorkerChannel, link: ChannelSocket) -> None:
         """Read and write until the socket ends, from whichever side."""
         reader = asyncio.create_task(read(worker, link.websocket))
         writer = asyncio.create_task(write(worker, link))

@@ -22,7 +22,7 @@ FIRST_LINEAGE = "base"
 """Of the weights that a run begins with: any other lineage is newer."""
 
 
-class Away(NoWorker):
+class WorkersAway(NoWorker):
     """No worker can take this now, but one may in a while: it has lost its socket, or has yet to come."""
 
 
@@ -135,9 +135,11 @@ def place(
     if is_model:
         offered = [offer for offer in offered if offer[1].name == order.model]
         if not offered:
-            raise Away(f"no worker serves the model {order.model!r} now; `steno models retire` ends the wait for it")
+            raise WorkersAway(
+                f"no worker serves the model {order.model!r} now; `steno models retire` ends the wait for it"
+            )
     elif has_default and not offered:
-        raise Away(no_default(order.model))
+        raise WorkersAway(no_default(order.model))
     if has_images(order.job.messages):
         every, offered = offered, of_images(offered)
         if every and not offered:
@@ -157,7 +159,7 @@ def place(
             able.setdefault(worker, card)
     if not able:
         if same or order.attempt:
-            raise Away("no worker that can serve this request is connected now")
+            raise WorkersAway("no worker that can serve this request is connected now")
         if not offered:
             raise NoWorker(
                 "no worker is connected: start one (steno worker --proxy URL), or wait until it has loaded its model"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from steno.contracts.errors import StenoError, TooManyRequests
-from steno_proxy.workers.placement import Away
+from steno_proxy.workers.placement import WorkersAway
 
 T = TypeVar("T")
-NOT_YET = (TooManyRequests, Away)
+NOT_YET = (TooManyRequests, WorkersAway)
 """What a waiter's function raises while there is no place. Anything else ends the wait."""
 
 
@@ -31,7 +31,7 @@ class _Waiter(Generic[T]):
     refusal: StenoError
 
 
-class Waiting(Generic[T]):
+class WaitQueue(Generic[T]):
     """Args: most: how many may wait; urgent ones are not counted. unwanted: gives back what was taken for one that has left."""
 
     def __init__(self, most: int, unwanted: Callable[[T], None]) -> None:

@@ -38,7 +38,7 @@ class NoTokenizer(NoWorker):
     """Workers there are, and none that recorded ids can be given to."""
 
 
-class Server(Protocol):
+class ServingWorker(Protocol):
     """A worker, as far as what it serves goes."""
 
     @property
@@ -56,7 +56,7 @@ class Candidate(Protocol):
     def max_streams(self) -> int: ...
 
 
-ServerT = TypeVar("ServerT", bound=Server)
+ServerT = TypeVar("ServerT", bound=ServingWorker)
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 

@@ -40,7 +40,7 @@ class ExpectedAnswer(msgspec.Struct, frozen=True):
         return cls(generate.prefix_ids, most)
 
 
-def check_started(started: Started, asked: ExpectedAnswer, card: ModelCard) -> None:
+def check_started(started: Started, expected: ExpectedAnswer, card: ModelCard) -> None:
     """The prompt and the sampling law. Raises: UnsoundOutput."""
     law = started.law
     for name in _NUMBERS:
@@ -55,20 +55,20 @@ def check_started(started: Started, asked: ExpectedAnswer, card: ModelCard) -> N
     if started.new_ids:
         _check_ids("Started: new_ids", started.new_ids, card.vocabulary_size)
     if started.prompt_digest:
-        digest = blake2b(asked.prefix_ids if started.kept_tokens else b"", digest_size=16)
+        digest = blake2b(expected.prefix_ids if started.kept_tokens else b"", digest_size=16)
         digest.update(started.new_ids)
         if digest.digest() != started.prompt_digest:
             raise UnsoundOutput("Started: prompt_digest is not that of the prompt's ids")
 
 
-def check_delta(delta: Delta, before: int, asked: ExpectedAnswer, card: ModelCard) -> None:
+def check_delta(delta: Delta, before: int, expected: ExpectedAnswer, card: ModelCard) -> None:
     """Sampled ids and their log-probabilities; as many of these as ids, or none. before: tokens of the stream so far.
 
     Raises: UnsoundOutput.
     """
     if delta.ids:
-        if asked.most_tokens is not None and before + (len(delta.ids) >> 2) > asked.most_tokens:
-            raise UnsoundOutput(f"Delta: more tokens than max_tokens ({asked.most_tokens})")
+        if expected.most_tokens is not None and before + (len(delta.ids) >> 2) > expected.most_tokens:
+            raise UnsoundOutput(f"Delta: more tokens than max_tokens ({expected.most_tokens})")
         if len(delta.ids) == 4 and len(delta.logprobs) == 4:  # most deltas: ten times as fast
             [id_], [value] = _one_id(delta.ids), _one_float(delta.logprobs)
             if 0 <= id_ < (card.vocabulary_size or math.inf) and -math.inf < value <= MOST_LOGPROB:

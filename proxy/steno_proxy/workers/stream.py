@@ -50,15 +50,14 @@ class Stream:
     """
 
     __slots__ = (
-        "_asked", "_events", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_said", "_send", "_spent", "_waiter",
-        "_window", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
-        "trial_id",
-        "worker_id",
+        "_events", "_expected", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_said", "_send", "_spent",
+        "_waiter", "_window", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
+        "trial_id", "worker_id",
     )  # fmt: skip
 
     def __init__(
         self, number: int, worker_id: str, card: ModelCard, window_tokens: int, prefix_tokens: int,
-        send: SendFrame, forget: Callable[[int], None], asked: ExpectedAnswer | None = None,
+        send: SendFrame, forget: Callable[[int], None], expected: ExpectedAnswer | None = None,
     ) -> None:  # fmt: skip
         self.number = number
         self.worker_id = worker_id
@@ -70,7 +69,7 @@ class Stream:
         self.mixed_kv = False
         self.started = False
         self.ended = False  # nothing more will be appended
-        self._asked = asked or ExpectedAnswer()
+        self._expected = expected or ExpectedAnswer()
         self._prefix_tokens = prefix_tokens
         self._window = self._granted = window_tokens
         self._spent = 0  # credit used by what has arrived
@@ -163,7 +162,7 @@ class Stream:
                     self._refuse(f"Delta: {over}")
                     return
             if size or event.tokens:  # type: ignore[union-attr]
-                check_delta(event, self.received_tokens, self._asked, self.card)  # type: ignore[arg-type]
+                check_delta(event, self.received_tokens, self._expected, self.card)  # type: ignore[arg-type]
             tokens = size >> 2
             self.received_tokens += tokens
             self._spent += tokens or 1
@@ -177,7 +176,7 @@ class Stream:
             if over:
                 self._refuse(f"Started: {over}")
                 return
-            check_started(event, self._asked, self.card)  # type: ignore[arg-type]
+            check_started(event, self._expected, self.card)  # type: ignore[arg-type]
             self.started = True
         elif kind is Failed:
             self.fail(rebuild(event))  # type: ignore[arg-type]

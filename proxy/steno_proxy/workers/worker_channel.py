@@ -72,7 +72,7 @@ class RelayCounts:
         return self.tokens - tokens, self.late_tokens - late
 
 
-class Link:
+class ChannelSocket:
     """One socket. `closing` is done, with (close code, reason, last packets), when it is to be closed from this side; `left` is
     set when it is closed."""
 
@@ -107,7 +107,7 @@ class Watcher(Protocol):
     def lost(self, worker: WorkerChannel) -> None: ...
 
 
-class Nobody:
+class NullWatcher:
     """A watcher where no policy is ever updated."""
 
     def admitted(self, worker: WorkerChannel) -> None: ...
@@ -134,13 +134,13 @@ class WorkerChannel:
         self.healthy = True
         self.draining = False
         self.peer = peer
-        self.link: Link | None = None
+        self.link: ChannelSocket | None = None
         self.key = ""  # that it has shown
         self.address = ""  # whence it dialled
         self.streams: dict[int, Stream] = {}
         self.since = time.time()
         self.behind: frozenset[str] = frozenset()  # policies of which it serves no version that may generate now (I10)
-        self.watcher: Watcher = Nobody()
+        self.watcher: Watcher = NullWatcher()
         self.on_lost: Callable[[WorkerChannel], None] = lambda worker: None
         self.on_change: Callable[[], None] = lambda: None  # it may be able to take more than a moment ago
         self._clock = clock
@@ -406,7 +406,7 @@ async def read(worker: WorkerChannel, websocket: WebSocket) -> None:
         raise
 
 
-async def write(worker: WorkerChannel, link: Link) -> None:
+async def write(worker: WorkerChannel, link: ChannelSocket) -> None:
     """Returns when another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
     while True:
         await link.dirty.wait()

@@ -32,7 +32,7 @@ _STATE = "steno.opening"
 _CLOSE = 8
 
 
-class Opening(Protocol):
+class UnverifiedSocket(Protocol):
     """A socket that may be a stranger's.
 
     Attributes: gone: set when the connection is over, and nothing of it is kept any more.
@@ -55,12 +55,12 @@ class Opening(Protocol):
         ...
 
 
-def opening_of(scope: Scope) -> Opening | None:
+def opening_of(scope: Scope) -> UnverifiedSocket | None:
     """Of a socket's scope. None: another server than ours serves it."""
-    return cast("Opening | None", scope.get("state", {}).get(_STATE))
+    return cast("UnverifiedSocket | None", scope.get("state", {}).get(_STATE))
 
 
-class Frames:
+class FrameCounter:
     """Counts the frames of a stream of bytes, and the bytes in them, by their heads alone.
 
     Attributes: frames, payload_bytes: that the heads so far announce. message_frames, message_bytes: those of messages alone.
@@ -115,14 +115,14 @@ def _payload_bytes(head: bytes) -> int:
 
 
 class OpeningSocket(WebSocketsSansIOProtocol):
-    """`Opening`, as uvicorn runs it."""
+    """`UnverifiedSocket`, as uvicorn runs it."""
 
     def __init__(
         self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, {**app_state, _STATE: self}, _loop)
         self.gone = asyncio.Event()
-        self._frames: Frames | None = Frames()
+        self._frames: FrameCounter | None = FrameCounter()
         self._over = False
         self._room_for: Callable[[int, int, int], bool] | None = None
 
@@ -161,7 +161,7 @@ class OpeningSocket(WebSocketsSansIOProtocol):
         elif frames.closes:
             self.transport.close()
 
-    def _metered(self, data: bytes, frames: Frames, room_for: Callable[[int, int, int], bool]) -> None:
+    def _metered(self, data: bytes, frames: FrameCounter, room_for: Callable[[int, int, int], bool]) -> None:
         pieces, size = frames.message_frames, frames.message_bytes
         frames.take(data, sys.maxsize)
         if not self._over and frames.message_frames > pieces:

@@ -38,7 +38,7 @@ from steno_proxy.sessions.normalise import message_digest
 from steno_proxy.sessions.prompt_index import digests
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.continuation import Plan, fork_reason_now, plan
-from steno_proxy.turns.retry_matching import Sought
+from steno_proxy.turns.retry_matching import RequestIdentity
 from tests.unit.dialects import shapes
 
 SMALL, TIMES, MOST = 32 * 1024, 8, 16.0
@@ -98,7 +98,7 @@ async def served(dialect: Any, body: bytes) -> None:
 async def _planned(recorder: Recorder, recording: Recording, asked: CanonicalRequest, job: Job) -> Plan:
     """Recognised, compared with what runs, on its way to a worker."""
     found = await plan(recorder, recording, job, Pace(), merges=asked.merges)
-    Sought(asked, found).key("t")
+    RequestIdentity(asked, found).key("t")
     msgspec.msgpack.encode(Generate(1, found.job, "m", found.prefix_ids, found.prefix_messages))
     return found
 

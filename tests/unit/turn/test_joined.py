@@ -15,7 +15,7 @@ from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
 from steno_proxy.dialects.openai.chat import Chat
 from steno_proxy.dialects.responses.dialect import Responses
 from steno_proxy.turns import joined as module
-from steno_proxy.turns.joined import Joined, TooSlow
+from steno_proxy.turns.joined import ClientTooSlow, JoinedReader
 
 STARTED = Started(1, 0, b"", 3, b"", Sampling())
 CHOICE = Choice(0, {"role": "assistant", "content": "abc"}, "stop", 3, 4)
@@ -47,7 +47,7 @@ class Reader:
 
 class Host:
     def __init__(self) -> None:
-        self.left: list[Joined] = []
+        self.left: list[JoinedReader] = []
         self.saves: list[int] = []
         self.may_save = asyncio.Event()
         self.may_save.set()
@@ -56,16 +56,16 @@ class Host:
         await self.may_save.wait()
         self.saves.append(index)
 
-    def leave(self, joined: Joined) -> None:
+    def leave(self, joined: JoinedReader) -> None:
         self.left.append(joined)
 
 
-def join(*, stream: bool = True, dialect: Dialect | None = None) -> tuple[Joined, Reader, Host]:
+def join(*, stream: bool = True, dialect: Dialect | None = None) -> tuple[JoinedReader, Reader, Host]:
     client, host = Reader(), Host()
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "input": "x", "stream": stream}
     dialect = dialect or Chat()
     asked = dialect.parse(msgspec.json.encode(body))
-    return Joined(host, dialect, asked, client, Header("0" * 12, 1, "m")), client, host
+    return JoinedReader(host, dialect, asked, client, Header("0" * 12, 1, "m")), client, host
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ async def test_what_is_cut_off_for_slowness_never_looks_whole(monkeypatch: pytes
     joined.finish(CHOICE)
     joined.end([CHOICE])
     host.may_save.set()
-    with pytest.raises(TooSlow) as slow:
+    with pytest.raises(ClientTooSlow) as slow:
         await run
     found = events(b"".join(client.seen) + joined.broken(slow.value))
     check_numbers(found)
@@ -189,6 +189,6 @@ async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch)
     for _ in range(100):
         joined.piece(0, Piece("a word"), STARTED)
     client.reads.set()
-    with pytest.raises(TooSlow):
+    with pytest.raises(ClientTooSlow):
         await run
     assert sum(map(len, client.seen)) < 3000

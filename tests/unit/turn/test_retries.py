@@ -8,7 +8,7 @@ import pytest
 
 from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat
 from steno_proxy.turns.continuation import Plan
-from steno_proxy.turns.retry_matching import Sought, retries_so_far
+from steno_proxy.turns.retry_matching import RequestIdentity, retries_so_far
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_only_a_mark_makes_a_retry(headers: list[tuple[bytes, bytes]], again: in
 
 def sought(
     *, digests: tuple[bytes, ...] = (b"a", b"b"), n: int = 1, asked: Any = None, stream: bool = False, **job: Any
-) -> Sought:
+) -> RequestIdentity:
     whole = Job(messages=[{"role": "user", "content": "x"}], **job)
     request = CanonicalRequest("chat", "m", whole, asked=asked or {"temperature": 0.5}, n=n, stream=stream)
-    return Sought(request, Plan(whole, whole.messages, list(digests), b"t", b"o"))
+    return RequestIdentity(request, Plan(whole, whole.messages, list(digests), b"t", b"o"))
 
 
 def test_a_stream_and_an_answer_in_one_piece_can_be_the_same_request() -> None:
@@ -49,5 +49,5 @@ def test_a_stream_and_an_answer_in_one_piece_can_be_the_same_request() -> None:
         sought(response_format=ResponseFormat("json_object")), sought(prompt_text="x"), sought(prompt_ids=b"\0\0\0\0"),
     ],
 )  # fmt: skip
-def test_whatever_changes_what_may_be_sampled_makes_it_another(other: Sought) -> None:
+def test_whatever_changes_what_may_be_sampled_makes_it_another(other: RequestIdentity) -> None:
     assert sought().key("t") != other.key("t")

@@ -16,7 +16,7 @@ from steno_proxy.dialects.openai.chat import Chat
 from steno_proxy.pace import LARGE_BYTES
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.memory.store import MemoryStore
-from steno_proxy.turns.service import Turns
+from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub, RelaySettings
 from steno_proxy.workers.stream import Stream
 
@@ -36,7 +36,7 @@ async def test_of_requests_that_begin_at_once_no_more_run_than_may(size: int) ->
     hub.open = lambda order: Stream(  # type: ignore[method-assign]
         next(numbers), "w", ModelCard("m", 4096), 4096, 0, lambda frame: None, lambda number: None
     )
-    turns = Turns(Recorder(store, cache_bytes=1 << 20, implicit=False), hub)
+    turns = TurnService(Recorder(store, cache_bytes=1 << 20, implicit=False), hub)
     await store.register(Session(trial_id="t", created_at=now, updated_at=now, limits=Limits(max_turns=1)))
 
     async def one(number: int) -> bool:

@@ -19,7 +19,7 @@ from steno.contracts.chat import Job
 from steno.contracts.errors import StenoError
 from steno.contracts.records import TRIAL_ID
 from steno_proxy import logs, metrics
-from steno_proxy.api.agent_http import ID_HEADERS, Bodies, HttpClient, check_trial_id, refusal_headers
+from steno_proxy.api.agent_http import ID_HEADERS, BodyReader, HttpClient, check_trial_id, refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.rate_limit import Rates
 from steno_proxy.dialects.openai.tokenize import Detokenize, Question, Tokenize
@@ -38,7 +38,7 @@ class ErrorFormat(Protocol):
     def error(self, error: StenoError, request_id: str = "") -> bytes: ...
 
 
-class Counter(ErrorFormat, Protocol):
+class CountFormat(ErrorFormat, Protocol):
     """What of a wire format counting needs."""
 
     def parse_count(self, body: bytes) -> Job:
@@ -49,11 +49,11 @@ class Counter(ErrorFormat, Protocol):
     def openapi(self) -> dict[str, Any]: ...
 
 
-class Asking(ABC):
+class TokenEndpoint(ABC):
     """An ASGI endpoint. Args: label: of it, in metrics."""
 
     def __init__(
-        self, format: ErrorFormat, label: str, hub: Hub, keys: Keyring, *, bodies: Bodies, rates: Rates
+        self, format: ErrorFormat, label: str, hub: Hub, keys: Keyring, *, bodies: BodyReader, rates: Rates
     ) -> None:
         self._format = format
         self._label = label
@@ -85,11 +85,11 @@ class Asking(ABC):
     async def _ask(self, trial_id: str, scope: Scope, receive: Receive) -> bytes:
         await self._admit(trial_id, scope)
         self._rates.enter(trial_id)
-        hold = self._bodies.inflight.hold(trial_id)
+        share = self._bodies.inflight.hold(trial_id)
         try:
-            return await self._answer(trial_id, await self._bodies.read(scope, receive, hold))
+            return await self._answer(trial_id, await self._bodies.read(scope, receive, share))
         finally:
-            hold.close()
+            share.close()
             self._rates.leave(trial_id)
 
     async def _admit(self, trial_id: str, scope: Scope) -> None:
@@ -110,10 +110,10 @@ class Asking(ABC):
         await client.respond(error.status, self._format.error(error, request_id), refusal_headers(error))
 
 
-class Counting(Asking):
+class CountEndpoint(TokenEndpoint):
     """How many."""
 
-    def __init__(self, counter: Counter, hub: Hub, keys: Keyring, **bounds: Any) -> None:
+    def __init__(self, counter: CountFormat, hub: Hub, keys: Keyring, **bounds: Any) -> None:
         super().__init__(counter, f"{counter.name}_count", hub, keys, **bounds)
         self._counter = counter
 
@@ -122,7 +122,7 @@ class Counting(Asking):
         return self._counter.count_answer(await self._hub.count(trial_id, job))
 
 
-class Tokenizing(Asking):
+class TokenizeEndpoint(TokenEndpoint):
     """Which."""
 
     def __init__(self, question: Question, hub: Hub, keys: Keyring, **bounds: Any) -> None:
@@ -130,14 +130,14 @@ class Tokenizing(Asking):
         self._question = question
 
     async def _answer(self, trial_id: str, body: bytes) -> bytes:
-        asked = await self._parsed(self._question.parse, body, lambda asked: asked.frame.job)
-        counted, card = await self._hub.tokenize(trial_id, asked.frame, asked.model)
+        request = await self._parsed(self._question.parse, body, lambda request: request.frame.job)
+        counted, card = await self._hub.tokenize(trial_id, request.frame, request.model)
         pieces: list[bytes] = []
-        await self._bodies.pace.steps(map(pieces.append, self._question.answer(asked, counted, card)))
+        await self._bodies.pace.steps(map(pieces.append, self._question.answer(request, counted, card)))
         return b"".join(pieces)
 
 
-class AtRoot(Tokenizing):
+class RootTokenizeEndpoint(TokenizeEndpoint):
     """The same where vLLM has it, for who holds the admin key."""
 
     async def _admit(self, trial_id: str, scope: Scope) -> None:
@@ -149,7 +149,10 @@ def routes(hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
     """vLLM's two, at the root and under a trial. To be looked at last: `/sessions/tokenize` is a session."""
     found = []
     for question in (Tokenize(), Detokenize()):
-        at_root, in_trial = AtRoot(question, hub, keys, **bounds), Tokenizing(question, hub, keys, **bounds)
+        at_root, in_trial = (
+            RootTokenizeEndpoint(question, hub, keys, **bounds),
+            TokenizeEndpoint(question, hub, keys, **bounds),
+        )
         found.append(Route(f"/{question.name}", at_root, methods=["POST"]))
         found.append(Route(f"/{{trial_id}}/{question.name}", in_trial, methods=["POST"]))
     return found

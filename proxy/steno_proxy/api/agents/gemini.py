@@ -18,15 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steno.contracts.records import TRIAL_ID
 from steno.contracts.wire.frames import ModelCard
-from steno_proxy.api.agents.counting import Counting
-from steno_proxy.api.agents.generation import Generation
+from steno_proxy.api.agents.counting import CountEndpoint
+from steno_proxy.api.agents.generation import GenerationEndpoint
 from steno_proxy.api.agents.lookup import look_up
-from steno_proxy.api.agents.models import Models, served_as
+from steno_proxy.api.agents.models import ModelListEndpoint, served_as
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
 from steno_proxy.dialects.gemini.openapi import MODELS
 from steno_proxy.dialects.openai.common import to_json
-from steno_proxy.turns.service import Turns
+from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub
 
 METHODS = ["generateContent", "streamGenerateContent", "countTokens"]
@@ -42,7 +42,7 @@ ALONE_S = 0.05
 """Seconds before it: that SDK looks for an error only in what it reads by itself, not behind an event."""
 
 
-class Keyed:
+class QueryKeyEndpoint:
     """The endpoint, with a key of the query in the header where the others look for it. A header's own key wins."""
 
     def __init__(self, endpoint: ASGIApp) -> None:
@@ -55,10 +55,10 @@ class Keyed:
         await self._endpoint(scope, receive, send)
 
 
-class Streaming:
+class GeminiStreamEndpoint:
     """`:streamGenerateContent`, as the query asks for it."""
 
-    def __init__(self, endpoint: Callable[[Gemini], Generation]) -> None:
+    def __init__(self, endpoint: Callable[[Gemini], GenerationEndpoint]) -> None:
         self._events = endpoint(Gemini(stream=True, sse=True))
         self._array = endpoint(Gemini(stream=True))
 
@@ -117,7 +117,7 @@ class GeminiModels:
         return _model(name, served_as(self._hub, name))
 
 
-class ByClient:
+class ModelListByClient:
     """`GET …/v1/models`, which OpenAI's clients ask for and Google's newer ones too: theirs say so in a header."""
 
     def __init__(self, google: ASGIApp, others: ASGIApp) -> None:
@@ -141,24 +141,24 @@ def _model(name: str, card: ModelCard | None) -> dict[str, Any]:
     return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": METHODS, **known}
 
 
-def actions(turns: Turns, hub: Hub, keys: Keyring, **limits: Any) -> dict[tuple[str, str], ASGIApp]:
+def actions(turns: TurnService, hub: Hub, keys: Keyring, **limits: Any) -> dict[tuple[str, str], ASGIApp]:
     """For `front.Application`. limits: as for `generation.routes`."""
 
-    def generation(dialect: Gemini) -> Generation:
-        return Generation(dialect, turns, keys, **limits)
+    def generation(dialect: Gemini) -> GenerationEndpoint:
+        return GenerationEndpoint(dialect, turns, keys, **limits)
 
     bounds = {name: limits[name] for name in ("bodies", "rates")}
     return {
-        ("POST", "generateContent"): Keyed(generation(Gemini())),
-        ("POST", "streamGenerateContent"): Keyed(Streaming(generation)),
-        ("POST", "countTokens"): Keyed(Counting(GeminiCount(), hub, keys, **bounds)),
+        ("POST", "generateContent"): QueryKeyEndpoint(generation(Gemini())),
+        ("POST", "streamGenerateContent"): QueryKeyEndpoint(GeminiStreamEndpoint(generation)),
+        ("POST", "countTokens"): QueryKeyEndpoint(CountEndpoint(GeminiCount(), hub, keys, **bounds)),
     }
 
 
 def routes(hub: Hub, keys: Keyring) -> list[Route]:
     """To be looked at before `generation.routes`, which have `/v1/models` too."""
-    models = Keyed(GeminiModels(hub, keys))
-    shared = ByClient(models, Models(hub, keys))
+    models = QueryKeyEndpoint(GeminiModels(hub, keys))
+    shared = ModelListByClient(models, ModelListEndpoint(hub, keys))
     found = []
     for prefix, endpoint in (("/v1beta", models), ("/v1alpha", models), ("/v1", shared)):
         found.append(Route(f"/{{trial_id}}{prefix}/models", endpoint, methods=["GET"]))

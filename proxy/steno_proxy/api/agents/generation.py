@@ -22,8 +22,15 @@ from steno.contracts.chat import IMAGES, NO_IMAGES, CanonicalRequest
 from steno.contracts.errors import BadRequest, StenoError, TooManyRequests
 from steno.contracts.records import TRIAL_ID
 from steno_proxy import logs, metrics
-from steno_proxy.api.agent_http import ID_HEADERS, MAX_MODEL_CHARS, Bodies, HttpClient, check_trial_id, refusal_headers
-from steno_proxy.api.agents.models import Models
+from steno_proxy.api.agent_http import (
+    ID_HEADERS,
+    MAX_MODEL_CHARS,
+    BodyReader,
+    HttpClient,
+    check_trial_id,
+    refusal_headers,
+)
+from steno_proxy.api.agents.models import ModelListEndpoint
 from steno_proxy.api.bodies_in_flight import BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.rate_limit import Rates
@@ -34,9 +41,9 @@ from steno_proxy.dialects.openai.completions import Completions
 from steno_proxy.dialects.openai.schema import MODEL, MODELS
 from steno_proxy.dialects.responses.dialect import Responses, ResponsesCompact
 from steno_proxy.session_cache.note_writer import Notebook
-from steno_proxy.turns.interfaces import Answering, ClientLeft
+from steno_proxy.turns.interfaces import ClientLeft, RunningAnswer
 from steno_proxy.turns.retry_matching import retries_so_far
-from steno_proxy.turns.service import Turns
+from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub
 
 log = logging.getLogger(__name__)
@@ -50,17 +57,17 @@ WATCH_AFTER_S = 0.05
 """How long a request runs before anybody looks whether its client is still there. Seconds."""
 
 
-class Generation:
+class GenerationEndpoint:
     """The ASGI endpoint of one dialect."""
 
     def __init__(
         self,
         dialect: Dialect,
-        turns: Turns,
+        turns: TurnService,
         keys: Keyring,
         *,
         keepalive_s: float,
-        bodies: Bodies,
+        bodies: BodyReader,
         rates: Rates,
         notebook: Notebook,
     ) -> None:
@@ -108,27 +115,27 @@ class Generation:
         except TooManyRequests:
             await self._note_refused(trial_id, scope, receive)
             raise
-        hold = self._bodies.inflight.hold(trial_id)
+        share = self._bodies.inflight.hold(trial_id)
         try:
-            asked, again = await self._asked(trial_id, scope, receive, hold)
+            asked, again = await self._asked(trial_id, scope, receive, share)
             await self._run(trial_id, shown, asked, again, receive, client)
         finally:
-            hold.close()
+            share.close()
             self._rates.leave(trial_id)
 
     async def _asked(
-        self, trial_id: str, scope: Scope, receive: Receive, hold: BodyShare
+        self, trial_id: str, scope: Scope, receive: Receive, share: BodyShare
     ) -> tuple[CanonicalRequest, int]:
         """The request, and how often its client says that it has sent it before. The body itself is not kept."""
         try:
-            body = await self._bodies.read(scope, receive, hold)
+            body = await self._bodies.read(scope, receive, share)
         except TooManyRequests:
             await self._note_refused(trial_id, scope, receive)
             raise
         asked = await self._bodies.parsed(self._dialect.parse, body, lambda asked: asked.job)
         asked.body_bytes = len(body)
         if asked.returns_ids:
-            hold.grow(IDS_COUNT * len(body))
+            share.grow(IDS_COUNT * len(body))
         again = retries_so_far(scope["headers"])
         if again and self._rates.refused.take(trial_id, body):
             again = 0
@@ -156,7 +163,7 @@ class Generation:
         self, trial_id: str, shown: int | None, asked: CanonicalRequest, again: int, receive: Receive,
         client: HttpClient,
     ) -> None:  # fmt: skip
-        watch = _Watch(receive, client)
+        watch = _DisconnectWatch(receive, client)
         try:
             request = watch.request = await self._turns.open(
                 trial_id, self._dialect, asked, client, again=again, shown=shown
@@ -199,7 +206,7 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__context__
 
 
-class _Watch:
+class _DisconnectWatch:
     """Aborts a request whose client goes away, or what waits to become one. It looks only after WATCH_AFTER_S: the task that
     waits for a disconnect is a tenth of the cost of a turn that is over by then.
 
@@ -211,7 +218,7 @@ class _Watch:
     def __init__(self, receive: Receive, client: HttpClient) -> None:
         self._receive = receive
         self._client = client
-        self.request: Answering | None = None
+        self.request: RunningAnswer | None = None
         self._opening: asyncio.Task[object] | None = asyncio.current_task()
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
@@ -242,16 +249,18 @@ class _Watch:
             self.request.abort(ClientLeft("the client closed the connection"))
 
 
-def routes(turns: Turns, hub: Hub, keys: Keyring, *, chat_reasoning: Reasoning = "both", **limits: Any) -> list[Route]:
+def routes(
+    turns: TurnService, hub: Hub, keys: Keyring, *, chat_reasoning: Reasoning = "both", **limits: Any
+) -> list[Route]:
     """All generation routes. `front.Application` brings other spellings of them here (`path_aliases.py`)."""
     found = []
     for dialect in DIALECTS:
         if isinstance(dialect, Chat):
             dialect = Chat(chat_reasoning)
-        endpoint = Generation(dialect, turns, keys, **limits)
+        endpoint = GenerationEndpoint(dialect, turns, keys, **limits)
         for path in dialect.paths:
             found.append(Route(f"/{{trial_id}}{path}", endpoint, methods=["POST"]))
-    models = Models(hub, keys)
+    models = ModelListEndpoint(hub, keys)
     found.append(Route("/{trial_id}/v1/models", models, methods=["GET"]))
     found.append(Route("/{trial_id}/v1/models/{model:path}", models, methods=["GET"]))
     return found
@@ -263,7 +272,7 @@ def by_path(routes: Sequence[Route]) -> dict[tuple[str, str], ASGIApp]:
     return {
         (method, route.path.removeprefix(head)): route.endpoint
         for route in routes
-        if isinstance(route.endpoint, Generation)
+        if isinstance(route.endpoint, GenerationEndpoint)
         for method in route.methods or ()
     }
 

@@ -20,7 +20,7 @@ from steno_proxy.dialects.gemini.dialect import Gemini
 from steno_proxy.dialects.openai.chat import Chat
 
 
-class Probes:
+class HealthProbes:
     """`/{trial_id}/health`, `/ping` and `/version`, where clients of vLLM look for them beside its `/v1`."""
 
     def __init__(self, keys: Keyring, version: str) -> None:

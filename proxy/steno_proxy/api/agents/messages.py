@@ -7,7 +7,7 @@ from typing import Any
 from starlette.routing import Route
 
 from steno.contracts.records import TRIAL_ID
-from steno_proxy.api.agents.counting import Counting
+from steno_proxy.api.agents.counting import CountEndpoint
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
 from steno_proxy.workers.hub import Hub
@@ -16,7 +16,7 @@ _PATHS = [f"{path}/count_tokens" for path in Messages.paths]
 
 
 def routes(hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
-    endpoint = Counting(MessagesCount(), hub, keys, **bounds)
+    endpoint = CountEndpoint(MessagesCount(), hub, keys, **bounds)
     return [Route(f"/{{trial_id}}{path}", endpoint, methods=["POST"]) for path in _PATHS]
 
 

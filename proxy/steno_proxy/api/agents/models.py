@@ -17,7 +17,7 @@ from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.routing import DEFAULT_POLICY
 
 
-class Models:
+class ModelListEndpoint:
     """`GET /{trial_id}/v1/models`, and one model by name: what a turn that asks for this name gets."""
 
     def __init__(self, hub: Hub, keys: Keyring) -> None:

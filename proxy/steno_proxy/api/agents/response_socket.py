@@ -21,15 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import BadRequest, StenoError, TooManyRequests
 from steno_proxy import logs
-from steno_proxy.api.agent_http import Bodies, check_trial_id, refusal_headers
+from steno_proxy.api.agent_http import BodyReader, check_trial_id, refusal_headers
 from steno_proxy.api.agents import generation
-from steno_proxy.api.agents.generation import Generation
-from steno_proxy.api.bodies_in_flight import BodyShare, Inflight
+from steno_proxy.api.agents.generation import GenerationEndpoint
+from steno_proxy.api.bodies_in_flight import BodiesInFlight, BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai.common import error_body, to_json
 from steno_proxy.dialects.responses.dialect import Responses
-from steno_proxy.turns.service import Turns
+from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.worker_socket import MAX_OPENING_FRAMES, opening_of
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Event(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-class Local:
+class UnstoredAnswer:
     """The last answer of a socket, if it is not stored. turn_id: "" for none. leading: `CanonicalRequest.leading` of its
     request. asked: the request that is being answered."""
 
@@ -80,13 +80,13 @@ class Local:
             self.turn_id, self.leading = ("", 0) if asked.kept else (turn_id, asked.leading)
 
 
-class CreateResponse(Generation):
+class CreateResponse(GenerationEndpoint):
     """The endpoint of `POST`, for what comes on a socket."""
 
     async def _asked(
-        self, trial_id: str, scope: Scope, receive: Receive, hold: BodyShare
+        self, trial_id: str, scope: Scope, receive: Receive, share: BodyShare
     ) -> tuple[CanonicalRequest, int]:
-        asked, _ = await super()._asked(trial_id, scope, receive, hold)
+        asked, _ = await super()._asked(trial_id, scope, receive, share)
         asked.stream = True
         scope[_LOCAL].begins(asked)
         return asked, 0
@@ -95,7 +95,7 @@ class CreateResponse(Generation):
 class ResponseSockets:
     """The ASGI endpoint. Args: max_bytes: of one message."""
 
-    def __init__(self, create: CreateResponse, keys: Keyring, inflight: Inflight, max_bytes: int) -> None:
+    def __init__(self, create: CreateResponse, keys: Keyring, inflight: BodiesInFlight, max_bytes: int) -> None:
         self._create = create
         self._keys = keys
         self._inflight = inflight
@@ -125,7 +125,7 @@ class ResponseSockets:
                 await send({"type": "websocket.accept"})
                 await socket.run()
         finally:
-            socket.hold.close()
+            socket.share.close()
             if opening is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(generation.LAST_WORDS_S):
@@ -137,14 +137,14 @@ class ResponseSockets:
 
 
 class _Socket:
-    """hold: of the messages that have come, or are coming, and are not asked yet."""
+    """share: of the messages that have come, or are coming, and are not asked yet."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, hold: BodyShare) -> None:
-        self.hold = hold
+    def __init__(self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, share: BodyShare) -> None:
+        self.share = share
         self._receive = receive
         self._send = send
         self._create = create
-        self._local = Local()
+        self._local = UnstoredAnswer()
         self._gone = asyncio.Event()
         self._waiting: asyncio.Queue[bytes | StenoError | None] = asyncio.Queue()
         self._bytes = self._messages = 0  # not asked yet; of all that came
@@ -160,7 +160,7 @@ class _Socket:
         try:
             if all_frames > most_frames:
                 raise TooManyRequests(f"the message has more than {most_frames} frames")
-            self.hold.grow(self._bytes + size)
+            self.share.grow(self._bytes + size)
         except StenoError as error:
             self._waiting.put_nowait(error)
             return False
@@ -212,8 +212,8 @@ class _Socket:
 
     def _taken(self, message: bytes) -> None:
         self._bytes = max(self._bytes - len(message), 0)
-        self.hold.close()
-        self.hold.grow(self._bytes)
+        self.share.close()
+        self.share.grow(self._bytes)
 
     async def _answer(self, message: bytes) -> bool:
         """Whether the client knows how it ended, or has left."""
@@ -300,7 +300,7 @@ def _check(message: bytes) -> None:
         )
 
 
-def by_path(turns: Turns, keys: Keyring, *, bodies: Bodies, **bounds: Any) -> dict[str, ASGIApp]:
+def by_path(turns: TurnService, keys: Keyring, *, bodies: BodyReader, **bounds: Any) -> dict[str, ASGIApp]:
     """For `front.Application`. bounds: as of the generation routes."""
     create = CreateResponse(Responses(), turns, keys, bodies=bodies, **bounds)
     return dict.fromkeys(Responses.paths, ResponseSockets(create, keys, bodies.inflight, bodies.max_bytes))

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from steno.contracts.errors import BadRequest, NotFound
 from steno.contracts.records import TRIAL_ID
-from steno_proxy.api.agents.counting import Counting
+from steno_proxy.api.agents.counting import CountEndpoint
 from steno_proxy.api.agents.lookup import look_up
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.dialects.responses.dialect import ResponsesCount, turn_of_response
@@ -93,7 +93,7 @@ class StoredResponses:
 def routes(recorder: Recorder, hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:
     """bounds: of a body to count."""
     stored_ones = StoredResponses(recorder, keys)
-    count = Counting(ResponsesCount(), hub, keys, **bounds)
+    count = CountEndpoint(ResponsesCount(), hub, keys, **bounds)
     return [
         Route(f"/{{trial_id}}{_COUNT}", count, methods=["POST"]),
         Route(f"/{{trial_id}}{_PATH}", stored_ones, methods=["GET", "DELETE"]),

@@ -44,7 +44,7 @@ class Question(Protocol):
         """Raises: BadRequest with the dotted path of the field to blame."""
         ...
 
-    def answer(self, asked: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
+    def answer(self, request: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
         """Its pieces, each the work of a few milliseconds."""
         ...
 
@@ -87,12 +87,12 @@ class Tokenize:
         bare = given.add_special_tokens is False
         return TokenizeRequest(Count(0, Job(prompt_text=given.prompt), wants, bare), given.model or "")
 
-    def answer(self, asked: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
+    def answer(self, request: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
         ids = bytes_to_ids(counted.ids)
         yield b'{"count":%d,"max_model_len":%d,"tokens":' % (counted.prompt_tokens, card.context_tokens)
         yield from _array(len(ids), lambda part: ids[part].tolist())
         yield b',"token_strs":'
-        if asked.frame.wants == "strings":
+        if request.frame.wants == "strings":
             yield from _array(len(counted.strings), lambda part: counted.strings[part])
             yield b"}"
         else:
@@ -113,7 +113,7 @@ class Detokenize:
         ids = ids_to_bytes(given.tokens)
         return TokenizeRequest(Count(0, Job(prompt_ids=ids), "text"), given.model or "")
 
-    def answer(self, asked: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
+    def answer(self, request: TokenizeRequest, counted: Counted, card: ModelCard) -> Iterator[bytes]:
         yield to_json({"prompt": counted.text})
 
     def error(self, error: StenoError, request_id: str = "") -> bytes:
