@@ -133,8 +133,8 @@ MUTANTS = (
     ),
     Mutant(
         "takeover-without-prefix", "a turn goes on elsewhere after the new part of its prompt only", _FAILOVER,
-        'order.prefix_ids = b"".join((choice.plan.prefix_ids, transcript.started.new_ids))',
-        "order.prefix_ids = transcript.started.new_ids", _FAILOVERS,
+        'prompt_ids = b"".join((choice.plan.prefix.ids, transcript.started.new_ids))',
+        "prompt_ids = transcript.started.new_ids", _FAILOVERS,
     ),
     Mutant(
         "takeover-under-what-was-asked", "a turn goes on under the law that was asked for, not the one in effect", _FAILOVER,
@@ -158,8 +158,8 @@ MUTANTS = (
     ),
     Mutant(
         "saved-tokens-twice", "tokens that were saved while the turn was open count again when it ends", _RECORDING,
-        "self.tokens += (row.completion_tokens or 0) - self.saved.pop(row.turn_id, 0)",
-        "self.tokens += row.completion_tokens or 0 * self.saved.pop(row.turn_id, 0)",
+        "self.sampled_tokens += (row.completion_tokens or 0) - self.open_tokens.pop(row.turn_id, 0)",
+        "self.sampled_tokens += row.completion_tokens or 0 * self.open_tokens.pop(row.turn_id, 0)",
         _RECORDERS,
     ),
     Mutant(

@@ -11,7 +11,7 @@ from steno.contracts.chat import Job, ResponseFormat, Sampling
 from steno.contracts.errors import BadRequest, NoWorker, TooManyRequests
 from steno.contracts.records import tokenizer_key
 from steno.contracts.wire.frames import TAKEOVER, TOKENIZES, ModelCard
-from steno_proxy.workers.placement import Order, WorkersAway, is_older, place, to_tokenize
+from steno_proxy.workers.placement import Order, PromptPrefix, WorkersAway, is_older, place, to_tokenize
 from steno_proxy.workers.routing import NoTokenizer
 
 CARD = ModelCard("m", 100, policy_version="run-a/5", tokenizer_digest="t", capabilities=[TAKEOVER])
@@ -50,8 +50,9 @@ def card(**changes: object) -> ModelCard:
 
 def begun(**changes: object) -> Order:
     """A completion that somebody has begun: ten tokens of prompt, two of its own, the last one by run-a/5."""
-    order = Order("trial", "0" * 12, Job(), attempt=1, prefix_ids=b"\0" * 40, sampled_ids=b"\0" * 8)
-    order.tokenizer, order.begun_by, order.version = tokenizer_key("t"), CARD, "run-a/5"
+    prefix = PromptPrefix(b"\0" * 40, tokenizer=tokenizer_key("t"))
+    order = Order("trial", "0" * 12, Job(), attempt=1, prefix=prefix, sampled_ids=b"\0" * 8)
+    order.begun_by, order.last_version = CARD, "run-a/5"
     return dataclasses.replace(order, **changes)  # type: ignore[arg-type]
 
 
@@ -118,7 +119,7 @@ def test_a_draining_worker_gets_nothing_new_and_one_that_is_behind_neither() -> 
 
 def test_ids_wait_for_their_tokenizer_while_it_may_come_back_and_are_let_go_when_it_may_not() -> None:
     other = Worker("b", [card(tokenizer_digest="u")])
-    order = dataclasses.replace(FIRST, tokenizer=tokenizer_key("t"), prefix_ids=b"\0" * 4)
+    order = dataclasses.replace(FIRST, prefix=PromptPrefix(b"\0" * 4, tokenizer=tokenizer_key("t")))
     with pytest.raises(WorkersAway):
         place(order, [Worker("a", eligible=False), other])
     with pytest.raises(NoTokenizer):
@@ -144,7 +145,7 @@ def test_a_suspect_worker_gets_turns_only_where_no_other_can_take_them() -> None
     with pytest.raises(TooManyRequests):  # it is waited for
         place(FIRST, [bad, good])
     for never in (Worker("good", eligible=False), Worker("good", [card(tokenizer_digest="u")]), bad):
-        order = dataclasses.replace(FIRST, tokenizer=tokenizer_key("t"))
+        order = dataclasses.replace(FIRST, prefix=PromptPrefix(tokenizer=tokenizer_key("t")))
         assert place(order, [bad, never])[0] is bad
 
 
@@ -171,7 +172,7 @@ def test_a_name_that_is_no_models_waits_for_the_default_policy_and_is_never_anot
         for workers in ([], [judge], [judge, Worker("leaving", draining=True)]):
             with pytest.raises(WorkersAway, match=f"the policy 'default' now, which the model name {model!r} means"):
                 place(order, workers, has_default=True)
-            recorded = dataclasses.replace(order, tokenizer=tokenizer_key("t"), prefix_ids=b"\0" * 4)
+            recorded = dataclasses.replace(order, prefix=PromptPrefix(b"\0" * 4, tokenizer=tokenizer_key("t")))
             with pytest.raises(WorkersAway):  # and does not begin anew in another tokenizer
                 place(recorded, workers, has_default=True)
     named = dataclasses.replace(FIRST, model="judge")

@@ -154,7 +154,7 @@ class Recorder:
                 continue
             self._recordings[trial_id] = recording
             recording.session = session
-            if recording.elsewhere and recording.outdated(start, rows):
+            if recording.open_elsewhere and recording.outdated(start, rows):
                 recording.reset()  # rare: a turn of a replica that this one saw while it was open
                 continue
             # Another request may have added rows while this one waited: the list only ever grows at its end.
@@ -237,7 +237,7 @@ class Recorder:
         """
         began = time.perf_counter()
         if row.finish == OPEN:
-            recording.running.setdefault(row.turn_id, -1)
+            recording.open_here.setdefault(row.turn_id, -1)
         try:
             number = await self.store.commit(recording.trial_id, turn, row, now=self._clock(), asked=asked)
         except StoreUnavailable:
@@ -276,7 +276,7 @@ class Recorder:
 
     def give_up(self, recording: Recording, turn_id: str) -> None:
         """A turn that runs here has ended, and could not be committed: what is on record of it, if anything, is all there is."""
-        if recording.running.pop(turn_id, None) is not None:
+        if recording.open_here.pop(turn_id, None) is not None:
             recording.reset()
 
     # -- what others do to running turns

@@ -45,11 +45,12 @@ class RunningRequest(Protocol):
 class Recording:
     """One session in this process. Everything here can be rebuilt from the store, except what runs here.
 
-    opening: requests that are about to be in flight: they wait for the store, or for a place on a worker.
-    running: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
-    tokens: sampled ones of the turns that are known here. saved: of which those of a turn that is still open and runs here.
-    elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another replica
-        they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
+    entering: how many requests are about to be in flight: they wait for the store, or for a place on a worker.
+    sampled_tokens: of all turns that are known here.
+    open_here: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
+    open_tokens: how many of `sampled_tokens` each of them has on record: turn id -> tokens.
+    open_elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another
+        replica they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
     replies: of turns that a client may have written back as something else, the last MOST_REPLIES that were looked at.
     echoes: what such messages stand for, by the node of the tree after which they stood and their digest.
     """
@@ -58,15 +59,15 @@ class Recording:
         "cost_bytes",
         "echo_bytes",
         "echoes",
-        "elsewhere",
+        "entering",
         "in_flight",
-        "opening",
-        "prompts",
+        "open_elsewhere",
+        "open_here",
+        "open_tokens",
+        "prompt_index",
         "replies",
-        "running",
-        "saved",
+        "sampled_tokens",
         "session",
-        "tokens",
         "tree",
         "trial_id",
     )
@@ -75,13 +76,13 @@ class Recording:
         self.trial_id = trial_id
         self.session: Session | None = None
         self.tree = Tree()
-        self.prompts = PromptIndex()
+        self.prompt_index = PromptIndex()
         self.in_flight: set[RunningRequest] = set()
-        self.opening = 0
-        self.running: dict[str, int] = {}
-        self.saved: dict[str, int] = {}
-        self.tokens = 0
-        self.elsewhere: dict[int, float] = {}
+        self.entering = 0
+        self.open_here: dict[str, int] = {}
+        self.open_tokens: dict[str, int] = {}
+        self.sampled_tokens = 0
+        self.open_elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
         self.replies: OrderedDict[int, Message] = OrderedDict()
         self.echoes: dict[tuple[int, bytes], Echo] = {}
@@ -90,7 +91,7 @@ class Recording:
     @property
     def in_use(self) -> bool:
         """Whether a request has hold of it: another recording of this session would know nothing of that."""
-        return bool(self.in_flight or self.opening)
+        return bool(self.in_flight or self.entering)
 
     @property
     def turns(self) -> int:
@@ -99,37 +100,38 @@ class Recording:
 
     def add(self, row: IndexRow, now: float) -> None:
         number = len(self.tree)
-        runs_here = row.finish == OPEN and row.turn_id in self.running
+        runs_here = row.finish == OPEN and row.turn_id in self.open_here
         if runs_here:
-            self.running[row.turn_id] = number
-            self.saved[row.turn_id] = row.completion_tokens or 0
+            self.open_here[row.turn_id] = number
+            self.open_tokens[row.turn_id] = row.completion_tokens or 0
         elif row.finish == OPEN:
-            self.elsewhere[number] = now + OPEN_WAIT_S
-        self.tokens += row.completion_tokens or 0
-        self.prompts.add(number, row)
+            self.open_elsewhere[number] = now + OPEN_WAIT_S
+        self.sampled_tokens += row.completion_tokens or 0
+        self.prompt_index.add(number, row)
         self.tree.add(row, running=runs_here)
 
     def ended(self, number: int, row: IndexRow, now: float) -> None:
         """A turn that runs here was committed whole, under its number."""
-        place = self.running.pop(row.turn_id, -1)
+        place = self.open_here.pop(row.turn_id, -1)
         if place >= 0:
-            self.tokens += (row.completion_tokens or 0) - self.saved.pop(row.turn_id, 0)
+            self.sampled_tokens += (row.completion_tokens or 0) - self.open_tokens.pop(row.turn_id, 0)
             self.tree.settle(place, row)
         elif number == len(self.tree):
             self.add(row, now)
 
     def unrecorded(self, turn_id: str, tokens: int) -> tuple[int, int]:
-        """Of a turn that runs here and has sampled so many tokens: what `turns` and `tokens` do not count of it. A turn that is
-        being recorded is in the one or in the other, never in none and never in both."""
+        """Of a turn that runs here and has sampled so many tokens: what `turns` and `sampled_tokens` do not count of it.
+
+        A turn that is being recorded is in the one or in the other, never in none and never in both."""
         if self.tree.number(turn_id) < 0:
             return 1, tokens
-        return 0, tokens - self.saved[turn_id] if turn_id in self.saved else 0
+        return 0, tokens - self.open_tokens[turn_id] if turn_id in self.open_tokens else 0
 
     def unread(self, now: float) -> int:
         """The first row to read: after the last, or the earliest that may have changed since."""
-        for number in [number for number, until in self.elsewhere.items() if until <= now]:
-            del self.elsewhere[number]
-        return min(self.elsewhere, default=len(self.tree))
+        for number in [number for number, until in self.open_elsewhere.items() if until <= now]:
+            del self.open_elsewhere[number]
+        return min(self.open_elsewhere, default=len(self.tree))
 
     def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
         """Whether a turn that was open elsewhere is whole by now, or has grown. `rows`: those from `start` on, without what
@@ -138,16 +140,16 @@ class Recording:
         return any(
             number in read
             and (rows[number - start].finish != OPEN or rows[number - start].path_tokens != self.tree.tokens[number])
-            for number in self.elsewhere
+            for number in self.open_elsewhere
         )
 
     def reset(self) -> None:
         """Read everything again."""
-        self.tree, self.prompts, self.elsewhere = Tree(), PromptIndex(), {}
+        self.tree, self.prompt_index, self.open_elsewhere = Tree(), PromptIndex(), {}
         self.replies.clear()
         self.echoes, self.echo_bytes = {}, 0
-        self.running = dict.fromkeys(self.running, -1)
-        self.saved, self.tokens = {}, 0
+        self.open_here = dict.fromkeys(self.open_here, -1)
+        self.open_tokens, self.sampled_tokens = {}, 0
 
     def keep_reply(self, number: int, reply: Message) -> None:
         """A reply was read, to be compared with what may stand for it."""

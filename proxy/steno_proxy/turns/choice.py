@@ -74,7 +74,7 @@ class OpenChoice:
     @property
     def prompt_ids(self) -> bytes:
         """Of the whole prompt, int32 LE, once the worker has said which it is."""
-        return self.plan.prefix_ids[: 4 * self._started.kept_tokens] + self._started.new_ids
+        return self.plan.prefix.ids[: 4 * self._started.kept_tokens] + self._started.new_ids
 
     @property
     def _started(self) -> Started:
@@ -133,8 +133,8 @@ class OpenChoice:
         if before is not None and not before.done():
             await asyncio.wait({before})
         turn, row = self._record(None, self.transcript.delivered, still_open=True)
-        if not self.plan.settled:
-            self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, settled=True)
+        if not self.plan.fork_is_final:
+            self.plan = dataclasses.replace(self.plan, fork_reason=turn.fork_reason, fork_is_final=True)
         await self._recorder.commit(self._recording, turn, row, self.facts.request)
 
     def cut_off(self, reason: str) -> None:
@@ -205,7 +205,7 @@ class OpenChoice:
 
     def _keep_path(self, turn: Turn) -> None:
         """Where the conversation stands now: its next turn begins with this."""
-        prefix = self.plan.prefix_ids if turn.parent_id is not None else b""
+        prefix = self.plan.prefix.ids if turn.parent_id is not None else b""
         ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
         self._recorder.keep_path(self._recording, turn.index, Path(ids, turn.reply), self.plan.parent)
 

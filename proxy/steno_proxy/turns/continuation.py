@@ -34,11 +34,12 @@ from steno_proxy.sessions.reading import (
     settled,
     take,
 )
-from steno_proxy.sessions.tree import Recognition
+from steno_proxy.sessions.tree import Recognition, Tree
+from steno_proxy.workers.placement import NO_PREFIX, PromptPrefix
 
 _NO_TOOLS = b"\0" * 8
 MOST_CANDIDATES = 16
-"""Turns asked at one place whose replies a message is compared with, so that 3,000 siblings cost no more than these."""
+"""Turns asked at one place whose replies a message is digests_observed with, so that 3,000 siblings cost no more than these."""
 
 
 @dataclass(slots=True)
@@ -46,15 +47,14 @@ class Plan:
     """What one request continues.
 
     job: for the worker; tool-call ids are the model's own, and the parent's reply stands as it was recorded.
-    parent: number of the turn that it goes on from, -1 for none; parent_id, prefix_finish: its turn id and finish.
-    tokenizer: what prefix_ids are ids of.
-    prefix_ids: int32 LE, what the prompt begins with. prefix_messages: how many messages of the job that covers.
+    parent: number of the turn that it goes on from, -1 for none; parent_id: its turn id.
+    prefix: what the prompt begins with.
     messages: of the request, as the client sent them, but for neighbours that are read as one (`sessions/reading.py`).
     digests: 16 bytes for each of them; one that stands for a reply which it does not say, and is gone on from, has that reply's.
-    compared: whether these are the digests that the fork reason was observed with; False: more of the messages is known than what
-        is gone on from (their tools have changed, say).
+    digests_observed: whether these are the digests that the fork reason was observed with; False: more of the messages is known
+        than what is gone on from (their tools have changed, say).
     echoed_as: how the reply that this goes on from was recognised, where its client wrote it otherwise; None: it did not.
-    seen_turns: how many turns the tree had by then. settled: nothing changes the fork reason any more: the worker could
+    known_turns: how many turns the tree had by then. fork_is_final: nothing changes the fork reason any more: the worker could
         not continue, or the turn is on record, still open.
     """
 
@@ -65,14 +65,11 @@ class Plan:
     options: bytes
     parent: int = -1
     parent_id: str | None = None
-    prefix_ids: bytes = b""
-    prefix_messages: int = 0
-    prefix_finish: str = ""
+    prefix: PromptPrefix = NO_PREFIX
     fork_reason: ForkReason | None = None
-    seen_turns: int = 0
-    tokenizer: bytes = b""
-    settled: bool = False
-    compared: bool = True
+    known_turns: int = 0
+    fork_is_final: bool = False
+    digests_observed: bool = True
     echoed_as: EchoedAs | None = None
 
     @property
@@ -81,11 +78,11 @@ class Plan:
 
     @property
     def new_messages(self) -> list[Message]:
-        return self.messages[self.prefix_messages :]
+        return self.messages[self.prefix.messages :]
 
     @property
     def new_digests(self) -> bytes:
-        return b"".join(self.digests[self.prefix_messages :])
+        return b"".join(self.digests[self.prefix.messages :])
 
     def refused_by(self, started: Started) -> Plan:
         """This plan when the worker could not continue: a root of its own, and the reason that it gave."""
@@ -94,7 +91,9 @@ class Plan:
 
     def rerooted(self, reason: ForkReason) -> Plan:
         """This plan as a root of its own, since what it goes on from can't be given to a worker."""
-        return Plan(self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, settled=True)
+        return Plan(
+            self.job, self.messages, self.digests, self.tools, self.options, fork_reason=reason, fork_is_final=True
+        )
 
 
 async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *, merges: bool = False) -> Plan:
@@ -119,9 +118,9 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
         seen, form = await _recognise(recorder, recording, said)
     tree, whole = recording.tree, form
     form = settled(said, form, seen.prefix_messages)
-    found = Plan(job, form.messages, form.digests, said.tools, said.options, compared=form is whole)
+    found = Plan(job, form.messages, form.digests, said.tools, said.options, digests_observed=form is whole)
     found.fork_reason = seen.fork_reason
-    found.seen_turns = len(tree)
+    found.known_turns = len(tree)
     if long:
         await pace.turn()
     for_worker = restore_calls(form.messages, tree)
@@ -129,10 +128,7 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
         path = await recorder.path(recording, seen.parent, tree)
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]
-        found.prefix_ids = path.ids
-        found.tokenizer = tree.tokenizers[seen.parent]
-        found.prefix_messages = seen.prefix_messages
-        found.prefix_finish = tree.finishes[seen.parent]
+        found.prefix = _prefix(tree, seen.parent, path.ids, seen.prefix_messages)
         last = seen.prefix_messages - 1
         found.echoed_as = echoed_as(said, form, last)
         after = restore_calls([path.reply, *answer_reply(form.messages[last], path.reply, found.new_messages)], tree)
@@ -142,6 +138,10 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
                 [for_worker[place]] = restore_calls([unit.echo.reply], tree)
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
+
+
+def _prefix(tree: Tree, parent: int, ids: bytes, messages: int = 0) -> PromptPrefix:
+    return PromptPrefix(ids, messages, tree.finishes[parent], tree.tokenizers[parent] if ids else None)
 
 
 async def _recognise(recorder: Recorder, recording: Recording, said: RequestMessages) -> tuple[Recognition, Form]:
@@ -176,7 +176,7 @@ async def _echo(recorder: Recorder, recording: Recording, said: RequestMessages,
     if at.place == len(said.digests) or said.digests[at.place][0] != ASSISTANT or not tree.replied(at.node):
         return None
     forms = said.forms(at.place)
-    running = set(recording.running.values())
+    running = set(recording.open_here.values())
     newest = (n for n in tree.asked_at(at.node, said.tools, said.options) if n not in running)
     candidates = list(islice(newest, MOST_CANDIDATES))
     named = tree.number(next(filter(None, (named_turn(message) for _, message in forms)), ""))
@@ -198,11 +198,11 @@ async def _echo(recorder: Recorder, recording: Recording, said: RequestMessages,
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
     """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
-    if plan.settled or plan.is_prompt or recording.turns == plan.seen_turns:
+    if plan.fork_is_final or plan.is_prompt or recording.turns == plan.known_turns:
         return plan.fork_reason
     form = Form(plan.messages, plan.digests, {})
     seen = recording.tree.recognise(plan.digests, plan.tools, plan.options, form.call_ids())
-    known = seen.parent == plan.parent and (plan.compared or seen.fork_reason is ForkReason.SIBLING)
+    known = seen.parent == plan.parent and (plan.digests_observed or seen.fork_reason is ForkReason.SIBLING)
     return seen.fork_reason if known else plan.fork_reason
 
 
@@ -212,19 +212,18 @@ async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Pl
     A text prompt is tokenised whole by the worker, which says whether it still begins with the recorded ids."""
     tree = recording.tree
     if job.prompt_ids is not None:
-        seen = recording.prompts.find(prompt_index.IDS, job.prompt_ids)
-        found = Plan(job, [], [], _NO_TOOLS, prompt_index.IDS, prefix_ids=job.prompt_ids[: seen.length])
+        seen = recording.prompt_index.find(prompt_index.IDS, job.prompt_ids)
+        found = Plan(job, [], [], _NO_TOOLS, prompt_index.IDS)
+        prefix_ids = job.prompt_ids[: seen.length]
     else:
         text = job.prompt_text or ""
-        seen = recording.prompts.find(prompt_index.TEXT, text.encode())
+        seen = recording.prompt_index.find(prompt_index.TEXT, text.encode())
         found = Plan(job, [{"role": "prompt", "content": text}], [], _NO_TOOLS, prompt_index.TEXT)
-        if seen.parent >= 0:
-            found.prefix_ids = (await recorder.path(recording, seen.parent)).ids
+        prefix_ids = (await recorder.path(recording, seen.parent)).ids if seen.parent >= 0 else b""
     if seen.parent >= 0:
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]
-        found.prefix_finish = tree.finishes[seen.parent]
-        found.tokenizer = tree.tokenizers[seen.parent]
+        found.prefix = _prefix(tree, seen.parent, prefix_ids)
         found.fork_reason = ForkReason.DIVERGED if seen.has_children else None
     elif recording.turns:
         found.fork_reason = ForkReason.NEW_CONVERSATION

@@ -53,7 +53,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     lost = isinstance(error, WorkerLost)
     avoid = order.avoid | {choice.stream.channel if lost else choice.stream.process}
     order = dataclasses.replace(
-        order, attempt=attempt, avoid=avoid, beside=True, known_bytes=0
+        order, attempt=attempt, avoid=avoid, full_too=True, refused_bytes=0
     )  # it had its place already
     if transcript.is_empty():
         how = "moved"
@@ -62,10 +62,10 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     elif transcript.started is not None and transcript.started.resumable and not transcript.text_only:
         how = "taken_over"
         order.job = msgspec.structs.replace(order.job, sampling=transcript.started.law)
-        order.prefix_ids = b"".join((choice.plan.prefix_ids, transcript.started.new_ids))
-        order.tokenizer = choice.tokenizer
+        prompt_ids = b"".join((choice.plan.prefix.ids, transcript.started.new_ids))
+        order.prefix = order.prefix._replace(ids=prompt_ids, tokenizer=choice.tokenizer)
         order.sampled_ids, order.shown = bytes(transcript.ids), transcript.shown()
-        order.begun_by, order.version = order.begun_by or choice.stream.card, transcript.last_version
+        order.begun_by, order.last_version = order.begun_by or choice.stream.card, transcript.last_version
     elif untold:
         how = "restarted"
         await choice.restart(error, plan)

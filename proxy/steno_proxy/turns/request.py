@@ -169,7 +169,7 @@ class Request:
             if pending:
                 await asyncio.wait(pending)
         finally:
-            if self.recording.running:
+            if self.recording.open_here:
                 for choice in self.choices:
                     self._turns.recorder.give_up(self.recording, choice.transcript.turn_id)
             metrics.STREAMS.dec(len(self.choices))
@@ -323,7 +323,7 @@ class Request:
         """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by
         what is on its way from the workers."""
         running = sum(request.unrecorded()[1] for request in self.recording.in_flight)
-        if self.recording.tokens + running > limit:
+        if self.recording.sampled_tokens + running > limit:
             await self._end("max_tokens")
 
     async def _begun(self, choice: OpenChoice) -> None:
@@ -331,11 +331,11 @@ class Request:
         started, card, session = choice.transcript.started, choice.stream.card, self.recording.session
         assert started is not None and session is not None
         began, choice.facts.started = self._turns.clock(), None  # another attempt may have begun before
-        if self.plan.prefix_ids and not started.kept_tokens:
+        if self.plan.prefix.ids and not started.kept_tokens:
             choice.plan = choice.plan.refused_by(started)
-        if started.kept_tokens not in (0, len(self.plan.prefix_ids) // 4):
+        if started.kept_tokens not in (0, len(self.plan.prefix.ids) // 4):
             raise EngineFailed(
-                f"Started: kept_tokens: got {started.kept_tokens}, must be 0 or {len(self.plan.prefix_ids) // 4} recorded tokens"
+                f"Started: kept_tokens: got {started.kept_tokens}, must be 0 or {len(self.plan.prefix.ids) // 4} recorded tokens"
             )
         marks = [mark for mark in ("synthetic", "text_only") if getattr(card, mark) and mark not in session.marks]
         if marks:

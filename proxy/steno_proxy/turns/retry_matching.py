@@ -151,7 +151,7 @@ def _asked_alike(recording: Recording, plan: Plan) -> Iterable[int]:
         numbers = tree.asked([prompt_index.prompt_digest(prompt)], plan.tools, plan.options, after=plan.parent)
     else:
         numbers = tree.asked(plan.digests, plan.tools, plan.options)
-    running = set(recording.running.values())
+    running = set(recording.open_here.values())
     return (n for n in numbers if n not in running and tree.parents[n] in (plan.parent, -1))
 
 

@@ -92,11 +92,11 @@ class TurnService:
         """
         queued = self.clock()
         recording = await self.recorder.enter(trial_id, again=bool(again), shown=shown)
-        recording.opening += 1
+        recording.entering += 1
         try:
             return await self._opened(recording, dialect, asked, client, queued, again)
         finally:
-            recording.opening -= 1
+            recording.entering -= 1
 
     async def _opened(
         self,
@@ -174,7 +174,7 @@ class TurnService:
         if earlier.whole:
             count(dialect.name, "replayed").inc()
             turns = [earlier.turns[choice] for choice in range(sought.asked.n)]
-            prefix = sought.plan.prefix_ids
+            prefix = sought.plan.prefix.ids
             return Replay(self.recorder.store, trial_id, dialect, sought.asked, client, turns, prefix)
         count(dialect.name, "superseded").inc()
         return {choice: turn.turn_id for choice, turn in earlier.turns.items()}
@@ -239,7 +239,7 @@ class TurnService:
     async def _place(self, recording: Recording, order: Order, n: int) -> Stream:
         """A stream for it, after a wait where every worker is busy. Meanwhile much may have become of the session.
 
-        Raises: as `Hub.place`; Gone, BudgetSpent, StoreUnavailable; Stopping.
+        Raises: as `Hub.place`; Gone, BudgetSpent, StoreUnavailable, ProxyStopping.
         """
         if not self.hub.waits(order):
             try:
@@ -272,11 +272,8 @@ class TurnService:
             turn_id=turn_id,
             job=job,
             model=facts.asked.model,
-            prefix_ids=found.prefix_ids,
-            prefix_messages=found.prefix_messages,
-            prefix_finish=found.prefix_finish,
-            tokenizer=found.tokenizer if found.prefix_ids else None,
-            beside=bool(index),
+            prefix=found.prefix,
+            full_too=bool(index),
             returns_ids=facts.asked.returns_ids,
         )
         if not index and n > 1:

@@ -153,9 +153,9 @@ class Hub:
                     raise refusal from None
                 raise
             try:
-                return worker.open(order.generate(card, self.settings.window_tokens), card, order.known_bytes)
+                return worker.open(order.generate(card, self.settings.window_tokens), card, order.refused_bytes)
             except (TooManyRequests, BodyTooLarge) as error:  # of this channel; another may have room, or take more
-                order.known_bytes = order.known_bytes or order.size_bytes()
+                order.refused_bytes = order.refused_bytes or order.size_bytes()
                 refusal = error if refusal is None or isinstance(error, TooManyRequests) else refusal
                 among = dataclasses.replace(among, avoid=among.avoid | {worker.channel})
 
@@ -190,14 +190,14 @@ class Hub:
 
     def waits(self, order: Order) -> bool:
         """Whether others wait already for what this order needs."""
-        return bool(self.waiting) and not order.beside and self.waiting.ahead(self._route(order))
+        return bool(self.waiting) and not order.full_too and self.waiting.ahead(self._route(order))
 
     def _route(self, order: Order) -> tuple[bytes | None, str | None, bool, frozenset[str]]:
         """Equal for orders that the same workers can take, but for what each avoids."""
         named = self.is_model(order.model) or any(
             card.name == order.model for worker in self._workers.values() for card in worker.models
         )
-        return order.tokenizer, order.model if named else None, has_images(order.job.messages), order.needs
+        return order.prefix.tokenizer, order.model if named else None, has_images(order.job.messages), order.needs
 
     async def count(self, trial_id: str, job: Job) -> int:
         """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -26,17 +26,32 @@ class WorkersAway(NoWorker):
     """No worker can take this now, but one may in a while: it has lost its socket, or has yet to come."""
 
 
+class PromptPrefix(NamedTuple):
+    """Recorded ids that a prompt begins with, as the worker is given them (I2).
+
+    ids: int32 LE, b"" for none. messages: how many messages of the job they cover. finish: how the turn that they end with has
+    finished. tokenizer: what they are ids of (`records.tokenizer_key`); None: there are none, so any tokenizer will do.
+    """
+
+    ids: bytes = b""
+    messages: int = 0
+    finish: str = ""
+    tokenizer: bytes | None = None
+
+
+NO_PREFIX = PromptPrefix()
+
+
 @dataclass(slots=True)
 class Order:
     """One completion to be sampled.
 
     attempt: from 0; (turn_id, attempt) fences it (I9). model: the name that was asked for.
-    tokenizer: what prefix_ids are of (`records.tokenizer_key`); None: there are none.
-    sampled_ids, shown, begun_by, version: of a completion that has begun elsewhere, what `Generate` says of it, the card of who
-        began it, and the policy version that sampled last; prefix_ids is the whole prompt then.
-    avoid: processes whose engine has failed an attempt, and channels that were lost under one. beside: it goes to a full worker
+    sampled_ids, shown, begun_by, last_version: of a completion that has begun elsewhere, what `Generate` says of it, the card of
+        who began it, and the policy version that sampled last; the prefix is the whole prompt then.
+    avoid: processes whose engine has failed an attempt, and channels that were lost under one. full_too: it goes to a full worker
         too, since it has had a place, or another choice of its request has.
-    known_bytes: `size_bytes`, once it has been refused for them. returns_ids: the client is to have the ids of its tokens.
+    refused_bytes: `size_bytes`, once it has been refused for them. returns_ids: the client is to have the ids of its tokens.
     """
 
     trial_id: str
@@ -44,17 +59,14 @@ class Order:
     job: Job
     attempt: int = 0
     model: str = ""
-    prefix_ids: bytes = b""
-    prefix_messages: int = 0
-    prefix_finish: str = ""
-    tokenizer: bytes | None = None
+    prefix: PromptPrefix = NO_PREFIX
     sampled_ids: bytes = b""
     shown: Shown | None = None
     begun_by: ModelCard | None = None
-    version: str = ""
+    last_version: str = ""
     avoid: frozenset[str] = frozenset()
-    beside: bool = False
-    known_bytes: int = 0
+    full_too: bool = False
+    refused_bytes: int = 0
     returns_ids: bool = False
 
     @property
@@ -66,14 +78,14 @@ class Order:
     def generate(self, card: ModelCard, window_tokens: int) -> Generate:
         """Its frame, but for the stream's number."""
         return Generate(
-            0, self.turn_id, self.attempt, self.trial_id, self.job, self.prefix_ids, self.prefix_messages,
-            self.prefix_finish, window_tokens, card.name, self.sampled_ids, self.shown,
+            0, self.turn_id, self.attempt, self.trial_id, self.job, self.prefix.ids, self.prefix.messages,
+            self.prefix.finish, window_tokens, card.name, self.sampled_ids, self.shown,
         )  # fmt: skip
 
     def size_bytes(self) -> int:
         """Of its frame, within some hundred bytes. Encodes it. Raises BadRequest: it can't be."""
         try:
-            return len(msgspec.msgpack.encode(self.job)) + len(self.prefix_ids) + len(self.sampled_ids)
+            return len(msgspec.msgpack.encode(self.job)) + len(self.prefix.ids) + len(self.sampled_ids)
         except (RecursionError, OverflowError) as error:
             raise BadRequest(f"the request can't be sent to a worker: {error}") from None
 
@@ -84,8 +96,8 @@ class Order:
         return (
             TAKEOVER in card.capabilities
             and (card.policy, card.synthetic) == (self.begun_by.policy, self.begun_by.synthetic)
-            and not is_older(card.policy_version, self.version)
-            and card.context_tokens > (len(self.prefix_ids) + len(self.sampled_ids)) // 4
+            and not is_older(card.policy_version, self.last_version)
+            and card.context_tokens > (len(self.prefix.ids) + len(self.sampled_ids)) // 4
         )
 
 
@@ -149,7 +161,7 @@ def place(
         if every and not offered:
             field = min(lacks(every[0][1], needed))
             raise BadRequest(f"{field} is not supported by the served model", field=field)
-    same = of_tokenizer(offered, order.tokenizer)
+    same = of_tokenizer(offered, order.prefix.tokenizer)
     if offered and not same and not order.attempt:
         raise NoTokenizer("no worker has the tokenizer that this conversation was recorded with")
     able: dict[WorkerT, ModelCard] = {}
@@ -167,7 +179,7 @@ def place(
         raise NoWorker("no connected worker can serve this request")
     # A suspect worker is better than none, and worse than waiting for one that is only busy.
     trusted = [worker for worker in able if not worker.suspect]
-    worker = choose(order.trial_id, trusted or list(able), full_too=order.beside)
+    worker = choose(order.trial_id, trusted or list(able), full_too=order.full_too)
     return worker, able[worker]
 
 

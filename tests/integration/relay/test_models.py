@@ -6,7 +6,7 @@ import pytest
 
 from steno.contracts.records import tokenizer_key
 from steno.contracts.wire.frames import Generate, ModelCard
-from steno_proxy.workers.placement import Order
+from steno_proxy.workers.placement import Order, PromptPrefix
 from steno_proxy.workers.routing import NoTokenizer
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, job
@@ -44,8 +44,12 @@ async def test_a_worker_with_several_models_is_told_which() -> None:
 async def test_recorded_ids_go_to_their_tokenizer_or_nowhere() -> None:
     async with relay() as running:
         await running.worker(TwoModels())
-        stream = running.hub.open(Order("t", "0" * 12, job(1), model="judge", tokenizer=tokenizer_key("j")))
+        stream = running.hub.open(
+            Order("t", "0" * 12, job(1), model="judge", prefix=PromptPrefix(tokenizer=tokenizer_key("j")))
+        )
         assert stream.card.name == "judge"
         await drain(stream)
         with pytest.raises(NoTokenizer):
-            running.hub.open(Order("t", "1" * 12, job(1), model="gpt-5", tokenizer=tokenizer_key("j")))
+            running.hub.open(
+                Order("t", "1" * 12, job(1), model="gpt-5", prefix=PromptPrefix(tokenizer=tokenizer_key("j")))
+            )

@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def order(number: int, size: int = SIZE, trial: str = "trial") -> Order:
     asked = job(2)
     asked.messages[0]["content"] = "x" * size
-    return Order(trial, f"{number:012x}", asked, beside=True)
+    return Order(trial, f"{number:012x}", asked, full_too=True)
 
 
 async def test_requests_beyond_what_may_wait_are_refused_and_go_once_there_is_room(small: None) -> None:

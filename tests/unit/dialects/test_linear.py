@@ -99,7 +99,7 @@ async def _planned(recorder: Recorder, recording: Recording, asked: CanonicalReq
     """Recognised, compared with what runs, on its way to a worker."""
     found = await plan(recorder, recording, job, Pace(), merges=asked.merges)
     RequestIdentity(asked, found).key("t")
-    msgspec.msgpack.encode(Generate(1, found.job, "m", found.prefix_ids, found.prefix_messages))
+    msgspec.msgpack.encode(Generate(1, found.job, "m", found.prefix.ids, found.prefix.messages))
     return found
 
 

@@ -42,7 +42,7 @@ async def test_a_reply_in_two_messages_is_gone_on_from(merges: bool, around: str
     first = await trial.said(around.format("I look."), calls=CALL)
     found = await trial.asked(HI, TEXT, CALLS, RESULT, merges=merges)
     exact = around == "{}"
-    assert (found.parent, found.fork_reason, found.prefix_messages) == (first, None, 2)
+    assert (found.parent, found.fork_reason, found.prefix.messages) == (first, None, 2)
     assert found.echoed_as == ("split" if not merges else None if exact else "space")
     assert found.job.messages[1]["content"] == around.format("I look."), "the worker is given what was sampled"
     assert contents(found.job.messages[2:]) == ["a file"] == contents(found.new_messages)
@@ -70,7 +70,7 @@ async def test_a_conversation_of_split_replies_stays_one_line() -> None:
     other = trial.replica()
     for recorder in (trial.recorder, trial.recorder, other, other):
         found = await trial.asked(*history, recorder=recorder)
-        assert (found.parent, found.prefix_messages, found.fork_reason) == (parent, 40, None)
+        assert (found.parent, found.prefix.messages, found.fork_reason) == (parent, 40, None)
         assert [message["content"] for message in found.job.messages[1::2]] == [f"I look.\n{i}\n" for i in range(20)]
         assert [len(digest) for digest in found.digests] == [16] * 41
     assert trial.store.reads == 2 * (20 + 2), "each reply once at each replica, and the path"
@@ -81,7 +81,7 @@ async def test_what_an_older_replica_recorded_message_by_message_is_gone_on_from
     trial = Trial()
     old = await trial.said("Done.", HI, user("go"), TEXT, CALLS, RESULT)
     found = await trial.asked(HI, user("go"), TEXT, CALLS, RESULT, reply("Done."), ON, user("now"), merges=True)
-    assert (found.parent, found.prefix_messages, found.fork_reason) == (old, 6, None)
+    assert (found.parent, found.prefix.messages, found.fork_reason) == (old, 6, None)
     assert len(found.new_messages) == 1 and len(found.new_digests) == 16, "what is new is one message"
     assert len(found.job.messages) == 7
     again = await trial.asked(HI, user("go"), TEXT, CALLS, RESULT, merges=True)
@@ -93,7 +93,7 @@ async def test_replicas_of_two_versions_write_one_session_and_the_longest_conver
     await trial.said("I look.", HI, calls=CALL)
     second = await trial.said("Done.", HI, TEXT, CALLS, RESULT)  # the older replica: a root
     found = await trial.asked(HI, TEXT, CALLS, RESULT, reply("Do"), reply("ne."), ON, merges=True)
-    assert (found.parent, found.prefix_messages, found.fork_reason) == (second, 5, None)
+    assert (found.parent, found.prefix.messages, found.fork_reason) == (second, 5, None)
     third = await trial.said("More.", ON, after=second)
     history = [HI, TEXT, CALLS, RESULT, reply("Do"), reply("ne."), ON, reply("Mo"), reply("re."), ON]
     fourth = await trial.said("End.", *history)  # the older one again

@@ -103,10 +103,10 @@ async def test_an_open_turn_that_runs_here_is_in_the_tree_once_it_has_ended() ->
     await here.commit(recording, *open_turn(0))
     await here.commit(recording, *turn_and_row(1))
     await here.commit(recording, *open_turn(0))
-    assert (recording.turns, recording.tree.finishes, recording.running) == (2, [OPEN, "stop"], {"000000000000": 0})
+    assert (recording.turns, recording.tree.finishes, recording.open_here) == (2, [OPEN, "stop"], {"000000000000": 0})
     await here.enter("t")
     assert await here.commit(recording, *turn_and_row(0)) == 0
-    assert (recording.tree.finishes, recording.running, recording.elsewhere) == (["stop", "stop"], {}, {})
+    assert (recording.tree.finishes, recording.open_here, recording.open_elsewhere) == (["stop", "stop"], {}, {})
 
 
 async def test_tokens_that_were_saved_while_a_turn_was_open_count_once() -> None:
@@ -115,7 +115,7 @@ async def test_tokens_that_were_saved_while_a_turn_was_open_count_once() -> None
     recording = await here.enter("t")
     for (turn, row), tokens in ((open_turn(0), 3), (open_turn(0), 3), (turn_and_row(0), 5)):
         await here.commit(recording, turn, msgspec.structs.replace(row, completion_tokens=tokens))
-        assert recording.tokens == tokens
+        assert recording.sampled_tokens == tokens
 
 
 async def test_an_open_turn_after_rows_that_are_not_read_yet_waits_for_them() -> None:
@@ -126,7 +126,7 @@ async def test_an_open_turn_after_rows_that_are_not_read_yet_waits_for_them() ->
     assert await two.commit(there, *open_turn(1)) == 1
     assert there.turns == 0
     await two.enter("t")
-    assert (there.tree.ids, there.running) == (["000000000000", "000000000001"], {"000000000001": 1})
+    assert (there.tree.ids, there.open_here) == (["000000000000", "000000000001"], {"000000000001": 1})
 
 
 class GrowsMeanwhile(MemoryStore):
@@ -169,12 +169,12 @@ async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole()
     await one.commit(here, *turn_and_row(0))
     await one.commit(here, *open_turn(1))
     there = await two.enter("t")
-    assert (there.tree.finishes, list(there.elsewhere)) == (["stop", OPEN], [1])
+    assert (there.tree.finishes, list(there.open_elsewhere)) == (["stop", OPEN], [1])
     await one.commit(here, *turn_and_row(2))
     assert (await two.enter("t")).tree.finishes == ["stop", OPEN, "stop"]
     await one.commit(here, *turn_and_row(1))
     there = await two.enter("t")
-    assert (there.tree.finishes, there.elsewhere) == (["stop"] * 3, {})
+    assert (there.tree.finishes, there.open_elsewhere) == (["stop"] * 3, {})
     await two.enter("t")
     assert reads == [0, 1, 1, 0, 3], "from the open one on; all anew once it has changed; then only what is new"
 
@@ -198,9 +198,9 @@ async def test_a_turn_that_stays_open_is_given_up_in_the_end() -> None:
     one, two = recorder(store), recorder(store, clock=lambda: now[0])
     await one.commit(await one.enter("t"), *open_turn(0))
     there = await two.enter("t")
-    assert there.elsewhere == {0: 100.0 + OPEN_WAIT_S}
+    assert there.open_elsewhere == {0: 100.0 + OPEN_WAIT_S}
     now[0] += OPEN_WAIT_S
-    assert (await two.enter("t")).elsewhere == {} and there.tree.finishes == [OPEN]
+    assert (await two.enter("t")).open_elsewhere == {} and there.tree.finishes == [OPEN]
 
 
 async def test_a_turn_whose_end_could_not_be_committed_is_what_is_on_record_of_it() -> None:
@@ -210,7 +210,7 @@ async def test_a_turn_whose_end_could_not_be_committed_is_what_is_on_record_of_i
     here.give_up(recording, "000000000000")
     assert recording.turns == 0
     await here.enter("t")
-    assert (recording.running, list(recording.elsewhere), recording.tree.partial(0)) == ({}, [0], True)
+    assert (recording.open_here, list(recording.open_elsewhere), recording.tree.partial(0)) == ({}, [0], True)
 
 
 async def test_overlapping_requests_and_an_open_turn_of_a_replica() -> None:
@@ -238,7 +238,7 @@ async def test_an_open_turn_that_is_gone_on_from_is_sealed() -> None:
     await two.seal(there, 1)
     assert there.tree.finishes == [OPEN, "stop"]
     await two.seal(there, 0)
-    assert (there.tree.finishes, there.elsewhere) == (["cancelled", "stop"], {})
+    assert (there.tree.finishes, there.open_elsewhere) == (["cancelled", "stop"], {})
     await one.commit(here, *turn_and_row(0))
     first, _ = await store.turns("t")
     assert (first.finish_reason, first.partial) == ("cancelled", True)
