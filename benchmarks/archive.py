@@ -22,7 +22,7 @@ import redis
 from steno.contracts.records import Group, Limits, Session
 from steno_proxy.archive import objects as objects_module
 from steno_proxy.archive.archiver import Archiver
-from steno_proxy.archive.objects import Objects
+from steno_proxy.archive.objects import ObjectStorage
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.redis.schema import ALL, ARCHIVED, group_index_key, group_key, status_key
@@ -120,7 +120,7 @@ async def measure(sessions: int, sampled: int, still_open: int) -> dict[str, Any
     server = RedisServer()
     try:
         with tempfile.TemporaryDirectory(prefix="steno-archive-") as folder, server.client() as client:
-            objects = Objects(folder)
+            objects = ObjectStorage(folder)
             objects_module._check = _any_will_do
             store = RedisStore(server.url, shelf=objects, **PATIENT)
             used = lambda: int(client.info("memory")["used_memory"])  # noqa: E731

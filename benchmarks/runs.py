@@ -17,7 +17,7 @@ from typing import Any
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import Group
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.settlement import Ended
+from steno_proxy.store.settlement import EndedTrial
 from tests.support.redis_server import PATIENT, RedisServer
 
 TRIALS = 64
@@ -35,7 +35,7 @@ async def made(store: RedisStore, run_id: str, size: int) -> Group:
 
 
 def end(store: RedisStore, group: Group, trial_id: str) -> Awaitable[None]:
-    trial = Ended(trial_id, group.group_id, "1.0", "train", True, {"l/1": 500, "l/2": 20})
+    trial = EndedTrial(trial_id, group.group_id, "1.0", "train", True, {"l/1": 500, "l/2": 20})
     return store.runs.ended(group.run_id, trial, time.time())
 
 

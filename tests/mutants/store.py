@@ -58,16 +58,16 @@ MUTANTS = (
     ),
     Mutant(
         "deleted-after-lease", "tokens that a lease has brought are booked as deleted too", _DECISIONS,
-        "before.outcome == TRAIN and not place.grants:", "before.outcome == TRAIN:", _MEMORY,
+        "before.outcome == TRAIN and not status.grants:", "before.outcome == TRAIN:", _MEMORY,
     ),
     Mutant(
         "takeover-takes-all", "a trainer that takes its run over ends leases of trainers that never register", _DECISIONS,
-        "place.state is State.LEASED and LeaseName(run_id, name, place.granted).epoch is not None:",
-        "place.state is State.LEASED:", _MEMORY,
+        "status.state is GroupState.LEASED and LeaseName(run_id, name, status.granted).epoch is not None:",
+        "status.state is GroupState.LEASED:", _MEMORY,
     ),
     Mutant(
         "used-for-ever", "a group that is leased again is still said to be used", _DECISIONS,
-        "grants=place.grants + 1, used=False", "grants=place.grants + 1", _MEMORY,
+        "grants=status.grants + 1, used=False", "grants=status.grants + 1", _MEMORY,
     ),
     Mutant(
         "run-not-compared", "what was decided of a run is written whatever has changed since", _WRITE,

@@ -19,8 +19,8 @@ from steno_proxy.store.redis.link import Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import RUNS, request_key, run_id_of, run_keys, run_tag
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.run_interface import Granted, alive, new_grant, superseded
-from steno_proxy.store.settlement import TRAIN, Ended, Tokens
+from steno_proxy.store.run_interface import GrantedLeases, alive, new_grant, superseded
+from steno_proxy.store.settlement import TRAIN, EndedTrial, Tokens
 
 SOURCE = Path(__file__).parents[1] / "fixtures" / "older" / "run.lua"
 SUPERSEDED = -5
@@ -47,7 +47,7 @@ class OlderRuns(RedisRuns):
         await self._run("open", group.run_id, group.created_at, *args)
         await self._link.write("ZADD", RUNS, "GT", repr(group.created_at), run_tag(group.run_id))
 
-    async def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
+    async def ended(self, run_id: str | None, trial: EndedTrial, now: float) -> None:
         args = [
             trial.group_id or "",
             trial.trial_id,
@@ -59,7 +59,7 @@ class OlderRuns(RedisRuns):
         if await self._run("ended", run_id, now, *args, *_flat(trial.tokens)):
             await self._woke(run_id)
 
-    async def settled(self, run_id: str | None, trial: Ended, now: float) -> None:
+    async def settled(self, run_id: str | None, trial: EndedTrial, now: float) -> None:
         await self._run("settled", run_id, now, f"{trial.trial_id}/{trial.life}")
 
     async def came_late(
@@ -79,7 +79,7 @@ class OlderRuns(RedisRuns):
 
     async def lease(
         self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
-    ) -> Granted:
+    ) -> GrantedLeases:
         remembered = request.request_id or ""
         args = [request.consumer, request.max_groups, at_least, repr(request.ttl_s), new_grant(epoch)]
         args.append(300 if remembered else 0)
@@ -91,7 +91,7 @@ class OlderRuns(RedisRuns):
         at = float(reply[2])
         leases = [await self._leased(request.run_id, item) for item in reply[3:]]
         waited_s = [max(0.0, at - float(item[4])) for item in reply[3:]]
-        return Granted(leases, waited_s, float(reply[1]) - at if reply[1] else None)
+        return GrantedLeases(leases, waited_s, float(reply[1]) - at if reply[1] else None)
 
     async def _leased(self, run_id: str | None, item: list[bytes]) -> Lease:
         name, grant, grants, expires, _, doc, *rest = item

@@ -32,13 +32,13 @@ class Trial:
         await self.store.refused(self.trial_id, key, began=began, now=began if now is None else now)
 
     async def commit(
-        self, began: float, asked: RetryKey | None = ASKED, *, partial: bool = False, **fields: Any
+        self, began: float, retry_key: RetryKey | None = ASKED, *, partial: bool = False, **fields: Any
     ) -> str:
         ended = {"partial": True, "finish_reason": "cancelled"} if partial else {}
         one = turn(len(self.made), **(ended | fields))
         one.timings.queued = began
         self.made[one.turn_id] = began
-        await self.store.commit(self.trial_id, one, row(one), now=began + 1.0, asked=asked)
+        await self.store.commit(self.trial_id, one, row(one), now=began + 1.0, retry_key=retry_key)
         return str(one.turn_id)
 
     async def record(self) -> dict[float, float | None]:
@@ -152,7 +152,7 @@ class RetryContract:
         one.made[attempt.turn_id] = 1.0
         for ended in ({}, {"finish_reason": "stop", "partial": False}, {"finish_reason": "stop", "partial": False}):
             now = attempt.model_copy(update=ended)
-            await store.commit("open", now, row(now), now=2.0, asked=ASKED)
+            await store.commit("open", now, row(now), now=2.0, retry_key=ASKED)
         await one.commit(3.0)
         await one.commit(2.0)
         assert await one.record() == {1.0: 3.0, 3.0: None, 2.0: None}

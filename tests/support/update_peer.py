@@ -25,7 +25,7 @@ from steno.contracts.wire.frames import (
     Prepare,
     Progress,
 )
-from steno.contracts.wire.peer import PeerState, Up
+from steno.contracts.wire.peer import PeerState, PeerUp
 from steno.contracts.wire.peer_ends import WorkerPeer
 
 
@@ -130,7 +130,7 @@ class UpdatePeer:
                 return
             assert isinstance(data, bytes)
             for event in self.peer.receive(data, time.monotonic()):
-                if isinstance(event, Up):
+                if isinstance(event, PeerUp):
                     welcomed.set_result(None)
                 elif isinstance(event, Generate):
                     self.generated.append(event)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_proxy.server.embedded_worker import Companion
+from steno_proxy.server.embedded_worker import EmbeddedWorker
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ async def test_it_is_told_where_to_dial_and_runs_until_it_is_stopped(host: str, 
         finally:
             ended.append("in order")
 
-    companion = Companion(beside, lambda: ended.append("by itself"))
+    companion = EmbeddedWorker(beside, lambda: ended.append("by itself"))
     companion.start(host, 8000, "key")
     await asyncio.sleep(0)
     await companion.stop()
@@ -44,7 +44,7 @@ async def test_its_failure_is_kept_and_told() -> None:
     async def beside(url: str, key: str) -> None:
         raise ConfigError("no such model")
 
-    companion = Companion(beside, stopped.set)
+    companion = EmbeddedWorker(beside, stopped.set)
     companion.start("127.0.0.1", 8000, "")
     await stopped.wait()
     assert isinstance(companion.failure, ConfigError) and companion.failure.message == "no such model"
@@ -57,7 +57,7 @@ async def test_an_end_without_a_reason_is_a_failure_too() -> None:
     async def beside(url: str, key: str) -> None:
         return None
 
-    companion = Companion(beside, stopped.set)
+    companion = EmbeddedWorker(beside, stopped.set)
     companion.start("127.0.0.1", 8000, "")
     await stopped.wait()
     assert isinstance(companion.failure, ConfigError)

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import TooManyRequests
-from steno_proxy.auth.rate_limit import MOST_REFUSED, MOST_TRIALS, REFUSED_S, SWEEP_AT, Rates, Refused, body_digest
+from steno_proxy.auth.rate_limit import (
+    MOST_REFUSED,
+    MOST_TRIALS,
+    REFUSED_S,
+    SWEEP_AT,
+    RateLimiter,
+    RefusedRequests,
+    body_digest,
+)
 
 
 class Clock:
@@ -19,7 +27,7 @@ class Clock:
 
 
 def test_without_rates_nothing_is_counted() -> None:
-    rates = Rates()
+    rates = RateLimiter()
     for _ in range(1000):
         rates.enter("t")
     rates.leave("t")
@@ -28,7 +36,7 @@ def test_without_rates_nothing_is_counted() -> None:
 
 def test_a_burst_then_the_rate_and_retry_after_is_when_it_is_let_in() -> None:
     clock = Clock()
-    rates = Rates(per_s=2.0, burst=3, clock=clock)
+    rates = RateLimiter(per_s=2.0, burst=3, clock=clock)
     for _ in range(3):
         rates.enter("t")
     for _ in range(5):  # who is refused does not push its own time away
@@ -48,7 +56,7 @@ def test_a_burst_then_the_rate_and_retry_after_is_when_it_is_let_in() -> None:
 
 
 def test_so_many_at_once_and_a_place_that_is_left_is_free() -> None:
-    rates = Rates(streams=2, clock=Clock())
+    rates = RateLimiter(streams=2, clock=Clock())
     rates.enter("t")
     rates.enter("t")
     with pytest.raises(TooManyRequests, match="2 requests in flight") as refused:
@@ -61,7 +69,7 @@ def test_so_many_at_once_and_a_place_that_is_left_is_free() -> None:
 
 def test_a_refusal_for_the_streams_costs_nothing_of_the_rate() -> None:
     clock = Clock()
-    rates = Rates(per_s=1.0, burst=2, streams=1, clock=clock)
+    rates = RateLimiter(per_s=1.0, burst=2, streams=1, clock=clock)
     rates.enter("t")
     for _ in range(10):
         with pytest.raises(TooManyRequests, match="in flight"):
@@ -72,7 +80,7 @@ def test_a_refusal_for_the_streams_costs_nothing_of_the_rate() -> None:
 
 def test_memory_follows_those_at_work() -> None:
     clock = Clock()
-    rates = Rates(per_s=1.0, burst=1, streams=5, clock=clock)
+    rates = RateLimiter(per_s=1.0, burst=1, streams=5, clock=clock)
     rates.enter("stays")
     for number in range(50 * SWEEP_AT):
         clock.now += 0.01
@@ -85,7 +93,7 @@ def test_memory_follows_those_at_work() -> None:
 @given(st.lists(st.floats(0.0, 5.0), max_size=60), st.integers(1, 5))
 def test_never_more_than_the_burst_and_the_rate_in_any_stretch(gaps: list[float], burst: int) -> None:
     clock, let_in = Clock(), []
-    rates = Rates(per_s=1.0, burst=burst, clock=clock)
+    rates = RateLimiter(per_s=1.0, burst=burst, clock=clock)
     for gap in gaps:
         clock.now += gap
         try:
@@ -100,7 +108,7 @@ def test_never_more_than_the_burst_and_the_rate_in_any_stretch(gaps: list[float]
 
 def test_a_refused_request_is_remembered_for_one_retry_and_for_its_time() -> None:
     clock = Clock()
-    refused = Refused(clock)
+    refused = RefusedRequests(clock)
     for body in (b"a", b"a", b"b"):
         refused.note("t", body_digest(body).digest())
     assert not refused.take("other", b"a") and not refused.take("t", b"c")
@@ -110,7 +118,7 @@ def test_a_refused_request_is_remembered_for_one_retry_and_for_its_time() -> Non
 
 
 def test_what_is_remembered_of_refused_requests_is_bounded() -> None:
-    refused = Refused(Clock())
+    refused = RefusedRequests(Clock())
     for number in range(MOST_REFUSED + 10):
         refused.note("t", body_digest(b"%d" % number).digest())
     assert not refused.has_room("t") and refused.has_room("u")
@@ -122,7 +130,7 @@ def test_what_is_remembered_of_refused_requests_is_bounded() -> None:
 
 def test_refusals_that_nobody_asked_for_again_make_room_after_their_time() -> None:
     clock = Clock()
-    refused = Refused(clock)
+    refused = RefusedRequests(clock)
     for number in range(MOST_REFUSED):
         refused.note("t", body_digest(b"%d" % number).digest())
     clock.now += REFUSED_S - 1

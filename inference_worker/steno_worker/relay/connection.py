@@ -35,7 +35,7 @@ from steno.contracts.wire.frames import (
     Prepare,
 )
 from steno.contracts.wire.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS, TO_PROXY
-from steno.contracts.wire.peer import EVENTS_SHARE, HANDSHAKE_S, Drop, Event, Lost, PeerState, Up
+from steno.contracts.wire.peer import EVENTS_SHARE, HANDSHAKE_S, ChannelLost, DropSocket, Event, PeerState, PeerUp
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
 from steno_worker.interfaces import Engine
@@ -104,7 +104,7 @@ class ProxyConnection:
         on_engine_death: Callable[[str], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.url = url
-        self.refused: Lost | None = None
+        self.refused: ChannelLost | None = None
         self._settings = settings
         self._boot_id = boot_id
         self._engine = engine
@@ -262,7 +262,7 @@ class ProxyConnection:
                 self._touch()
         except ProtocolError as error:
             self._peer.fail(error.message, self._clock())
-            self._handle(Lost("protocol_error", error.message))
+            self._handle(ChannelLost("protocol_error", error.message))
             raise
 
     async def _write(self, websocket: ClientConnection) -> None:
@@ -279,12 +279,12 @@ class ProxyConnection:
     # -- what happens
 
     def _handle(self, event: Frame | Event) -> None:
-        if isinstance(event, Up):
+        if isinstance(event, PeerUp):
             logger.info("connected to %s, %s", self.url, "resumed" if event.resumed else "new")
             self._connected = True
             if not event.resumed and self._announced is not None:
                 self.send(self._announced)
-        elif isinstance(event, Lost):
+        elif isinstance(event, ChannelLost):
             if event.code in REFUSALS:
                 self.refused = event
             if not self._leaving:
@@ -294,7 +294,7 @@ class ProxyConnection:
             self._updates.forget(self._outlet)
             self._abandon()
             self._begin(self._peer)
-        elif isinstance(event, Drop) and self._closing is not None and not self._closing.done():
+        elif isinstance(event, DropSocket) and self._closing is not None and not self._closing.done():
             self._closing.set_result((event.close_code, event.reason))
 
     def _abandon(self) -> None:

@@ -17,9 +17,9 @@ from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, Trial
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.config import ProxySettings
-from steno_proxy.policies.keeper import Policies
+from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.session_cache.cache import Recorder
-from steno_proxy.session_cache.store_room import Room
+from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.workers.hub import Hub
 
@@ -49,9 +49,9 @@ class Services:
     store: SessionStore
     recorder: Recorder
     hub: Hub
-    policies: Policies
+    policies: PolicyKeeper
     ports: Ports | None
-    room: Room
+    capacity: StoreCapacity
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 

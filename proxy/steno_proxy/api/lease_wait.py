@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from steno.contracts.leases import Lease, LeaseRequest
 from steno_proxy import metrics
-from steno_proxy.store.run_interface import Granted, RunStore
+from steno_proxy.store.run_interface import GrantedLeases, RunStore
 
 LOOK_S = 5.0
 """The longest sleep: a wake-up from another replica may be lost."""
@@ -68,7 +68,7 @@ async def _sleep(seconds: float, *until: asyncio.Event) -> None:
             wait.cancel()
 
 
-def _count(granted: Granted) -> None:
+def _count(granted: GrantedLeases) -> None:
     for found, waited_s in zip(granted.leases, granted.waited_s, strict=True):
         metrics.LEASES.labels("granted" if found.grants == 1 else "returned").inc()
         if found.grants == 1:

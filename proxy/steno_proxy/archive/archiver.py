@@ -18,7 +18,7 @@ from steno.contracts.errors import ArchiveUnreadable, StenoError
 from steno.contracts.records import Session
 from steno_proxy import metrics
 from steno_proxy.archive.lines import PackedSession, members, pack, unpack_head
-from steno_proxy.archive.objects import Identity, Objects
+from steno_proxy.archive.objects import ArchiveIdentity, ObjectStorage
 from steno_proxy.store.places import ArchivePlace, run_mark
 from steno_proxy.store.redis.store import RedisStore
 
@@ -44,7 +44,7 @@ class _Ready(NamedTuple):
 class Archiver:
     """Args: clock: Unix seconds, for the names of objects."""
 
-    def __init__(self, store: RedisStore, objects: Objects, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: RedisStore, objects: ObjectStorage, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._objects = objects
         self._clock = clock
@@ -95,7 +95,7 @@ class Archiver:
                     "archive of its own; where this one replaces the other, remove archive.json, and this one lists what is there"
                 )
             log.warning("%s has lost its data: taking the archive %s, and listing its sessions again", here.redis, url)
-        await self._objects.begin(Identity(mine, self._store.home))
+        await self._objects.begin(ArchiveIdentity(mine, self._store.home))
         if not await self._list_again():
             return False
         await self._store.keep(KEPT, mine.encode())

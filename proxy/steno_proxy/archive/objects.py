@@ -26,14 +26,14 @@ T = TypeVar("T")
 IDENTITY = "archive.json"
 
 
-class Identity(NamedTuple):
+class ArchiveIdentity(NamedTuple):
     """Of an archive. id: what its Redis made once. redis: where that is (`home_of`)."""
 
     id: str
     redis: str
 
 
-class Objects:
+class ObjectStorage:
     """Args: url: a folder, or PROTOCOL://…. Raises: ConfigError: no such protocol, or its package is not installed."""
 
     def __init__(self, url: str) -> None:
@@ -63,19 +63,19 @@ class Objects:
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise ArchiveUnreadable(f"the archive {self.url} failed: {why}") from error
 
-    async def identity(self) -> Identity | None:
+    async def identity(self) -> ArchiveIdentity | None:
         """Whose archive this is; None: nobody's yet."""
 
-        def look() -> Identity | None:
+        def look() -> ArchiveIdentity | None:
             path = self._path(IDENTITY)
             if not self._fs.exists(path):
                 return None
             found = json.loads(self._fs.cat_file(path))
-            return Identity(str(found["id"]), str(found.get("redis")))
+            return ArchiveIdentity(str(found["id"]), str(found.get("redis")))
 
         return await self._done(look)
 
-    async def begin(self, identity: Identity) -> None:
+    async def begin(self, identity: ArchiveIdentity) -> None:
         """It is this Redis's archive from here on."""
         data = json.dumps({"format": 1, **identity._asdict()}).encode() + b"\n"
         await self._done(self._write, self._path(IDENTITY), data)

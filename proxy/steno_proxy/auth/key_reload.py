@@ -23,7 +23,7 @@ LOOK_S = 2.0
 NAMES = ("admin_key", "worker_key", "trial_secret", "metrics_key")
 
 
-class Rotation:
+class KeyReloader:
     """Args: settings: with the files that its secrets came from. on_change: called after the keyring has changed."""
 
     def __init__(self, keys: Keyring, settings: ProxySettings, on_change: Callable[[], None]) -> None:

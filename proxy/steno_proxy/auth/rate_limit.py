@@ -32,7 +32,7 @@ class _Trial:
         self.running = 0
 
 
-class Rates:
+class RateLimiter:
     """Args:
     per_s: requests a second that a trial may go on with; None: any.
     burst: requests that it may be ahead of that, at least 1.
@@ -54,7 +54,7 @@ class Rates:
         self._asked_for = per_s is not None or streams is not None
         self._trials: dict[str, _Trial] = {}
         self._sweep_at = SWEEP_AT
-        self.refused = Refused(clock)
+        self.refused = RefusedRequests(clock)
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -94,7 +94,7 @@ class Rates:
         self._sweep_at = max(SWEEP_AT, 2 * len(self._trials))
 
 
-class Refused:
+class RefusedRequests:
     """Requests that were refused before anybody had looked at them. SDKs send them again with a mark, and such a retry repeats
     nothing: an identical sibling's answer is not its own. Each is good for one retry."""
 

@@ -23,7 +23,7 @@ SLICE_BYTES = 1 << 20
 _OTHERS = bytes(set(range(256)) - set(b'"{[,'))
 
 
-class Nodes:
+class NodeCounter:
     """A count that goes on from piece to piece of one JSON text. Up to where the text is no JSON it is exact.
 
     nodes: objects and arrays. values: all, them included, without keys; what is empty may count twice.
@@ -67,7 +67,7 @@ def check_nodes(body: bytes, most_nodes: int) -> Iterator[None]:
 
     Raises: BodyTooLarge: more objects and arrays than `most_nodes`, more values or escapes than go with it.
     """
-    found, most_values = Nodes(), VALUES_PER_NODE * most_nodes
+    found, most_values = NodeCounter(), VALUES_PER_NODE * most_nodes
     for at in range(0, len(body), SLICE_BYTES):
         found.take(body[at : at + SLICE_BYTES])
         if found.nodes > most_nodes:
@@ -100,7 +100,7 @@ def check_arguments(messages: Sequence[Message], most_nodes: int) -> Iterator[No
         for call in calls:
             arguments: str = call["function"]["arguments"]
             if "," in arguments or "[" in arguments:
-                found, raw = Nodes(), arguments.encode("utf-8", "replace")
+                found, raw = NodeCounter(), arguments.encode("utf-8", "replace")
                 for at in range(0, len(raw), SLICE_BYTES):
                     found.take(raw[at : at + SLICE_BYTES])
                     yield

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steno.contracts.policy import PolicyView
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.update import Do, MemberFrame, UpdateRun
+from steno_proxy.policies.update import FrameKind, MemberFrame, UpdateRun
 
 KEPT_RUNS = 8
 """Updates of a policy that are kept in memory; older ones are in the store for a while."""
@@ -22,11 +22,11 @@ class FrameOrder(NamedTuple):
     """A frame that is to be sent to a worker."""
 
     worker_id: str
-    do: Do
+    do: FrameKind
     run: UpdateRun
 
 
-class Book:
+class PolicyUpdates:
     """Attributes:
     posted: the newest update. active: the one that workers are brought to. in_force: the newest that one has served.
     gate, marked: grows whenever `behind` may answer otherwise than before; as far as workers were marked accordingly.

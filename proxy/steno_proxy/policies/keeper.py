@@ -19,10 +19,10 @@ from steno.contracts.lenient import read_json
 from steno.contracts.policy import ModelName, PolicyView, Update, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
 from steno_proxy import metrics
-from steno_proxy.policies.book import Book, FrameOrder
-from steno_proxy.policies.model_names import KeptModelNames, policies_of
+from steno_proxy.policies.book import FrameOrder, PolicyUpdates
+from steno_proxy.policies.model_names import ServedModelNames, policies_of
 from steno_proxy.policies.specs import check, recorded
-from steno_proxy.policies.update import Do, UpdateRun
+from steno_proxy.policies.update import FrameKind, UpdateRun
 from steno_proxy.policies.upload import Upload
 from steno_proxy.store.policies import PolicyStore, UpdateRow
 from steno_proxy.workers.worker_channel import WorkerChannel
@@ -35,7 +35,7 @@ SETTLE_S = 3.0
 CAPABILITY = "policy_updates"
 
 
-class Policies:
+class PolicyKeeper:
     """What becomes of every policy, at this replica. Keeps the hub's `Watcher` protocol.
 
     Attributes: names: of models that workers have served. on_names: called when they have changed, for turns that wait for one.
@@ -46,11 +46,11 @@ class Policies:
         self, store: PolicyStore, *, clock: Callable[[], float] = time.time, settle_s: float = SETTLE_S
     ) -> None:
         self._store = store
-        self.names = KeptModelNames(store)
+        self.names = ServedModelNames(store)
         self.on_names: Callable[[], None] = lambda: None
         self._clock = clock
         self._settled_at = clock() + settle_s
-        self._books: dict[str, Book] = {}
+        self._books: dict[str, PolicyUpdates] = {}
         self._workers: dict[str, WorkerChannel] = {}
         self._unsure: set[str] = set()  # workers whose new version only the store may know
         self._uploading: Counter[tuple[str, str]] = Counter()
@@ -125,7 +125,9 @@ class Policies:
                 for card in worker.models:
                     serving.setdefault(card.policy, {}).setdefault(card.policy_version, []).append(worker.id)
         return [
-            (self._books.get(policy) or Book(policy)).view({version: sorted(ids) for version, ids in found.items()})
+            (self._books.get(policy) or PolicyUpdates(policy)).view(
+                {version: sorted(ids) for version, ids in found.items()}
+            )
             for policy, found in sorted(serving.items())
         ]
 
@@ -137,7 +139,7 @@ class Policies:
         ]
 
     async def retire(self, name: str) -> None:
-        """Raises: as `KeptModelNames.retire`."""
+        """Raises: as `ServedModelNames.retire`."""
         await self.names.retire(name, self._serving(name))
         self.on_names()
 
@@ -258,7 +260,7 @@ class Policies:
         for worker in [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]:
             self._mark(worker)
 
-    async def _learn_served(self, book: Book, update_id: str) -> None:
+    async def _learn_served(self, book: PolicyUpdates, update_id: str) -> None:
         run = book.runs.get(update_id)
         if run is None:
             try:
@@ -286,7 +288,7 @@ class Policies:
 
     # -- what is to be done
 
-    def _carry_out(self, book: Book, orders: Iterable[FrameOrder]) -> None:
+    def _carry_out(self, book: PolicyUpdates, orders: Iterable[FrameOrder]) -> None:
         """Send what was decided, and see to everything that may follow from the facts."""
         for order in orders:
             worker = self._workers.get(order.worker_id)
@@ -296,12 +298,12 @@ class Policies:
         self._arm()
         self._notify()
 
-    def _order(self, book: Book, worker: WorkerChannel, order: FrameOrder) -> None:
+    def _order(self, book: PolicyUpdates, worker: WorkerChannel, order: FrameOrder) -> None:
         update_id = order.run.update_id
         try:
-            if order.do is Do.PREPARE:
+            if order.do is FrameKind.PREPARE:
                 worker.send(Prepare(update_id, order.run.spec_json))
-            elif order.do is Do.APPLY:
+            elif order.do is FrameKind.APPLY:
                 worker.send(Apply(update_id))
             else:
                 worker.send(Abandon(update_id))
@@ -309,7 +311,7 @@ class Policies:
             failed = Progress(update_id, "failed", code=error.code, message=error.message)
             self._carry_out(book, book.progress(worker.id, failed, self._clock()))
 
-    def _note(self, book: Book) -> None:
+    def _note(self, book: PolicyUpdates) -> None:
         """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
         for run in book.runs.values():
             if run.ended and not run.noted:
@@ -347,7 +349,7 @@ class Policies:
             return
         try:
             worker.offer(chunk)
-        except StenoError as error:  # not confirmed in time, so it is sent again (`Cursor.rewind`)
+        except StenoError as error:  # not confirmed in time, so it is sent again (`ShardCursor.rewind`)
             log.warning(
                 "can't send bytes of an update to worker %s now (update %s): %s",
                 worker_id,
@@ -395,8 +397,8 @@ class Policies:
         """Whether there are bytes to upload that nobody is uploading."""
         return any(not self._uploading[run.update_id, want.shard] for want in run.wants())
 
-    def _book(self, policy: str) -> Book:
-        return self._books.setdefault(policy, Book(policy))
+    def _book(self, policy: str) -> PolicyUpdates:
+        return self._books.setdefault(policy, PolicyUpdates(policy))
 
     def _find(self, update_id: str) -> UpdateRun | None:
         return next((book.runs[update_id] for book in self._books.values() if update_id in book.runs), None)

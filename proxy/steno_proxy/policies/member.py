@@ -1,6 +1,7 @@
 """One worker in one update: how far it is, and which bytes it lacks. No I/O; time is an argument, in seconds.
 
-A worker says where it stands (`Progress`); what was sent to it and not confirmed yet is only known here. Both meet in `Cursor`.
+A worker says where it stands (`Progress`); this side alone knows what was sent to it and is not
+confirmed yet. Both meet in `ShardCursor`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ RESEND_S = 10.0
 
 
 @dataclass(slots=True)
-class Cursor:
+class ShardCursor:
     """Bytes of the one shard that a worker asks for (`stream`).
 
     confirmed: the next byte it lacks, as it said. sent: the next byte to send. limit: the first that it has given no credit for.
@@ -69,7 +70,7 @@ class Cursor:
 
 
 @dataclass(slots=True)
-class Member:
+class UpdateMember:
     """A worker of the update's policy.
 
     awaited: the others are not told to load before this one is ready, or has failed, or the deadline has passed.
@@ -80,7 +81,7 @@ class Member:
     awaited: bool
     state: MemberState = "waiting"
     received: int = 0
-    cursor: Cursor | None = None
+    cursor: ShardCursor | None = None
     pause_s: float | None = None
     load_s: float | None = None
     error: str | None = None

@@ -22,7 +22,7 @@ MOST_NAMES = 1024
 MOST_CHARS = 256
 
 
-class KeptModelNames:
+class ServedModelNames:
     """As far as this replica knows: others' news come with `sync`. What is served is told by name, with the name's policy."""
 
     def __init__(self, store: PolicyStore) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from steno.contracts.errors import ProtocolError
 from steno.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.member import RESEND_S, Cursor, Member
+from steno_proxy.policies.member import RESEND_S, ShardCursor, UpdateMember
 
 LOADING_S = 60.0
 """What a worker gets at least to load what it was told to, also when the deadline is that near."""
@@ -28,7 +28,7 @@ MISSED = "missed: sent over nccl without this worker, which gets the next versio
 STATES = frozenset({"waiting", "receiving", "ready", "loading", "served", "failed"})
 
 
-class Do(Enum):
+class FrameKind(Enum):
     PREPARE = "prepare"
     APPLY = "apply"
     ABANDON = "abandon"
@@ -38,7 +38,7 @@ class MemberFrame(NamedTuple):
     """A frame that is to be sent."""
 
     worker_id: str
-    do: Do
+    do: FrameKind
 
 
 class UpdateRun:
@@ -64,7 +64,7 @@ class UpdateRun:
         self.noted = state != "running"  # that it has ended, by whoever carries out what is decided here
         self.applied = state != "running"
         self.served = state == "done"  # by some worker, at some time
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, UpdateMember] = {}
         self.sizes = {shard.name: shard.size for shard in spec.manifest.shards}
         self._order = {shard.name: place for place, shard in enumerate(spec.manifest.shards)}
         self._settle_until = settle_until
@@ -77,7 +77,7 @@ class UpdateRun:
         """A worker of this policy is there, new or started again. version: what it serves, "" if that is not to be trusted."""
         before = self.members.get(worker_id)
         awaited = before.awaited if before is not None else now <= self._settle_until
-        member = self.members[worker_id] = Member(worker_id, awaited and not self.applied)
+        member = self.members[worker_id] = UpdateMember(worker_id, awaited and not self.applied)
         if before is not None:
             member.attempts = before.attempts
         if version == self.version:
@@ -145,7 +145,7 @@ class UpdateRun:
             return []
         for member in self.members.values():
             if member.state in ("waiting", "receiving", "ready"):
-                self._steps.append(MemberFrame(member.worker_id, Do.ABANDON))
+                self._steps.append(MemberFrame(member.worker_id, FrameKind.ABANDON))
             member.cursor = None
         self.state, self.ended_at = "superseded", now if self.ended_at is None else self.ended_at
         return self._taken()
@@ -157,7 +157,7 @@ class UpdateRun:
         for member in self.members.values():
             if member.state != "served":
                 member.state, member.attempts, member.retry_at, member.awaited = "waiting", 0, None, True
-                self._steps.append(MemberFrame(member.worker_id, Do.PREPARE))
+                self._steps.append(MemberFrame(member.worker_id, FrameKind.PREPARE))
         return self._advance(now)
 
     # -- what it has come to
@@ -218,20 +218,20 @@ class UpdateRun:
 
     # -- decisions
 
-    def _serve(self, member: Member) -> None:
+    def _serve(self, member: UpdateMember) -> None:
         self.served = True
         member.serve()
 
-    def _ask(self, member: Member, now: float) -> None:
+    def _ask(self, member: UpdateMember, now: float) -> None:
         if self.spec.transport == "nccl" and self.applied:
             # All receive together or not at all: a group that has gone without it would let it wait for ever.
             member.fail(f"{MISSED}: {member.error}" if member.error else MISSED, now)
             member.retry_at = None
             return
         member.state, member.retry_at = "waiting", None
-        self._steps.append(MemberFrame(member.worker_id, Do.PREPARE))
+        self._steps.append(MemberFrame(member.worker_id, FrameKind.PREPARE))
 
-    def _receiving(self, member: Member, said: Progress, now: float) -> None:
+    def _receiving(self, member: UpdateMember, said: Progress, now: float) -> None:
         if self.spec.transport != "stream":
             return
         size = self.sizes.get(said.shard)
@@ -241,13 +241,13 @@ class UpdateRun:
         if member.cursor is not None and member.cursor.shard == said.shard:
             member.cursor.report(said.offset, credit, now)
         else:
-            member.cursor = Cursor(said.shard, said.offset, said.offset, said.offset + credit, now)
+            member.cursor = ShardCursor(said.shard, said.offset, said.offset, said.offset + credit, now)
 
-    def _apply(self, member: Member, now: float) -> None:
+    def _apply(self, member: UpdateMember, now: float) -> None:
         member.state, member.applied_at, member.cursor = "loading", now, None
-        self._steps.append(MemberFrame(member.worker_id, Do.APPLY))
+        self._steps.append(MemberFrame(member.worker_id, FrameKind.APPLY))
 
-    def _load_until(self, member: Member) -> float:
+    def _load_until(self, member: UpdateMember) -> float:
         return max(self.since + self.spec.deadline_s, member.applied_at + LOADING_S)
 
     def _advance(self, now: float) -> list[MemberFrame]:
@@ -270,18 +270,18 @@ class UpdateRun:
             self.state, self.ended_at = "done", now
             # Those that came while it rested were not asked.
             self._steps += [
-                MemberFrame(member.worker_id, Do.PREPARE) for member in members if member.state == "waiting"
+                MemberFrame(member.worker_id, FrameKind.PREPARE) for member in members if member.state == "waiting"
             ]
         return self._taken()
 
-    def _name_late(self, members: list[Member], now: float) -> None:
+    def _name_late(self, members: list[UpdateMember], now: float) -> None:
         for member in members:
             if not member.settled and member.state in ("waiting", "receiving"):
                 cursor = member.cursor
                 member.fail("deadline: not received in time", now)
                 member.cursor = cursor  # it goes on receiving, and loads when it is ready
 
-    def _go(self, members: list[Member], late: bool, now: float) -> None:
+    def _go(self, members: list[UpdateMember], late: bool, now: float) -> None:
         """Have them all load, if none is to be waited for."""
         waited = [member for member in members if member.awaited and member.state in ("waiting", "receiving")]
         ready = [member for member in members if member.state == "ready"]
@@ -290,7 +290,7 @@ class UpdateRun:
             for member in ready:
                 self._apply(member, now)
 
-    def _end(self, members: list[Member], late: bool, now: float) -> None:
+    def _end(self, members: list[UpdateMember], late: bool, now: float) -> None:
         """Those that went away are waited for until the deadline if they are all there was: somebody will start them again."""
         settling = now < self._settle_until and not late
         if settling or not all(member.settled for member in members):

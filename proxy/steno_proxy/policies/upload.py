@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from steno.contracts.policy import ShardEntry
 from steno.contracts.wire.frames import Chunk
 from steno_proxy import metrics
-from steno_proxy.policies.member import Cursor
+from steno_proxy.policies.member import ShardCursor
 from steno_proxy.policies.update import UpdateRun
 
 CHUNK_BYTES = 256 * 1024
@@ -89,9 +89,9 @@ class Upload:
             return True
         return self._clock() - self._full_since.setdefault(worker_id, self._clock()) >= PATIENCE_S
 
-    def _positions(self, size: int) -> tuple[dict[str, Cursor], list[int]]:
+    def _positions(self, size: int) -> tuple[dict[str, ShardCursor], list[int]]:
         """Who lacks the next byte, and where, within `size` bytes, others begin to lack some."""
-        here: dict[str, Cursor] = {}
+        here: dict[str, ShardCursor] = {}
         ahead: list[int] = []
         if self.run.state == "superseded":
             return here, ahead
@@ -105,7 +105,7 @@ class Upload:
                 ahead.append(cursor.sent)
         return here, ahead
 
-    def _chunk(self, takers: dict[str, Cursor], data: bytes) -> None:
+    def _chunk(self, takers: dict[str, ShardCursor], data: bytes) -> None:
         frame = Chunk(self.run.update_id, self.shard.name, self.at, data, zlib.crc32(data))
         for worker_id, cursor in takers.items():
             cursor.advance(self.at + len(data), self._clock())

@@ -34,24 +34,24 @@ from steno_proxy.api.agents.lookup import HealthProbes
 from steno_proxy.api.bodies_in_flight import BodiesInFlight
 from steno_proxy.api.common import Ports, Services, admin
 from steno_proxy.api.control import groups, leases, ops, policy, runs, sessions, workers
-from steno_proxy.api.door import Door
+from steno_proxy.api.origin_guard import OriginGuard
 from steno_proxy.auth import generated_keys
-from steno_proxy.auth.key_reload import Rotation
+from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
-from steno_proxy.auth.rate_limit import Rates
+from steno_proxy.auth.rate_limit import RateLimiter
 from steno_proxy.config import ProxySettings
 from steno_proxy.pace import Pace
-from steno_proxy.policies.keeper import Policies
+from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.server.accepting import Acceptor
-from steno_proxy.server.embedded_worker import Beside, Companion
+from steno_proxy.server.embedded_worker import Beside, EmbeddedWorker
 from steno_proxy.server.front import Application, on_http_error, on_steno_error, on_surprise, on_validation_error
-from steno_proxy.server.heap import Heap
+from steno_proxy.server.heap import HeapTrimmer
 from steno_proxy.server.http_protocol import BoundedHttp
 from steno_proxy.server.listeners import BACKLOG, listeners
 from steno_proxy.server.store_startup import begin
 from steno_proxy.session_cache.cache import Recorder
-from steno_proxy.session_cache.note_writer import Notebook
-from steno_proxy.session_cache.store_room import Room
+from steno_proxy.session_cache.note_writer import NoteWriter
+from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.service import TurnService
@@ -83,17 +83,17 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     hub = Hub(relay_settings(settings, keys), proxy_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
     hub.is_worker = keys.is_worker
     keys.generation_of = lambda trial_id: _generation(store, trial_id)
-    rotation = Rotation(keys, settings, hub.revoke)
-    rates = Rates(settings.trial_requests_per_s, settings.trial_burst, settings.trial_streams)
+    key_reloader = KeyReloader(keys, settings, hub.revoke)
+    rates = RateLimiter(settings.trial_requests_per_s, settings.trial_burst, settings.trial_streams)
     ports = Ports() if settings.control_port is not None else None
-    policies = hub.watcher = Policies(store.policies)
+    policies = hub.watcher = PolicyKeeper(store.policies)
     hub.is_model, hub.has_default = policies.names.__contains__, policies.names.has_default
     policies.on_names = hub.waiting.wake
-    room = Room(store)
-    recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, room=room)
+    capacity = StoreCapacity(store)
+    recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, capacity=capacity)
     turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
-    notebook = Notebook(store)
-    heap = Heap()
+    note_writer = NoteWriter(store)
+    heap = HeapTrimmer()
     bodies = BodyReader(
         max_bytes=settings.max_body_bytes,
         timeout_s=settings.body_timeout_s,
@@ -106,10 +106,10 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         heap.fix_threshold()
         opening = await begin(store, keys)
-        sweeper = asyncio.create_task(_sweep(store, recorder, settings, room, archiver))
+        sweeper = asyncio.create_task(_sweep(store, recorder, settings, capacity, archiver))
         keeper = asyncio.create_task(policies.run())
-        noting = asyncio.create_task(notebook.run())
-        rotating = asyncio.create_task(rotation.run()) if rotation else None
+        noting = asyncio.create_task(note_writer.run())
+        rotating = asyncio.create_task(key_reloader.run()) if key_reloader else None
         try:
             yield
         finally:
@@ -121,7 +121,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
             await hub.close()
             policies.close()
             await recorder.close()
-            await notebook.flush()
+            await note_writer.flush()
             await store.close()
 
     app = Application(
@@ -138,15 +138,15 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     )
     app.state.hub = hub
     app.state.turns = turns
-    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports, room)
-    app.state.rotation = rotation
+    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports, capacity)
+    app.state.key_reloader = key_reloader
     app.ports = ports
-    app.door = Door.of(settings)
+    app.origin_guard = OriginGuard.of(settings)
     bounds: dict[str, Any] = {
         "keepalive_s": settings.keepalive_s,
         "bodies": bodies,
         "rates": rates,
-        "notebook": notebook,
+        "note_writer": note_writer,
     }
     agents = generation.routes(turns, hub, keys, chat_reasoning=settings.chat_reasoning, **bounds)
     token_bounds = {name: bounds[name] for name in ("bodies", "rates")}
@@ -195,13 +195,13 @@ def _store(settings: ProxySettings, pace: Pace) -> tuple[SessionStore, Archiver 
     if settings.redis_url is None:
         return MemoryStore(), None
     from steno_proxy.archive.archiver import Archiver
-    from steno_proxy.archive.objects import Objects
+    from steno_proxy.archive.objects import ObjectStorage
     from steno_proxy.store.redis.store import RedisStore
-    from steno_proxy.store.redis.wait import Wait
+    from steno_proxy.store.redis.wait import ReplicaWait
 
-    wait = Wait(settings.redis_wait_replicas, settings.redis_wait_s) if settings.redis_wait_replicas else None
+    wait = ReplicaWait(settings.redis_wait_replicas, settings.redis_wait_s) if settings.redis_wait_replicas else None
     url = settings.archive_url
-    objects = Objects(url) if url is not None else None
+    objects = ObjectStorage(url) if url is not None else None
     store = RedisStore(settings.redis_url, wait=wait, pace=pace, shelf=objects)
     return store, Archiver(store, objects) if objects is not None else None
 
@@ -213,7 +213,7 @@ TIGHT_S = 60.0
 
 
 async def _sweep(
-    store: SessionStore, recorder: Recorder, settings: ProxySettings, room: Room, archiver: Archiver | None
+    store: SessionStore, recorder: Recorder, settings: ProxySettings, capacity: StoreCapacity, archiver: Archiver | None
 ) -> None:
     """Archive or delete ended sessions that are past their retention, and end those whose time is over, for as long as the
     proxy runs."""
@@ -222,14 +222,14 @@ async def _sweep(
     while True:
         await asyncio.sleep(settings.sweep_s)
         try:
-            await room.look()
+            await capacity.look()
             await store.runs.close_due()
             dropped = await store.expire(now=time.time(), retention_s=deleted_after_s)
             await recorder.end_timed_out()
             if dropped:
                 log.info("%d sessions were past their retention of %.0f s and are deleted", dropped, deleted_after_s)
             if archiver is not None:
-                after_s = min(archived_after_s, TIGHT_S) if room.tight else archived_after_s
+                after_s = min(archived_after_s, TIGHT_S) if capacity.tight else archived_after_s
                 if moved := await archiver.round(now=time.time(), retention_s=after_s):
                     log.info("%d sessions went to the archive", moved)
         except StenoError as error:
@@ -250,10 +250,10 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._turns = turns
         self._services: Services = state.services
-        self._rotation: Rotation = state.rotation
+        self._key_reloader: KeyReloader = state.key_reloader
         self._looking: asyncio.Task[None] | None = None
         self._shutdown_s = shutdown_s
-        self.companion = Companion(beside, self._stop) if beside else None
+        self.companion = EmbeddedWorker(beside, self._stop) if beside else None
 
     def _stop(self) -> None:
         self.should_exit = True
@@ -288,7 +288,7 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what has been imported and wired stays: full collections need not look at it, and pause the streams less
         gc.set_threshold(*GC_THRESHOLDS)
-        if self._rotation:
+        if self._key_reloader:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._look_at_keys)
         addresses = [listener.getsockname()[:2] for server in self.servers for listener in server.sockets]
         ports = self._services.ports
@@ -309,7 +309,7 @@ class _Server(uvicorn.Server):
         return made
 
     def _look_at_keys(self) -> None:
-        self._looking = asyncio.create_task(self._rotation.look(at_once=True))
+        self._looking = asyncio.create_task(self._key_reloader.look(at_once=True))
 
 
 def run(settings: ProxySettings, beside: Beside | None = None) -> int:

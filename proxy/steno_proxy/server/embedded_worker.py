@@ -18,7 +18,7 @@ Beside = Callable[[str, str], Coroutine[Any, Any, None]]
 """(ws:// URL of this proxy, the workers' key or "") -> runs until it is cancelled."""
 
 
-class Companion:
+class EmbeddedWorker:
     """Args: on_end: called when it has ended by itself.
 
     Attributes: failure: what it ended with; None while it runs, or when it was told to stop.

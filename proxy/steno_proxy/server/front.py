@@ -1,4 +1,4 @@
-"""The application: FastAPI behind what each request meets first: path prefix, ports, the door of a proxy without keys.
+"""The application: FastAPI behind what each request meets first: path prefix, ports, the origin guard of a proxy without keys.
 
 Agents' turns then go straight to their endpoints, which have request ids, bounds and error shapes of their own. All else gets a
 request id, a bounded body and one error envelope.
@@ -25,7 +25,7 @@ from steno_proxy import logs
 from steno_proxy.api.agent_http import read_body, refusal_headers
 from steno_proxy.api.agents.lookup import error_words
 from steno_proxy.api.common import Ports, error_response
-from steno_proxy.api.door import Door, from_a_page
+from steno_proxy.api.origin_guard import OriginGuard, from_a_page
 from steno_proxy.server.path_aliases import meant
 from steno_proxy.turns.interfaces import ClientLeft
 
@@ -46,7 +46,7 @@ class Application(FastAPI):
 
     Attributes:
         ports: where the control plane has one of its own; None: everything is served on every port.
-        door: what web pages can't get through, where no keys are asked for; None: there are keys.
+        origin_guard: what web pages can't get through, where no keys are asked for; None: there are keys.
         sockets: path after the trial id -> the endpoint of a WebSocket there, whatever the trial.
         turns: (method, path after the trial id) -> the endpoint that answers it, whatever the trial.
         actions: (method, action) -> the same for `/v1beta/models/{model}:{action}`, whatever the model.
@@ -63,7 +63,7 @@ class Application(FastAPI):
         self.actions: Mapping[tuple[str, str], ASGIApp] = {}
         self.sockets: Mapping[str, ASGIApp] = {}
         self.ports: Ports | None = None
-        self.door: Door | None = None
+        self.origin_guard: OriginGuard | None = None
         self._base = base_path
         self._body_timeout_s = body_timeout_s
         self._max_spec_bytes = max_spec_bytes
@@ -80,7 +80,11 @@ class Application(FastAPI):
             await _elsewhere(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._connect(scope, receive, send)
-        elif self.door is not None and path != "/healthz" and (error := self.door.refusal(scope)) is not None:
+        elif (
+            self.origin_guard is not None
+            and path != "/healthz"
+            and (error := self.origin_guard.refusal(scope)) is not None
+        ):
             await _refuse(error, scope, receive, send)
         else:
             await self._answer(scope, receive, send)
@@ -131,8 +135,8 @@ class Application(FastAPI):
         if end > 1 and path[1:end] not in RESERVED_TRIAL_IDS:
             endpoint = self.sockets.get(meant(path[end:]))
         error = from_a_page(scope) if endpoint is None else None
-        if error is None and self.door is not None:
-            error = self.door.refusal(scope)
+        if error is None and self.origin_guard is not None:
+            error = self.origin_guard.refusal(scope)
         if error is None and endpoint is None and path != WORKERS:
             error = NotFound(
                 f"{path[:100]} takes no WebSocket: only /<trial_id>/v1/responses and {WORKERS} (workers) do"

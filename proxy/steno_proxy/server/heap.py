@@ -20,7 +20,7 @@ TRIM_AFTER_S = 1.0
 _M_MMAP_THRESHOLD = -3
 
 
-class Heap:
+class HeapTrimmer:
     """The process's. Elsewhere than on glibc it does nothing."""
 
     def __init__(self) -> None:

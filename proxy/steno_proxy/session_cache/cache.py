@@ -20,12 +20,12 @@ from steno.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoE
 from steno.contracts.records import OPEN, IndexRow, Session, Turn
 from steno_proxy import metrics
 from steno_proxy.auth.keys import check_generation
-from steno_proxy.session_cache.path_cache import Paths
+from steno_proxy.session_cache.path_cache import PathCache
 from steno_proxy.session_cache.session_state import Recording, RunningRequest
-from steno_proxy.session_cache.store_room import Room
+from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
-from steno_proxy.store.interface import Path, RetryKey, SessionStore, Tail
+from steno_proxy.store.interface import RetryKey, SessionStore, SessionTail, TokenPath
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,17 @@ class Recorder:
         cache_bytes: int,
         implicit: bool,
         clock: Callable[[], float] = time.time,
-        room: Room | None = None,
+        capacity: StoreCapacity | None = None,
     ) -> None:
         """implicit: register a session on its first use (where auth is off), where there is room for it."""
         self.store = store
         self._cache_bytes = cache_bytes
         self._implicit = implicit
         self._clock = clock
-        self._room = room or Room(store)
+        self._capacity = capacity or StoreCapacity(store)
         self._recordings: OrderedDict[str, Recording] = OrderedDict()
         self._bytes = 0
-        self._paths = Paths()
+        self._paths = PathCache()
         self._accounting: set[asyncio.Task[None]] = set()
 
     async def enter(self, trial_id: str, *, again: bool = False, shown: int | None = None) -> Recording:
@@ -165,7 +165,7 @@ class Recorder:
             self._evict()
             return recording
 
-    async def path(self, recording: Recording, number: int, tree: Tree | None = None) -> Path:
+    async def path(self, recording: Recording, number: int, tree: Tree | None = None) -> TokenPath:
         """The tokens of the conversation that a turn ends, and its reply.
 
         Args: tree: that `number` is of; default: the recording's, which may be read again meanwhile.
@@ -184,19 +184,19 @@ class Recorder:
             return held
         return (await self.store.path(recording.trial_id, [number])).reply  # of the path, this turn's own tokens only
 
-    def keep_path(self, recording: Recording, number: int, path: Path, parent: int) -> None:
+    def keep_path(self, recording: Recording, number: int, path: TokenPath, parent: int) -> None:
         """A turn was committed here, whole: what `path` will say of it. parent: the number that it goes on from, or -1."""
         assert recording.session is not None
         self._paths.put(recording.trial_id, recording.session.created_at, number, path, parent)
 
-    async def _tail(self, trial_id: str, start: int) -> Tail:
+    async def _tail(self, trial_id: str, start: int) -> SessionTail:
         try:
             return await self.store.tail(trial_id, start)
         except NotFound:
             self.forget(trial_id)
             if not self._implicit:
                 raise
-            await self._room.check()
+            await self._capacity.check()
             now = self._clock()
             await self.store.register(Session(trial_id=trial_id, created_at=now, updated_at=now))
             log.info("session registered on first use")
@@ -228,10 +228,10 @@ class Recorder:
         if recording is not None:
             self._bytes -= recording.cost_bytes
 
-    async def commit(self, recording: Recording, turn: Turn, row: IndexRow, asked: RetryKey | None = None) -> int:
+    async def commit(self, recording: Recording, turn: Turn, row: IndexRow, retry_key: RetryKey | None = None) -> int:
         """Make a turn durable (I3), whole or still open. When this returns, the event that waits for it may leave.
 
-        Args: asked: as `SessionStore.commit`.
+        Args: retry_key: as `SessionStore.commit`.
 
         Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable.
         """
@@ -239,7 +239,7 @@ class Recorder:
         if row.finish == OPEN:
             recording.open_here.setdefault(row.turn_id, -1)
         try:
-            number = await self.store.commit(recording.trial_id, turn, row, now=self._clock(), asked=asked)
+            number = await self.store.commit(recording.trial_id, turn, row, now=self._clock(), retry_key=retry_key)
         except StoreUnavailable:
             metrics.STORE_ERRORS.labels("commit").inc()
             raise

@@ -27,7 +27,7 @@ _UNSAID = (Forbidden, NotFound, StoreUnavailable, Unauthorized)
 """Refusals that are not the trial's: a wrong key, no such trial, no store to write to."""
 
 
-class Notebook:
+class NoteWriter:
     def __init__(self, store: SessionStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from steno.contracts.chat import Message
-from steno_proxy.store.interface import Path
+from steno_proxy.store.interface import TokenPath
 
 MAX_BYTES = 16 * 2**20
 """At four bytes a token, a hundred conversations in the middle of a long context."""
@@ -23,7 +23,7 @@ _ENTRY_BYTES, _PIECE_BYTES = 1200, 80
 conversations would be held for good."""
 
 
-class Paths:
+class PathCache:
     """Keyed by recording (`created_at` tells a trial from its namesake before it) and turn number."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -31,21 +31,21 @@ class Paths:
         self._held: OrderedDict[tuple[str, float, int], _Held] = OrderedDict()
         self.held_bytes = 0
 
-    def get(self, trial_id: str, created_at: float, number: int) -> Path | None:
+    def get(self, trial_id: str, created_at: float, number: int) -> TokenPath | None:
         """The path that ends with this turn. It stays: siblings may want it too."""
         key = (trial_id, created_at, number)
         found = self._held.get(key)
         if found is None:
             return None
         self._held.move_to_end(key)
-        return Path(b"".join(found.pieces), found.reply)
+        return TokenPath(b"".join(found.pieces), found.reply)
 
     def reply(self, trial_id: str, created_at: float, number: int) -> Message | None:
         """The reply of the turn that ends a path, if that is here."""
         found = self._held.get((trial_id, created_at, number))
         return found.reply if found is not None else None
 
-    def put(self, trial_id: str, created_at: float, number: int, path: Path, parent: int) -> None:
+    def put(self, trial_id: str, created_at: float, number: int, path: TokenPath, parent: int) -> None:
         """A turn is on record, whole. What it goes on from (`parent`, -1 for none) is no end any more, and makes room."""
         before = self._drop((trial_id, created_at, parent))
         key = (trial_id, created_at, number)

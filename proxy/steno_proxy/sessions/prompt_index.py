@@ -17,7 +17,7 @@ TEXT = b"prompt-t"
 """What stands in `IndexRow.options` of such turns: 8 bytes that no digest is likely to be."""
 
 
-class Found(NamedTuple):
+class PromptMatch(NamedTuple):
     """parent: number of the turn to continue, -1 for none. length: of what it covers, in bytes of the prompt.
     has_children: another turn goes on from it already."""
 
@@ -45,7 +45,7 @@ class PromptIndex:
         lengths = self._marks.setdefault(row.options, {})
         lengths.setdefault(int.from_bytes(mark[1:7], "little"), {})[mark] = number
 
-    def find(self, kind: bytes, prompt: bytes) -> Found:
+    def find(self, kind: bytes, prompt: bytes) -> PromptMatch:
         """The recorded turn with the longest path that `prompt` begins with; the newest of equals."""
         found, found_length = -1, 0
         rolling = hashlib.blake2b(digest_size=9)
@@ -57,7 +57,7 @@ class PromptIndex:
             number = lengths[length].get(_mark(length, rolling.digest()))
             if number is not None:
                 found, found_length = number, length
-        return Found(found, found_length, found in self._continued)
+        return PromptMatch(found, found_length, found in self._continued)
 
 
 def digests(prompt: bytes, path: bytes) -> bytes:

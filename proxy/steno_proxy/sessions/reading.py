@@ -32,7 +32,7 @@ Known = Mapping[tuple[int, bytes], Echo]
 """Echoes by the node after which a message stood, and its digest."""
 
 
-class Unit(NamedTuple):
+class MessageUnit(NamedTuple):
     """Messages [start, end) of a request as one. digest: of what stands there. echo: the recorded reply that does, where they do
     not say it."""
 
@@ -55,7 +55,7 @@ class RequestMessages:
     tools: bytes
     options: bytes
     digests: list[bytes] = field(default_factory=list)
-    runs: dict[int, Unit] = field(default_factory=dict)
+    runs: dict[int, MessageUnit] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
 
     def digest(self) -> Iterator[None]:
@@ -65,10 +65,10 @@ class RequestMessages:
             yield
         for start, end in runs(self.messages, MERGED if self.merges else _REPLIES):
             self.starts.append(start)
-            self.runs[start] = Unit(start, end, message_digest(joined(self.messages[start:end])))
+            self.runs[start] = MessageUnit(start, end, message_digest(joined(self.messages[start:end])))
             yield
 
-    def digest_of(self, unit: Unit) -> bytes:
+    def digest_of(self, unit: MessageUnit) -> bytes:
         """What its messages say, whatever they stand for."""
         return self.digests[unit.start] if unit.end - unit.start == 1 else self.runs[unit.start].digest
 
@@ -82,11 +82,11 @@ class RequestMessages:
         return forms
 
 
-Taken = tuple[Unit, "Taken | None"]
+Taken = tuple[MessageUnit, "Taken | None"]
 """A unit and those before it, newest first: readings that part share what they have in common."""
 
 
-class Reading(NamedTuple):
+class ReadPosition(NamedTuple):
     """How far a request has been read.
 
     place: so many of its messages. node: after them. covered: so many are a recorded conversation that can be gone on from.
@@ -100,12 +100,12 @@ class Reading(NamedTuple):
     units: Taken | None = None
 
 
-class Form(NamedTuple):
+class RecognisedMessages(NamedTuple):
     """A request's messages as they were read. units: those that are not one message as its client wrote it, by place."""
 
     messages: list[Message]
     digests: list[bytes]
-    units: dict[int, Unit]
+    units: dict[int, MessageUnit]
 
     def call_ids(self) -> list[list[str]]:
         """As `Tree.recognise` wants them."""
@@ -116,20 +116,20 @@ class Form(NamedTuple):
         return places + sum(unit.end - unit.start - 1 for place, unit in self.units.items() if place < places)
 
 
-def best(readings: Iterable[Reading]) -> Reading:
+def best(readings: Iterable[ReadPosition]) -> ReadPosition:
     """Of several, the one that counts (see the module's docstring)."""
     return max(readings, key=lambda reading: (reading.covered, reading.place, -reading.odd))
 
 
-def furthest(readings: Iterable[Reading]) -> list[Reading]:
+def furthest(readings: Iterable[ReadPosition]) -> list[ReadPosition]:
     """Of several, the MOST_READINGS of which most is on record, in that order."""
     found = sorted(readings, key=lambda reading: (-reading.place, -reading.covered, reading.odd))
     return found[:MOST_READINGS]
 
 
-def follow(tree: Tree, said: RequestMessages, known: Known, at: Reading | None = None) -> list[Reading]:
+def follow(tree: Tree, said: RequestMessages, known: Known, at: ReadPosition | None = None) -> list[ReadPosition]:
     """All readings, each as far as it is on record. at: so far it is settled; None: they are from the beginning."""
-    readings, ends, last = [at or Reading()], list[Reading](), len(said.digests)
+    readings, ends, last = [at or ReadPosition()], list[ReadPosition](), len(said.digests)
     while readings:
         at = readings.pop(min(range(len(readings)), key=lambda i: readings[i].place))
         later = bisect_right(said.starts, at.place)
@@ -145,26 +145,26 @@ def follow(tree: Tree, said: RequestMessages, known: Known, at: Reading | None =
     return ends
 
 
-def take(tree: Tree, said: RequestMessages, at: Reading, unit: Unit) -> Reading | None:
+def take(tree: Tree, said: RequestMessages, at: ReadPosition, unit: MessageUnit) -> ReadPosition | None:
     """The reading with one unit more; None: it is not on record there."""
     child = tree.child(at.node, unit.digest)
     if child < 0:
         return None
     covered = unit.end if tree.goes_on(child, said.tools, said.options) else at.covered
     odd = at.odd + (unit.end - unit.start > 1 and not said.merges)
-    return Reading(unit.end, child, covered, odd, (unit, at.units))
+    return ReadPosition(unit.end, child, covered, odd, (unit, at.units))
 
 
-def read(said: RequestMessages, at: Reading) -> Form:
+def read(said: RequestMessages, at: ReadPosition) -> RecognisedMessages:
     """All of the request, what is not on record in the format's own manner."""
-    units, link = list[Unit](), at.units
+    units, link = list[MessageUnit](), at.units
     while link is not None:
         unit, link = link
         units.append(unit)
     return _form(said, [*reversed(units), *_own(said, at.place)])
 
 
-def settled(said: RequestMessages, form: Form, places: int) -> Form:
+def settled(said: RequestMessages, form: RecognisedMessages, places: int) -> RecognisedMessages:
     """The same if only its first `places` are gone on from: all others are what the client said, in the format's own manner."""
     at = form.said(places)
     kept = [unit for unit in form.units.values() if unit.end <= at]
@@ -172,7 +172,7 @@ def settled(said: RequestMessages, form: Form, places: int) -> Form:
     return form if units == list(form.units.values()) else _form(said, units)
 
 
-def echoed_as(said: RequestMessages, form: Form, place: int) -> EchoedAs | None:
+def echoed_as(said: RequestMessages, form: RecognisedMessages, place: int) -> EchoedAs | None:
     """How what stands at a place was recognised as a reply, where its client wrote it otherwise; None: it did not."""
     unit = form.units.get(place)
     if unit is None:
@@ -182,22 +182,24 @@ def echoed_as(said: RequestMessages, form: Form, place: int) -> EchoedAs | None:
     return unit.echo.how if unit.echo is not None else None
 
 
-def _apart(tree: Tree, said: RequestMessages, known: Known, at: Reading, stop: int) -> Reading:
+def _apart(tree: Tree, said: RequestMessages, known: Known, at: ReadPosition, stop: int) -> ReadPosition:
     """Message by message, up to `stop` or where the record ends."""
     odd = at.odd + (said.merges and at.place in said.runs)
     while True:
         place = at.place
         shared, node, ends = tree.along(said.digests, place, stop, at.node, said.tools, said.options)
-        at = Reading(place + shared, node, place + ends if ends else at.covered, odd, at.units)
+        at = ReadPosition(place + shared, node, place + ends if ends else at.covered, odd, at.units)
         if at.place == stop or (echo := known.get((node, said.digests[at.place]))) is None:
             return at
-        after = take(tree, said, at, Unit(at.place, at.place + 1, echo.digest, echo))
+        after = take(tree, said, at, MessageUnit(at.place, at.place + 1, echo.digest, echo))
         if after is None:
             return at
         at = after
 
 
-def _joined(tree: Tree, said: RequestMessages, known: Known, at: Reading, unit: Unit) -> Reading | None:
+def _joined(
+    tree: Tree, said: RequestMessages, known: Known, at: ReadPosition, unit: MessageUnit
+) -> ReadPosition | None:
     """With the run that begins there as one message, if that is on record."""
     if (after := take(tree, said, at, unit)) is not None:
         return after
@@ -205,15 +207,15 @@ def _joined(tree: Tree, said: RequestMessages, known: Known, at: Reading, unit: 
     return take(tree, said, at, unit._replace(digest=echo.digest, echo=echo)) if echo is not None else None
 
 
-def _own(said: RequestMessages, place: int) -> list[Unit]:
+def _own(said: RequestMessages, place: int) -> list[MessageUnit]:
     """The runs from there on as one message each, if that is the format's manner."""
     return [unit for unit in said.runs.values() if unit.start >= place] if said.merges else []
 
 
-def _form(said: RequestMessages, units: Sequence[Unit]) -> Form:
+def _form(said: RequestMessages, units: Sequence[MessageUnit]) -> RecognisedMessages:
     messages: list[Message] = []
     digests: list[bytes] = []
-    places: dict[int, Unit] = {}
+    places: dict[int, MessageUnit] = {}
     at = 0
     for unit in units:
         messages += said.messages[at : unit.start]
@@ -223,4 +225,4 @@ def _form(said: RequestMessages, units: Sequence[Unit]) -> Form:
         messages.append(joined(said.messages[unit.start : unit.end]) if several else said.messages[unit.start])
         digests.append(unit.digest)
         at = unit.end
-    return Form([*messages, *said.messages[at:]], [*digests, *said.digests[at:]], places)
+    return RecognisedMessages([*messages, *said.messages[at:]], [*digests, *said.digests[at:]], places)

@@ -1,11 +1,11 @@
 """Encodes and decodes stored turns, byte for byte the same in both stores. The layout in prose is docs/recording-format.md.
 
-    turns      msgpack [row, refs, meta]: the IndexRow (its turn_id as 6 bytes); positions in texts; all else (Meta)
+    turns      msgpack [row, refs, meta]: the IndexRow (its turn_id as 6 bytes); positions in texts; all else (TurnMeta)
     ids        msgpack [bin new prompt ids, bin completion ids], int32 LE
     logprobs   float32 LE, one per completion id
     texts      JSON of the settings, the tools, images (`images.py`), each new message and the reply, in the order of refs
 
-Nothing is said twice: what the row knows is not in Meta, what turns have in common (names, sampling law, options, tools) is a
+Nothing is said twice: what the row knows is not in TurnMeta, what turns have in common (names, sampling law, options, tools) is a
 text that they share, and tool-call ids that clients see are made again from the turn's id. That keeps I5.
 """
 
@@ -21,12 +21,12 @@ from steno.contracts.chat import Message
 from steno.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn, WorkerSpan
 from steno_proxy.pace import LARGE_BYTES, MANY
 from steno_proxy.store.images import apart, data_of, together
-from steno_proxy.store.texts import Text, text
+from steno_proxy.store.texts import StoredText, text
 
 FORMAT = 1
 _HEX_ID = re.compile(r"[0-9a-f]{12}")
 _VOLATILE = ("max_tokens", "seed", "max_completion_tokens")
-"""Sampling fields that change from turn to turn (clamped, counted up): kept in Meta by position, so that the rest is shared."""
+"""Sampling fields that change from turn to turn (clamped, counted up). TurnMeta keeps them by position; the rest is shared."""
 _NAMES = ("dialect", "model", "served_model", "worker_id", "policy")
 FIRST_MESSAGE = 2
 """Where messages begin in `refs`, after the settings and the tools; first the images that they show."""
@@ -35,7 +35,7 @@ TICK_S = 2.0**-22
 _ENTRY_HEAD = b"\x93"  # msgpack: an array of three
 
 
-class Meta(msgspec.Struct, array_like=True):
+class TurnMeta(msgspec.Struct, array_like=True):
     """What neither the index row nor a shared text says of a turn.
 
     parent: the parent's turn_id as 6 bytes (as text if it is not 12 hex digits). finish: None if it is the row's.
@@ -77,12 +77,12 @@ class Meta(msgspec.Struct, array_like=True):
         return self.queued + moment * TICK_S if isinstance(moment, int) else moment
 
 
-class Entry(msgspec.Struct):
+class DecodedTurn(msgspec.Struct):
     """An element of turns, read back."""
 
     row: IndexRow
     refs: list[int]
-    meta: Meta
+    meta: TurnMeta
 
     @property
     def completion_tokens(self) -> int:
@@ -102,7 +102,7 @@ class Entry(msgspec.Struct):
 class _Stored(msgspec.Struct, array_like=True):
     row: list[Any]
     refs: list[int]
-    meta: Meta
+    meta: TurnMeta
 
 
 class _StoredRow(msgspec.Struct, array_like=True):
@@ -117,7 +117,7 @@ class EncodedTurn(msgspec.Struct):
     meta: bytes
     ids: bytes
     logprobs: bytes
-    texts: list[Text]
+    texts: list[StoredText]
     shared_texts: int
     new_prompt_tokens: int
     completion_tokens: int
@@ -139,7 +139,7 @@ _decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
 class PromptTexts(msgspec.Struct):
     """The texts of what was said before the reply: images first, then messages."""
 
-    texts: list[Text]
+    texts: list[StoredText]
     images: int
 
 
@@ -175,7 +175,7 @@ def encode_turn(turn: Turn, row: IndexRow, said: PromptTexts | None = None) -> E
     timings = turn.timings
     said = said or said_in(turn)
     completion_tokens = turn.completion_tokens
-    meta = Meta(
+    meta = TurnMeta(
         parent=pack_id(turn.parent_id),
         fork_reason=turn.fork_reason,
         attempt=turn.attempt,
@@ -225,9 +225,9 @@ def join_entry(encoded: EncodedTurn, refs: Sequence[int]) -> bytes:
     return _ENTRY_HEAD + encoded.row + _encode(list(refs)) + encoded.meta
 
 
-def decode_entry(raw: bytes) -> Entry:
+def decode_entry(raw: bytes) -> DecodedTurn:
     stored = _decode_stored(raw)
-    return Entry(_row(stored.row), stored.refs, stored.meta)
+    return DecodedTurn(_row(stored.row), stored.refs, stored.meta)
 
 
 def decode_row(raw: bytes) -> IndexRow:
@@ -246,7 +246,7 @@ def path_ids(raw: Sequence[bytes]) -> bytes:
 
 def decode_turn(
     index: int,
-    entry: Entry,
+    entry: DecodedTurn,
     ids: bytes,
     logprobs: bytes,
     text_at: Callable[[int], Any],

@@ -16,7 +16,7 @@ from steno_proxy.store.policies import PolicyStore
 from steno_proxy.store.run_interface import RunStore
 
 
-class Page(NamedTuple):
+class SessionListPage(NamedTuple):
     """`next_cursor` None: this was the last page. unreadable: trials that belong here, and that the archive does not give."""
 
     items: list[Session]
@@ -24,14 +24,14 @@ class Page(NamedTuple):
     unreadable: Sequence[str] = ()
 
 
-class Tail(NamedTuple):
+class SessionTail(NamedTuple):
     """A session and the index rows of its turns from `start` on: what a replica needs to bring its tree up to date."""
 
     session: Session
     rows: list[IndexRow]
 
 
-class Path(NamedTuple):
+class TokenPath(NamedTuple):
     """The tokens of a path in the conversation tree, root first, and the reply that ends it.
 
     ids: prompt and completion ids, int32 LE: what a continuation begins with (I2).
@@ -102,7 +102,7 @@ class SessionStore(Protocol):
         limit: int,
         run_id: str | None = None,
         newest_first: bool = False,
-    ) -> Page:
+    ) -> SessionListPage:
         """By creation time, oldest first or newest first. The cursor is opaque, of lists in one order, stable under concurrent
         inserts; a bad one is BadRequest. Of a run: the others are looked at and left out, there is no index by run."""
         ...
@@ -151,24 +151,24 @@ class SessionStore(Protocol):
         ...
 
     # -- the recording
-    async def tail(self, trial_id: str, start: int) -> Tail:
+    async def tail(self, trial_id: str, start: int) -> SessionTail:
         """The session, and index rows from turn number `start` on, as durable as `commit` promises; mostly in one round trip.
         Raises: NotFound; Gone when deleted; StoreUnavailable."""
         ...
 
-    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> TokenPath:
         """Tokens of these turns (numbers as in `Turn.index`, root first), concatenated, and the last one's reply."""
         ...
 
     async def commit(
-        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
     ) -> int:
         """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
         compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
         on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
         still open (`finish_reason` OPEN): then this one takes its place, under its number.
 
-        asked: the turn is paired with what came of the same request elsewhere (`asked_again`), whichever is recorded first.
+        retry_key: the turn is paired with what came of the same request elsewhere (`asked_again`), whichever is recorded first.
 
         Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
         flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a

@@ -45,7 +45,7 @@ class InArchive(Gone):
         self.place = place
 
 
-class Shelf(Protocol):
+class ArchiveReader(Protocol):
     async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:
         """Raises: ArchiveUnreadable."""
         ...
@@ -53,7 +53,7 @@ class Shelf(Protocol):
     async def heads(self, places: Sequence[tuple[str, ArchivePlace]]) -> list[Session | ArchiveUnreadable]: ...
 
 
-class NoShelf:
+class NoArchive:
     """Where no archive is set, and sessions are in one."""
 
     async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:

@@ -28,9 +28,9 @@ MOST_PLACES = 16384
 is a sibling. A hostile agent marks everything as a retry; an honest one does not come near."""
 
 
-def place(asked: RetryKey, choice: int) -> bytes:
+def place(retry_key: RetryKey, choice: int) -> bytes:
     """17 bytes."""
-    return asked.key + bytes((choice,))
+    return retry_key.key + bytes((choice,))
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Retry:
     waiting: list[_WaitingRetry] = field(default_factory=list)
 
 
-class AskedAgain:
+class TrialRetries:
     """One trial's."""
 
     __slots__ = ("_refusals", "_refused", "_retries", "_until")
@@ -94,18 +94,20 @@ class AskedAgain:
         return False
 
     def recorded(
-        self, asked: RetryKey, choice: int, turn_id: str, began: float, *, partial: bool, superseded: dict[str, str]
+        self, retry_key: RetryKey, choice: int, turn_id: str, began: float, *, partial: bool, superseded: dict[str, str]
     ) -> list[tuple[str, str]]:
         """A turn comes on record. Returns which turn is superseded by which from now on: (earlier, later).
 
         Args: superseded: those that are already.
         """
-        retries = self._retries.get(place(asked, choice), [])
+        retries = self._retries.get(place(retry_key, choice), [])
         mine = next((retry for retry in retries if retry.began == began), None)
         found: list[tuple[str, str]] = []
         if mine is not None:
-            mine.turn_id, mine.found = turn_id, asked.found
-            waiting = [one for one in mine.waiting if one.turn_id not in superseded and (one.again or not asked.found)]
+            mine.turn_id, mine.found = turn_id, retry_key.found
+            waiting = [
+                one for one in mine.waiting if one.turn_id not in superseded and (one.again or not retry_key.found)
+            ]
             earlier = [one for one in waiting if one.again]
             first = [one for one in waiting if not one.again and one.partial] or [o for o in waiting if not o.again]
             mine.took, mine.waiting = bool(first), []

@@ -37,7 +37,7 @@ from steno.contracts.leases import (
 )
 from steno.contracts.records import Group, Session
 from steno_proxy.store.run_interface import alive, superseded
-from steno_proxy.store.settlement import TRAIN, Ended, Tokens
+from steno_proxy.store.settlement import TRAIN, EndedTrial, Tokens
 
 REQUEST_TTL_S = 300.0
 """How long a request for leases is remembered, for the caller whose answer was lost: longer than any client goes on asking."""
@@ -47,7 +47,7 @@ NOT_SETTLED = float("inf")
 """Of what was counted: the trial's own record does not say so yet."""
 
 
-class State(StrEnum):
+class GroupState(StrEnum):
     RUNNING = "running"
     READY = "ready"
     LEASED = "leased"
@@ -56,7 +56,9 @@ class State(StrEnum):
     OVER = "over"
 
 
-class Kept(Struct, frozen=True, kw_only=True, rename={"life": "l", "outcome": "o", "final": "f", "tokens": "k"}):
+class TrialAccount(
+    Struct, frozen=True, kw_only=True, rename={"life": "l", "outcome": "o", "final": "f", "tokens": "k"}
+):
     """A trial that has ended, as its run keeps it. final: 0 or 1. other: what only other releases know. The letters of both
     records are those of docs/recording-format.md."""
 
@@ -67,7 +69,7 @@ class Kept(Struct, frozen=True, kw_only=True, rename={"life": "l", "outcome": "o
     other: dict[str, Any] = {}
 
 
-class Trainer(NamedTuple):
+class RegisteredTrainer(NamedTuple):
     """Who has the run, if a trainer has ever registered. epoch: 0: none has. heard_at: 0.0: it has left."""
 
     name: str = ""
@@ -82,8 +84,8 @@ _LETTERS = {
 }  # fmt: skip
 
 
-class Place(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_LETTERS):
-    """Where a group of a run is.
+class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_LETTERS):
+    """How a group of a run stands.
 
     size, final: its trials, and those whose outcome is final. order: of getting ready (`in_order`); the store gives it.
     grants: how often it was leased. granted, let_go, settled: the grant that holds it, the last that was released, the one
@@ -91,7 +93,7 @@ class Place(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_LETTE
     releases did not say.
     """
 
-    state: State
+    state: GroupState
     purpose: str
     size: int
     final: int
@@ -112,16 +114,16 @@ class Place(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_LETTE
     @property
     def queued(self) -> bool:
         """Whether it waits for a lease, or is leased."""
-        return self.state in (State.READY, State.LEASED)
+        return self.state in (GroupState.READY, GroupState.LEASED)
 
     def expired(self, now: float) -> bool:
-        return self.state is State.LEASED and (self.expires_at or 0.0) <= now
+        return self.state is GroupState.LEASED and (self.expires_at or 0.0) <= now
 
     def waits(self, now: float) -> bool:
-        return self.state is State.READY or self.expired(now)
+        return self.state is GroupState.READY or self.expired(now)
 
     def held_by(self, grant: str) -> bool:
-        return self.state is State.LEASED and self.granted == grant
+        return self.state is GroupState.LEASED and self.granted == grant
 
 
 class RunAccount:
@@ -134,20 +136,20 @@ class RunAccount:
     """
 
     def __init__(self) -> None:
-        self.groups: MutableMapping[str, Place] = {}
+        self.groups: MutableMapping[str, GroupStatus] = {}
         self.records: MutableMapping[str, Group] = {}
-        self.trials: MutableMapping[str, Kept] = {}
+        self.trials: MutableMapping[str, TrialAccount] = {}
         self.taken: MutableMapping[str, float] = {}
         self.requests: MutableMapping[str, list[tuple[str, str]]] = {}
-        self.past: MutableMapping[str, Place] = {}
-        self.trainers: MutableMapping[str, Trainer] = {}
+        self.past: MutableMapping[str, GroupStatus] = {}
+        self.trainers: MutableMapping[str, RegisteredTrainer] = {}
         self.totals: Counter[str] = Counter()
         self.ledger: Counter[str] = Counter()
         self.over: bool | None = None
         self._ordered = 0
 
     def _due_at(self, name: str) -> float | None:
-        if self.groups[name].state is not State.RUNNING:
+        if self.groups[name].state is not GroupState.RUNNING:
             return None
         group = self.records[name]
         return None if group.deadline_s is None else group.created_at + group.deadline_s
@@ -158,12 +160,12 @@ class RunAccount:
 
     def waiting(self, now: float) -> Iterator[str]:
         """Groups that can be leased, oldest ready first."""
-        found = [name for name, place in self.groups.items() if place.waits(now)]
+        found = [name for name, status in self.groups.items() if status.waits(now)]
         return iter(sorted(found, key=lambda name: in_order(self.groups[name])))
 
     def leased(self) -> list[str]:
         """Groups that are leased, also those of which the time is over."""
-        return [name for name, place in self.groups.items() if place.state is State.LEASED]
+        return [name for name, status in self.groups.items() if status.state is GroupState.LEASED]
 
     def next_at(self, now: float) -> float | None:
         """When something may get ready by itself: a deadline, or the end of a lease. None: nothing is known to."""
@@ -192,15 +194,15 @@ def open_group(run: RunAccount, group: Group) -> None:
     if group.group_id in run.groups:
         return
     run.records[group.group_id] = group
-    run.groups[group.group_id] = Place(
-        state=State.RUNNING, purpose=group.purpose, size=len(group.trial_ids), final=0, grants=0, made_at=group.created_at
+    run.groups[group.group_id] = GroupStatus(
+        state=GroupState.RUNNING, purpose=group.purpose, size=len(group.trial_ids), final=0, grants=0, made_at=group.created_at
     )  # fmt: skip
     run.totals[f"{group.purpose}:running"] += 1
     if group.purpose == "train":
         run.over = False
 
 
-def ended(run: RunAccount, trial: Ended, now: float) -> None:
+def ended(run: RunAccount, trial: EndedTrial, now: float) -> None:
     """A trial has ended, or more is known of its end. What was known earlier never undoes what was known later. Tokens count
     once per life of a trial: until its own record says that they are booked, `taken` does."""
     life = told(trial)
@@ -216,56 +218,56 @@ def ended(run: RunAccount, trial: Ended, now: float) -> None:
     if trial.group_id is None:
         untrained(NotTrained.UNGROUPED)
         return
-    place = run.groups.get(trial.group_id)
-    if place is None:
+    status = run.groups.get(trial.group_id)
+    if status is None:
         untrained(NotTrained.LATE)
         return
-    evaluated = place.purpose == "eval"
+    evaluated = status.purpose == "eval"
     if evaluated:
         untrained(NotTrained.EVALUATION)
     before = run.trials.get(trial.trial_id)
     if before is not None and before.life != trial.life:
         if not evaluated:
             untrained(NotTrained.LATE)
-    elif place.state is State.RUNNING:
-        _keep(run, trial, place, before, now)
+    elif status.state is GroupState.RUNNING:
+        _keep(run, trial, status, before, now)
     elif evaluated:
         return
     elif before is None:
-        run.trials[trial.trial_id] = Kept(life=trial.life, outcome=str(NotTrained.LATE), final=1, tokens={})
+        run.trials[trial.trial_id] = TrialAccount(life=trial.life, outcome=str(NotTrained.LATE), final=1, tokens={})
         untrained(NotTrained.LATE)
-    elif trial.outcome == NotTrained.DELETED and before.outcome == TRAIN and not place.grants:
-        _leave_out(run, trial, place, before)
+    elif trial.outcome == NotTrained.DELETED and before.outcome == TRAIN and not status.grants:
+        _leave_out(run, trial, status, before)
 
 
-def told(trial: Ended) -> str:
+def told(trial: EndedTrial) -> str:
     """How `taken` names the end of a trial."""
     return f"{trial.trial_id}/{trial.life}"
 
 
-def _keep(run: RunAccount, trial: Ended, place: Place, before: Kept | None, now: float) -> None:
+def _keep(run: RunAccount, trial: EndedTrial, status: GroupStatus, before: TrialAccount | None, now: float) -> None:
     outcome, final = str(trial.outcome), int(trial.final)
     if before is None:
-        kept = Kept(life=trial.life, outcome=outcome, final=final, tokens=dict(trial.tokens))
+        kept = TrialAccount(life=trial.life, outcome=outcome, final=final, tokens=dict(trial.tokens))
     elif trial.outcome == NotTrained.DELETED or before.outcome == NotTrained.UNSCORED:
         kept = replace(before, outcome=outcome, final=before.final | final)
     else:
         return
     assert trial.group_id is not None
     run.trials[trial.trial_id] = kept
-    place = replace(place, final=place.final + kept.final - (before.final if before is not None else 0))
-    run.groups[trial.group_id] = place
-    if place.final == place.size:
+    status = replace(status, final=status.final + kept.final - (before.final if before is not None else 0))
+    run.groups[trial.group_id] = status
+    if status.final == status.size:
         close(run, trial.group_id, now)
 
 
-def _leave_out(run: RunAccount, trial: Ended, place: Place, before: Kept) -> None:
+def _leave_out(run: RunAccount, trial: EndedTrial, status: GroupStatus, before: TrialAccount) -> None:
     """Deleted before its group's first lease."""
     assert trial.group_id is not None
     run.trials[trial.trial_id] = replace(before, outcome=str(NotTrained.DELETED))
     run.book(before.tokens, NotTrained.DELETED)
-    if place.state is State.READY and not _trainable(run, trial.group_id):
-        run.groups[trial.group_id] = replace(place, state=State.EMPTY)
+    if status.state is GroupState.READY and not _trainable(run, trial.group_id):
+        run.groups[trial.group_id] = replace(status, state=GroupState.EMPTY)
         run.totals["train:empty"] += 1
 
 
@@ -281,12 +283,12 @@ def _trainable(run: RunAccount, name: str) -> bool:
 
 def close(run: RunAccount, name: str, now: float) -> None:
     """Serve a running group as it is. Nothing, if it does not run."""
-    place = run.groups.get(name)
-    if place is None or place.state is not State.RUNNING:
+    status = run.groups.get(name)
+    if status is None or status.state is not GroupState.RUNNING:
         return
-    run.totals[f"{place.purpose}:running"] -= 1
-    if place.purpose == "eval":
-        run.groups[name] = replace(place, state=State.OVER)
+    run.totals[f"{status.purpose}:running"] -= 1
+    if status.purpose == "eval":
+        run.groups[name] = replace(status, state=GroupState.OVER)
         run.totals["eval:ended"] += 1
         return
     for trial_id in _trial_ids(run, name):
@@ -294,9 +296,9 @@ def close(run: RunAccount, name: str, now: float) -> None:
         if kept is not None and kept.outcome != TRAIN:
             run.book(kept.tokens, kept.outcome)
     if _trainable(run, name):
-        run.groups[name] = replace(place, state=State.READY, ready_at=now, order=run.next_order())
+        run.groups[name] = replace(status, state=GroupState.READY, ready_at=now, order=run.next_order())
     else:
-        run.groups[name] = replace(place, state=State.EMPTY)
+        run.groups[name] = replace(status, state=GroupState.EMPTY)
         run.totals["train:empty"] += 1
 
 
@@ -324,8 +326,8 @@ def late(trial_id: str, turn_id: str) -> str:
 def lets_go(run: RunAccount, name: str, now: float) -> bool:
     """Whether a trial of this group that is past its retention may be dropped. One that runs for so long is served as it is
     first; what waits for a lease, or is leased, is kept."""
-    place = run.groups.get(name)
-    if place is None or place.purpose == "eval":
+    status = run.groups.get(name)
+    if status is None or status.purpose == "eval":
         return True
     close(run, name, now)
     return not run.groups[name].queued
@@ -339,16 +341,16 @@ def forget(run: RunAccount, name: str, now: float, *, archived: bool = False) ->
     if name not in run.groups:
         return
     close(run, name, now)
-    place = run.groups[name]
-    if place.queued:
-        run.groups[name] = replace(place, forsaken=1)
+    status = run.groups[name]
+    if status.queued:
+        run.groups[name] = replace(status, forsaken=1)
         return
     _drop(run, name)
     del run.groups[name]
     if archived:
-        run.past[name] = Place(
-            state=place.state, purpose=place.purpose, size=place.size, final=place.final, grants=place.grants,
-            made_at=place.made_at,
+        run.past[name] = GroupStatus(
+            state=status.state, purpose=status.purpose, size=status.size, final=status.final, grants=status.grants,
+            made_at=status.made_at,
         )  # fmt: skip
 
 
@@ -364,21 +366,21 @@ def _drop(run: RunAccount, name: str) -> None:
 class GrantedGroup(NamedTuple):
     """A group as its lease brings it. trials: None: it had not ended."""
 
-    place: Place
+    status: GroupStatus
     record: Group
-    trials: dict[str, Kept | None]
+    trials: dict[str, TrialAccount | None]
 
     @property
-    def brings(self) -> dict[str, Kept]:
+    def brings(self) -> dict[str, TrialAccount]:
         return {trial_id: kept for trial_id, kept in self.trials.items() if kept is not None and kept.outcome == TRAIN}
 
     def waited_s(self, now: float) -> float:
         """Since it got ready."""
-        return max(0.0, now - (now if self.place.ready_at is None else self.place.ready_at))
+        return max(0.0, now - (now if self.status.ready_at is None else self.status.ready_at))
 
     def lease(self, run_id: str | None, trials: list[Session]) -> Lease:
         """Args: trials: the sessions of what it brings, as far as they are there."""
-        assert self.place.expires_at is not None
+        assert self.status.expires_at is not None
         brings = self.brings
         left_out = {
             trial_id: kept.outcome if kept is not None else str(NotTrained.LATE)
@@ -386,10 +388,10 @@ class GrantedGroup(NamedTuple):
             if trial_id not in brings
         }
         return Lease(
-            lease_id=LeaseName(run_id, self.record.group_id, self.place.granted).encode(),
+            lease_id=LeaseName(run_id, self.record.group_id, self.status.granted).encode(),
             group=self.record, trials=trials, left_out=left_out,
             tokens={trial_id: dict(kept.tokens) for trial_id, kept in brings.items()},
-            expires_at=self.place.expires_at, grants=self.place.grants,
+            expires_at=self.status.expires_at, grants=self.status.grants,
         )  # fmt: skip
 
 
@@ -406,7 +408,7 @@ def lease(
     asked = request.request_id
     if asked is not None and (held := run.requests.get(asked)) is not None:
         run.whole([name for name, _ in held])
-        still = [name for name, token in held if (place := run.groups.get(name)) and place.held_by(token)]
+        still = [name for name, token in held if (status := run.groups.get(name)) and status.held_by(token)]
         return [_granted(run, name) for name in still], None
     least = max(1, at_least)
     names = list(islice(run.waiting(now), max(least, request.max_groups)))
@@ -416,10 +418,10 @@ def lease(
     names = names[: request.max_groups]
     run.whole(names)
     for number, name in enumerate(names):
-        place = run.groups[name]
+        status = run.groups[name]
         run.groups[name] = replace(
-            place, state=State.LEASED, consumer=request.consumer, granted_at=now, expires_at=now + request.ttl_s,
-            granted=f"{grant}{number}", grants=place.grants + 1, used=False,
+            status, state=GroupState.LEASED, consumer=request.consumer, granted_at=now, expires_at=now + request.ttl_s,
+            granted=f"{grant}{number}", grants=status.grants + 1, used=False,
         )  # fmt: skip
     if asked is not None:
         run.requests[asked] = [(name, run.groups[name].granted) for name in names]
@@ -433,42 +435,42 @@ def _granted(run: RunAccount, name: str) -> GrantedGroup:
 
 def acknowledge(run: RunAccount, name: LeaseName, now: float) -> float | None:
     """How long it was held, in seconds; None: done before."""
-    place = _place(run, name)
-    if place.settled == name.grant:
+    status = _status(run, name)
+    if status.settled == name.grant:
         return None
-    _check_held(place, name)
-    run.groups[name.group_id] = replace(place, state=State.ACKNOWLEDGED, settled=name.grant, granted="")
+    _check_held(status, name)
+    run.groups[name.group_id] = replace(status, state=GroupState.ACKNOWLEDGED, settled=name.grant, granted="")
     run.totals["train:acknowledged"] += 1
-    if place.forsaken:
+    if status.forsaken:
         _drop(run, name.group_id)
-    return max(0.0, now - (now if place.granted_at is None else place.granted_at))
+    return max(0.0, now - (now if status.granted_at is None else status.granted_at))
 
 
 def release(run: RunAccount, name: LeaseName) -> None:
-    place = _place(run, name)
-    if place.let_go != name.grant:
-        _check_held(place, name)
-        run.groups[name.group_id] = replace(place, state=State.READY, let_go=name.grant, granted="")
+    status = _status(run, name)
+    if status.let_go != name.grant:
+        _check_held(status, name)
+        run.groups[name.group_id] = replace(status, state=GroupState.READY, let_go=name.grant, granted="")
 
 
 def extend(run: RunAccount, name: LeaseName, ttl_s: float, used: bool, now: float) -> float:
     """When it ends."""
-    place = _place(run, name)
-    _check_held(place, name)
-    run.groups[name.group_id] = replace(place, expires_at=now + ttl_s, used=place.used or used)
+    status = _status(run, name)
+    _check_held(status, name)
+    run.groups[name.group_id] = replace(status, expires_at=now + ttl_s, used=status.used or used)
     return now + ttl_s
 
 
-def _place(run: RunAccount, name: LeaseName) -> Place:
+def _status(run: RunAccount, name: LeaseName) -> GroupStatus:
     check_epoch(run, name.run_id, name.epoch)
-    place = run.groups.get(name.group_id)
-    if place is None:
+    status = run.groups.get(name.group_id)
+    if status is None:
         raise NotFound(f"no group {name.group_id} is leased")
-    return place
+    return status
 
 
-def _check_held(place: Place, name: LeaseName) -> None:
-    if not place.held_by(name.grant):
+def _check_held(status: GroupStatus, name: LeaseName) -> None:
+    if not status.held_by(name.grant):
         raise Conflict(f"group {name.group_id} is not held under this lease any more")
 
 
@@ -480,8 +482,8 @@ def check_epoch(run: RunAccount, run_id: str | None, epoch: int | None) -> None:
         raise superseded(run_id, newest)
 
 
-def _trainer(run: RunAccount) -> Trainer:
-    return run.trainers.get("", Trainer())
+def _trainer(run: RunAccount) -> RegisteredTrainer:
+    return run.trainers.get("", RegisteredTrainer())
 
 
 def take_over(run: RunAccount, run_id: str | None, trainer: str, force: bool, now: float) -> int:
@@ -491,11 +493,11 @@ def take_over(run: RunAccount, run_id: str | None, trainer: str, force: bool, no
     left_s = before.heard_at + ALIVE_S - now
     if not force and left_s > 0:
         raise alive(run_id, before.name, left_s)
-    run.trainers[""] = Trainer(trainer, before.epoch + 1, now)
+    run.trainers[""] = RegisteredTrainer(trainer, before.epoch + 1, now)
     for name in run.leased():
-        place = run.groups[name]
-        if place.state is State.LEASED and LeaseName(run_id, name, place.granted).epoch is not None:
-            run.groups[name] = replace(place, state=State.READY, granted="")
+        status = run.groups[name]
+        if status.state is GroupState.LEASED and LeaseName(run_id, name, status.granted).epoch is not None:
+            run.groups[name] = replace(status, state=GroupState.READY, granted="")
     return before.epoch + 1
 
 
@@ -503,16 +505,16 @@ def heartbeat(run: RunAccount, run_id: str | None, trainer: str, epoch: int, lea
     before = _trainer(run)
     if epoch < before.epoch or (epoch == before.epoch and trainer != before.name):
         raise superseded(run_id, before.epoch)
-    run.trainers[""] = Trainer(trainer, epoch, 0.0 if leaving else now)
+    run.trainers[""] = RegisteredTrainer(trainer, epoch, 0.0 if leaving else now)
 
 
 # -- what operators see
 
 
-def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[Place], now: float) -> RunView:
+def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[GroupStatus], now: float) -> RunView:
     """Args: run: totals, ledger, trainer, `over`. ready: how many groups can be leased. leased: those whose time is not over."""
     held, totals = list(leased), run.totals
-    used = sum(place.used for place in held)
+    used = sum(status.used for status in held)
     found = RunView(
         run_id=run_id,
         groups=RunGroups(
@@ -533,15 +535,15 @@ def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[Place
     return found
 
 
-def listed(name: str, place: Place, now: float, *, archived: bool = False) -> GroupPlace:
-    state = State.READY if place.expired(now) else place.state
+def listed(name: str, status: GroupStatus, now: float, *, archived: bool = False) -> GroupPlace:
+    state = GroupState.READY if status.expired(now) else status.state
     return GroupPlace(
-        group_id=name, purpose=place.purpose, state=state, size=place.size, ended=place.final, grants=place.grants,
-        trainer=place.consumer if state is State.LEASED else None, created_at=place.made_at,
+        group_id=name, purpose=status.purpose, state=state, size=status.size, ended=status.final, grants=status.grants,
+        trainer=status.consumer if state is GroupState.LEASED else None, created_at=status.made_at,
         archived=archived,
     )  # fmt: skip
 
 
-def in_order(place: Place | None) -> tuple[int, ...]:
+def in_order(status: GroupStatus | None) -> tuple[int, ...]:
     """Sorts by when groups got ready: `order` is some numbers with hyphens between. What has none yet is newest."""
-    return tuple(map(int, place.order.split("-"))) if place is not None and place.order else (1 << 64,)
+    return tuple(map(int, status.order.split("-"))) if status is not None and status.order else (1 << 64,)

@@ -16,7 +16,7 @@ from steno.contracts.errors import Superseded, TrainerAlive
 from steno.contracts.leases import ALIVE_S, GroupPlace, Lease, LeaseRequest, RunView, Tenure
 
 
-class Granted(NamedTuple):
+class GrantedLeases(NamedTuple):
     """waited_s: of each lease, seconds since its group got ready. next_in_s: seconds until something may get ready by itself
     (a deadline, the end of a lease); None: nothing is known to."""
 
@@ -25,7 +25,7 @@ class Granted(NamedTuple):
     next_in_s: float | None
 
 
-class InHand(NamedTuple):
+class GroupsInHand(NamedTuple):
     """Training groups of all runs."""
 
     running: int
@@ -39,7 +39,7 @@ class RunStore(Protocol):
 
     async def lease(
         self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
-    ) -> Granted:
+    ) -> GrantedLeases:
         """Grant up to `max_groups` of a run's ready groups, oldest ready first; none, where fewer than `at_least` are. A
         request_id that was answered in the last five minutes is answered with what is still held of the same. Does not wait.
 
@@ -102,7 +102,7 @@ class RunStore(Protocol):
         """Serve the groups of all runs that are past their deadline. `lease` does it for its run."""
         ...
 
-    async def in_hand(self, *, now: float | None = None) -> InHand: ...
+    async def in_hand(self, *, now: float | None = None) -> GroupsInHand: ...
 
     def watch(self, run_id: str | None) -> contextlib.AbstractContextManager[asyncio.Event]:
         """An event that is set when a group of this run may have got ready. A hint: it may be set for nothing, and with several
@@ -128,7 +128,7 @@ def alive(run_id: str | None, trainer: str, left_s: float) -> TrainerAlive:
     )  # fmt: skip
 
 
-class Waiters:
+class LeaseWaiters:
     """Who waits in this process, by run."""
 
     def __init__(self) -> None:

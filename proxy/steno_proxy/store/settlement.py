@@ -27,7 +27,7 @@ Tokens = dict[str, int]
 """Policy version -> sampled tokens."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedTrial(msgspec.Struct, frozen=True):
     """A trial that has ended, as its group and its run are told of it.
 
     life: tells trials apart that had one id after each other. final: nothing that may still come (a reward, after a limit of the
@@ -48,11 +48,11 @@ def accountable(group_id: str | None, run_id: str | None) -> bool:
     return group_id is not None or run_id is not None
 
 
-def ended(trial_id: str, head: Head, turns: Iterable[bytes]) -> Ended:
+def ended(trial_id: str, head: Head, turns: Iterable[bytes]) -> EndedTrial:
     """Args: turns: all elements of turns, none of which can change any more."""
     word, final = outcome(head)
     tokens = tokens_of(turns, text_only="text_only" in head.marks)
-    return Ended(trial_id, head.group, repr(head.created), word, final, tokens, head.sealed == BOOKED)
+    return EndedTrial(trial_id, head.group, repr(head.created), word, final, tokens, head.sealed == BOOKED)
 
 
 def outcome(head: Head) -> tuple[str, bool]:

@@ -22,17 +22,17 @@ _compressor = zstandard.ZstdCompressor(level=_LEVEL)
 _decompressor = zstandard.ZstdDecompressor()
 
 
-class Text(NamedTuple):
+class StoredText(NamedTuple):
     """A text on its way to rest: 16-byte blake2b of `raw`, and the JSON itself."""
 
     digest: bytes
     raw: bytes
 
 
-def text(value: Any) -> Text:
+def text(value: Any) -> StoredText:
     """Any JSON list or object -> its text. Equal values with keys in another order are different texts."""
     raw = to_json(value)
-    return Text(blake2b(raw, digest_size=DIGEST_BYTES).digest(), raw)
+    return StoredText(blake2b(raw, digest_size=DIGEST_BYTES).digest(), raw)
 
 
 def to_json(value: Any) -> bytes:

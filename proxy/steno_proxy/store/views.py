@@ -84,7 +84,7 @@ def turns_seen(cursor: str | None) -> int:
     return int(cursor)
 
 
-class Position(msgspec.Struct, array_like=True, frozen=True, order=True):
+class ListPosition(msgspec.Struct, array_like=True, frozen=True, order=True):
     """A place in a list of sessions: creation time, then trial id. Stable whatever is inserted before or after."""
 
     created: float
@@ -94,12 +94,12 @@ class Position(msgspec.Struct, array_like=True, frozen=True, order=True):
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
 
 
-def position(cursor: str | None) -> Position | None:
+def position(cursor: str | None) -> ListPosition | None:
     """Raises BadRequest."""
     if cursor is None:
         return None
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        return msgspec.msgpack.decode(raw, type=Position)
+        return msgspec.msgpack.decode(raw, type=ListPosition)
     except (ValueError, binascii.Error, msgspec.MsgspecError):
         raise BadRequest("not a cursor of this list", field="cursor") from None

@@ -22,7 +22,7 @@ from steno_proxy import metrics
 from steno_proxy.dialects.base import Choice
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
-from steno_proxy.store.interface import Path
+from steno_proxy.store.interface import TokenPath
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.turns.turn_record import TurnFacts, turn_of
@@ -207,7 +207,7 @@ class OpenChoice:
         """Where the conversation stands now: its next turn begins with this."""
         prefix = self.plan.prefix.ids if turn.parent_id is not None else b""
         ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
-        self._recorder.keep_path(self._recording, turn.index, Path(ids, turn.reply), self.plan.parent)
+        self._recorder.keep_path(self._recording, turn.index, TokenPath(ids, turn.reply), self.plan.parent)
 
     def _count(self, turn: Turn) -> None:
         dialect, tokens = turn.dialect, self.transcript.tokens

@@ -22,10 +22,10 @@ from steno_proxy.sessions.calls import answer_reply, restore_calls
 from steno_proxy.sessions.echoes import EchoedAs, echo_of, named_turn
 from steno_proxy.sessions.normalise import ASSISTANT, options_digest, tools_digest
 from steno_proxy.sessions.reading import (
-    Form,
-    Reading,
+    MessageUnit,
+    ReadPosition,
+    RecognisedMessages,
     RequestMessages,
-    Unit,
     best,
     echoed_as,
     follow,
@@ -144,7 +144,9 @@ def _prefix(tree: Tree, parent: int, ids: bytes, messages: int = 0) -> PromptPre
     return PromptPrefix(ids, messages, tree.finishes[parent], tree.tokenizers[parent] if ids else None)
 
 
-async def _recognise(recorder: Recorder, recording: Recording, said: RequestMessages) -> tuple[Recognition, Form]:
+async def _recognise(
+    recorder: Recorder, recording: Recording, said: RequestMessages
+) -> tuple[Recognition, RecognisedMessages]:
     """How the request is read, and where it stands. Where it leaves what is recorded with its client's own writing of a reply
     (`sessions/echoes.py`), that reply stands there from now on, and the request is looked at from there."""
     tree = recording.tree
@@ -167,7 +169,9 @@ async def _recognise(recorder: Recorder, recording: Recording, said: RequestMess
     return tree.recognise(form.digests, said.tools, said.options, form.call_ids()), form
 
 
-async def _echo(recorder: Recorder, recording: Recording, said: RequestMessages, at: Reading) -> Unit | None:
+async def _echo(
+    recorder: Recorder, recording: Recording, said: RequestMessages, at: ReadPosition
+) -> MessageUnit | None:
     """What the next message stands for, though it says something else, or its run does: the reply of the turn which its call ids
     name, else the newest whole one, else the newest. None: nothing that is on record.
 
@@ -192,7 +196,7 @@ async def _echo(recorder: Recorder, recording: Recording, said: RequestMessages,
                 recording.keep_reply(number, reply)
         for end, message in forms:
             if (echo := echo_of(message, reply, turn_id, partial=partial)) is not None:
-                return Unit(at.place, end, echo.digest, echo)
+                return MessageUnit(at.place, end, echo.digest, echo)
     return None
 
 
@@ -200,7 +204,7 @@ def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
     """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
     if plan.fork_is_final or plan.is_prompt or recording.turns == plan.known_turns:
         return plan.fork_reason
-    form = Form(plan.messages, plan.digests, {})
+    form = RecognisedMessages(plan.messages, plan.digests, {})
     seen = recording.tree.recognise(plan.digests, plan.tools, plan.options, form.call_ids())
     known = seen.parent == plan.parent and (plan.digests_observed or seen.fork_reason is ForkReason.SIBLING)
     return seen.fork_reason if known else plan.fork_reason

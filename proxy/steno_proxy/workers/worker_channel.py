@@ -40,7 +40,7 @@ from steno.contracts.wire.frames import (
     Started,
 )
 from steno.contracts.wire.packets import PROTOCOL_ERROR
-from steno.contracts.wire.peer import BULK_SHARE, REQUESTS_SHARE, Drop, Event, Lost, PeerState
+from steno.contracts.wire.peer import BULK_SHARE, REQUESTS_SHARE, ChannelLost, DropSocket, Event, PeerState
 from steno.contracts.wire.peer_ends import ProxyPeer
 from steno.contracts.worker_view import Load, WorkerView
 from steno_proxy import metrics
@@ -336,13 +336,13 @@ class WorkerChannel:
             counted.set_result(answer)
 
     def _handle(self, event: Frame | Event) -> None:
-        if isinstance(event, Lost):
+        if isinstance(event, ChannelLost):
             logger.warning("worker %s is lost: %s (%s)", self.id, event.code, event.reason)
             self._counts.channels_lost += 1
             if event.code == PROTOCOL_ERROR:
                 self._blame(event.reason)
             self.lose(WorkerLost(f"the worker went away: {event.reason or event.code}"))
-        elif isinstance(event, Drop):
+        elif isinstance(event, DropSocket):
             if self.link is not None:
                 self.link.close(event.close_code, event.reason)
         else:  # Heartbeat

@@ -64,27 +64,27 @@ _MOVES = {
 }
 
 
-class Up(NamedTuple):
+class PeerUp(NamedTuple):
     """The handshake is done. `resumed`: the channel goes on; otherwise it is a new one."""
 
     resumed: bool
 
 
-class Lost(NamedTuple):
+class ChannelLost(NamedTuple):
     """The channel is over, and every stream on it. `code` as in Goodbye."""
 
     code: str
     reason: str
 
 
-class Drop(NamedTuple):
+class DropSocket(NamedTuple):
     """Close the socket with this code; whether the channel goes on is said by `state`."""
 
     close_code: int
     reason: str
 
 
-Event = Up | Lost | Drop
+Event = PeerUp | ChannelLost | DropSocket
 
 
 class Peer(Generic[PacketT]):
@@ -229,7 +229,7 @@ class Peer(Generic[PacketT]):
         if self._state is PeerState.OPEN:
             if now >= self.heard_at + self.silence_s:
                 self.disconnected(now)
-                self._events.append(Drop(CLOSE_TIMEOUT, f"silent for {self.silence_s:g} s"))
+                self._events.append(DropSocket(CLOSE_TIMEOUT, f"silent for {self.silence_s:g} s"))
             elif now >= self._beat_at:
                 self._beat_at = now + self.heartbeat_s
                 self._outbox.append(self._lone(self.load))
@@ -237,7 +237,7 @@ class Peer(Generic[PacketT]):
                 self._outbox.append(self._lone(None))
         elif self._state is PeerState.GREETING and now >= self._greeting_until:
             self.disconnected(now)
-            self._events.append(Drop(CLOSE_TIMEOUT, "no Welcome in time"))
+            self._events.append(DropSocket(CLOSE_TIMEOUT, "no Welcome in time"))
         if self._grace_until is not None and now >= self._grace_until and self._state is not PeerState.ENDED:
             self._end("grace_over", f"no socket for {self.grace_s:g} s", CLOSE_TIMEOUT, now)
         events, self._events = self._events, []
@@ -265,10 +265,10 @@ class Peer(Generic[PacketT]):
             elif isinstance(frame, Goodbye):
                 if frame.final:
                     self._move(PeerState.ENDED)
-                    events.append(Lost(frame.code, frame.message))
+                    events.append(ChannelLost(frame.code, frame.message))
                 else:
                     self.disconnected(now)
-                events.append(Drop(CLOSE_NORMAL, frame.code))
+                events.append(DropSocket(CLOSE_NORMAL, frame.code))
                 break
             else:
                 raise ProtocolError("a second handshake on one socket")
@@ -298,8 +298,8 @@ class Peer(Generic[PacketT]):
             # Until Welcome has come, the other end may have begun a new channel, on which it has sent nothing.
             received = self.channel.received if self._state is PeerState.OPEN else 0
             self._outbox.append(encode_alone(Goodbye(code, reason[:200], True), received))
-            self._events.append(Drop(close_code, code))
-        self._events.append(Lost(code, reason))
+            self._events.append(DropSocket(close_code, code))
+        self._events.append(ChannelLost(code, reason))
         self._move(PeerState.ENDED)
 
     def _move(self, state: PeerState) -> None:

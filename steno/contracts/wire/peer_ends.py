@@ -15,7 +15,16 @@ from steno.contracts.wire.packets import (
     PacketToWorker,
     farewell,
 )
-from steno.contracts.wire.peer import HANDSHAKE_S, MAX_RETAINED_BYTES, Drop, Event, Lost, Peer, PeerState, Up
+from steno.contracts.wire.peer import (
+    HANDSHAKE_S,
+    MAX_RETAINED_BYTES,
+    ChannelLost,
+    DropSocket,
+    Event,
+    Peer,
+    PeerState,
+    PeerUp,
+)
 
 CAPABILITIES = frozenset({"count", "policy_updates", "resume"})
 """Optional parts of the protocol that this end knows; in effect is what both ends named.
@@ -48,7 +57,7 @@ class ProxyPeer(Peer[PacketToProxy]):
         untouched = self.channel.received == 0 and self.channel.acked == 0
         return hello.resume == self.boot_id or untouched
 
-    def accept(self, hello: Hello, now: float, peers: list[str] | None = None) -> Up:
+    def accept(self, hello: Hello, now: float, peers: list[str] | None = None) -> PeerUp:
         """A socket with a worker's Hello is there; Welcome goes out first.
 
         Call `disconnected` first if an older socket is still there. Raises ProtocolError (no common version: code `version`).
@@ -73,7 +82,7 @@ class ProxyPeer(Peer[PacketToProxy]):
         welcome = Welcome(PROTOCOL_VERSION, self.proxy_id, self.boot_id, resumed, self.channel.received, self.heartbeat_s,
                           self.grace_s, self.max_packet_bytes, peers or [], sorted(self.capabilities))  # fmt: skip
         self._outbox.append(encode_alone(welcome, 0))
-        return Up(resumed)
+        return PeerUp(resumed)
 
 
 class WorkerPeer(Peer[PacketToWorker]):
@@ -110,9 +119,9 @@ class WorkerPeer(Peer[PacketToWorker]):
         if isinstance(welcome, Goodbye):
             if self.remote_boot and not welcome.final:
                 self.disconnected(now)
-                return [Drop(CLOSE_NORMAL, welcome.code)]
+                return [DropSocket(CLOSE_NORMAL, welcome.code)]
             self._move(PeerState.ENDED)
-            return [Lost(welcome.code, welcome.message), Drop(CLOSE_NORMAL, welcome.code)]
+            return [ChannelLost(welcome.code, welcome.message), DropSocket(CLOSE_NORMAL, welcome.code)]
         if not isinstance(welcome, Welcome):
             raise ProtocolError("the first packet of a proxy must be Welcome or Goodbye, alone")
         in_bounds = 0.01 <= welcome.heartbeat_s <= 3600 and welcome.grace_s >= 0 and welcome.max_packet_bytes >= 1024
@@ -122,7 +131,7 @@ class WorkerPeer(Peer[PacketToWorker]):
             raise ProtocolError("Welcome resumes an unknown channel")
         events: list[Frame | Event] = []
         if not welcome.resumed and self.remote_boot:
-            events.append(Lost("forgotten", "the proxy no longer has this channel"))
+            events.append(ChannelLost("forgotten", "the proxy no longer has this channel"))
             self.channel = Channel(self.max_packet_bytes)
         self.channel.rewind(welcome.received)
         self.channel.max_packet_bytes = min(self.max_packet_bytes, welcome.max_packet_bytes)
@@ -132,4 +141,4 @@ class WorkerPeer(Peer[PacketToWorker]):
         self.silence_s = 4 * welcome.heartbeat_s
         self.grace_s = welcome.grace_s if self._own_grace_s is None else self._own_grace_s
         self._open(now)
-        return [*events, Up(welcome.resumed)]
+        return [*events, PeerUp(welcome.resumed)]

@@ -82,10 +82,10 @@ async def test_an_answer_in_one_piece_is_recorded_once_and_whole() -> None:
         commits = 0
 
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
         ) -> int:
             self.commits += 1
-            return await super().commit(trial_id, turn, row, now=now, asked=asked)
+            return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
     store = Counting()
     async with running(ParrotEngine(says), store=store) as proxy:
@@ -97,11 +97,11 @@ async def test_an_answer_in_one_piece_is_recorded_once_and_whole() -> None:
 async def test_a_store_that_fails_keeps_the_block_open() -> None:
     class Failing(MemoryStore):
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
         ) -> int:
             if turn.finish_reason == OPEN:
                 raise StoreUnavailable("the store is away")
-            return await super().commit(trial_id, turn, row, now=now, asked=asked)
+            return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
     async with running(ParrotEngine(says), store=Failing()) as proxy:
         events = [event async for event in stream(proxy, "t", ASKED)]
@@ -118,13 +118,13 @@ async def test_what_had_arrived_when_the_store_failed_is_on_record_as_well() -> 
 
     class Failing(MemoryStore):
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
         ) -> int:
             if turn.finish_reason == OPEN:
                 await until(lambda: proxy.app.state.hub.counts.tokens == LAST + 1)
                 arrived.append(turn.completion_tokens)
                 raise StoreUnavailable("the store is away")
-            return await super().commit(trial_id, turn, row, now=now, asked=asked)
+            return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
     async with running(ParrotEngine(says), store=Failing()) as proxy:
         assert [event async for event in stream(proxy, "t", ASKED)][-1]["type"] == "error"
@@ -194,11 +194,11 @@ async def test_a_commit_that_fails_leaves_what_was_on_record_to_go_on_from() -> 
         broken = True
 
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
         ) -> int:
             if turn.finish_reason != OPEN and self.broken:
                 raise StoreUnavailable("the store is away")
-            return await super().commit(trial_id, turn, row, now=now, asked=asked)
+            return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
     store = Failing()
     async with running(ParrotEngine(lambda request: says(request, gates={})), store=store) as proxy:

@@ -69,8 +69,8 @@ async def test_a_redis_that_fills_takes_no_new_trials_and_those_that_run_go_on(
     with server.client() as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.85))
         try:
-            room = proxy.app.state.services.room
-            await until(lambda: room.tight)
+            capacity = proxy.app.state.services.capacity
+            await until(lambda: capacity.tight)
             for path, body in (("/sessions/new", None), ("/groups", {"group_id": "h", "size": 1})):
                 answer = await proxy.http.post(path, json=body)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_full")

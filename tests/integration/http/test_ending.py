@@ -82,11 +82,11 @@ class SlowStore(MemoryStore):
         self.go = asyncio.Event()
 
     async def commit(
-        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
     ) -> int:
         self.committing.set()
         await self.go.wait()
-        return await super().commit(trial_id, turn, row, now=now, asked=asked)
+        return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
 
 async def test_the_finish_reason_waits_for_the_commit() -> None:

@@ -81,7 +81,7 @@ class FailingStore(MemoryStore):
     """A store whose commits fail, as one whose server has gone does."""
 
     async def commit(
-        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
     ) -> int:
         raise StoreUnavailable("the store is gone")
 

@@ -199,11 +199,11 @@ async def test_a_call_is_seen_only_once_its_turn_is_on_record() -> None:
         asked = asyncio.Event()
 
         async def commit(
-            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+            self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
         ) -> int:
             self.asked.set()
             await self.may.wait()
-            return await super().commit(trial_id, turn, row, now=now, asked=asked)
+            return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
     store = Slow()
     async with running(ParrotEngine(lambda request: Say("I look.", calls=[("", "look", "{}")])), store=store) as proxy:

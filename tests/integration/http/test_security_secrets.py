@@ -79,7 +79,7 @@ async def test_no_answer_no_log_and_no_representation_holds_a_key(caplog: pytest
                 services.settings,
                 services,
                 services.hub,
-                proxy.app.state.rotation,
+                proxy.app.state.key_reloader,
                 ProxySettings(**SECRETS),
             ]
             said += [repr(one) for one in shown] + [str(one) for one in shown]

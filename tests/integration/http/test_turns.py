@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.records import bytes_to_floats, bytes_to_ids
-from steno_proxy.store.interface import Path
+from steno_proxy.store.interface import TokenPath
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import STOP_ID, ParrotEngine, Say, drawn
@@ -204,7 +204,7 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.calls: list[str] = []
 
-    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> TokenPath:
         self.calls.append("path")
         return await super().path(trial_id, numbers)
 

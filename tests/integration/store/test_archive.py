@@ -16,7 +16,7 @@ from steno.contracts.errors import ArchiveUnreadable, Conflict, Gone, NotFound
 from steno.contracts.notes import Note
 from steno.contracts.records import Session, Turn
 from steno_proxy.archive.archiver import Archiver
-from steno_proxy.archive.objects import Objects
+from steno_proxy.archive.objects import ObjectStorage
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.redis.schema import ARCHIVED, ENDED, RUNS
 from steno_proxy.store.redis.store import RedisStore
@@ -67,7 +67,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def replica(server: RedisServer, url: str, **options: Any) -> tuple[RedisStore, Archiver]:
-    objects = Objects(url)
+    objects = ObjectStorage(url)
     store = RedisStore(server.url, shelf=objects, **PATIENT, **options)
     return store, Archiver(store, objects)
 
@@ -240,13 +240,13 @@ async def test_a_list_of_a_run_reads_no_archived_records_of_other_runs(
         await ended(store, trial_id, turns=1)
     assert await move(store) == 5
     read_heads: list[str] = []
-    heads = Objects.heads
+    heads = ObjectStorage.heads
 
-    async def counted(self: Objects, places: Any) -> Any:
+    async def counted(self: ObjectStorage, places: Any) -> Any:
         read_heads.extend(trial_id for trial_id, _ in places)
         return await heads(self, places)
 
-    monkeypatch.setattr(Objects, "heads", counted)
+    monkeypatch.setattr(ObjectStorage, "heads", counted)
     assert await listed(store, run_id="x:y") == ["a", "d"] == read_heads
     read_heads.clear()
     with server.client() as client:  # places without a run, as they were written at first: their records say it

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from steno.contracts.records import IndexRow, bytes_to_ids
-from steno_proxy.store.codec import Meta
+from steno_proxy.store.codec import TurnMeta
 from steno_proxy.store.head import Head
 from steno_proxy.store.redis import schema
 from steno_proxy.store.redis.store import RedisStore
@@ -38,7 +38,7 @@ async def test_the_program_on_the_page_reads_a_recording(redis_server: RedisServ
 def test_the_page_names_every_key_and_field() -> None:
     page = PAGE.read_text()
     names = [f"`steno:{{T}}:{name}`" for name in schema.TrialKeys._fields]
-    for struct in (Head, IndexRow, Meta):
+    for struct in (Head, IndexRow, TurnMeta):
         names += [f"`{name}`" for name in struct.__struct_fields__]
     names += [f"`steno:{{R}}:{name}`" for name in schema.RunKeys._fields]
     assert [name for name in names if name not in page] == []

@@ -14,7 +14,7 @@ from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Turn
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.redis.wait import Wait
+from steno_proxy.store.redis.wait import ReplicaWait
 from tests.support.policy_contract import spec
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisSentinel, RedisServer
@@ -24,8 +24,8 @@ from tests.support.waiting import insist
 
 PATIENCE_S = 60.0  # for elections and new connections on a busy machine
 GOSSIP = ("--cluster-node-timeout", "2000")  # nodes hear of each other sooner
-ONE = Wait(1, 5.0)
-HASTY = Wait(1, 0.3)
+ONE = ReplicaWait(1, 5.0)
+HASTY = ReplicaWait(1, 0.3)
 
 
 class Pair:
@@ -56,7 +56,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, wait: Wait | None) -> AsyncIterator[RedisStore]:
+async def opened(url: str, wait: ReplicaWait | None) -> AsyncIterator[RedisStore]:
     store = RedisStore(url, wait=wait)
     yield store
     await store.close()
@@ -328,5 +328,5 @@ class TestWaitingStore(StoreContract):
     async def store(self, replicated: RedisServer) -> AsyncIterator[RedisStore]:
         with replicated.client() as client:
             client.flushall()
-        async with opened(replicated.url, Wait(1, 30.0)) as store:
+        async with opened(replicated.url, ReplicaWait(1, 30.0)) as store:
             yield store

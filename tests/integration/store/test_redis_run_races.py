@@ -16,7 +16,7 @@ from steno.contracts.leases import Lease
 from steno_proxy.store.redis.run import changes
 from steno_proxy.store.redis.schema import run_keys
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.redis.wait import Wait
+from steno_proxy.store.redis.wait import ReplicaWait
 from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.older_runs import older
 from tests.support.redis_server import PATIENT, RedisServer
@@ -267,7 +267,7 @@ async def test_who_waits_when_the_store_is_closed_is_told(server: RedisServer, s
 
 async def test_what_is_found_done_must_be_on_replicas_too(server: RedisServer) -> None:
     """It may have been written by a call that was told that it is not."""
-    store = RedisStore(server.url, wait=Wait(1, 0.05), **PATIENT)  # there is none
+    store = RedisStore(server.url, wait=ReplicaWait(1, 0.05), **PATIENT)  # there is none
     try:
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="replicate"):

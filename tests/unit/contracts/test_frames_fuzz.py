@@ -71,7 +71,7 @@ class Network:
         self.now += seconds
         for peer in (self.worker, self.proxy):
             for event in peer.handle_timeout(self.now):
-                assert type(event).__name__ == "Drop", event
+                assert type(event).__name__ == "DropSocket", event
                 self.cut()
 
     def settle(self) -> None:

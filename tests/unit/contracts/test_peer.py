@@ -27,10 +27,10 @@ from steno.contracts.wire.peer import (
     BULK_SHARE,
     HANDSHAKE_S,
     REQUESTS_SHARE,
-    Drop,
-    Lost,
+    ChannelLost,
+    DropSocket,
     PeerState,
-    Up,
+    PeerUp,
 )
 from steno.contracts.wire.peer_ends import ProxyPeer, WorkerPeer
 
@@ -68,7 +68,7 @@ def carry(sender: WorkerPeer | ProxyPeer, receiver: WorkerPeer | ProxyPeer, now:
 
 def test_a_handshake_agrees_on_what_both_know() -> None:
     worker, proxy = worker_end(), proxy_end()
-    assert connect(worker, proxy) == [Up(resumed=False)]
+    assert connect(worker, proxy) == [PeerUp(resumed=False)]
     assert (worker.state, proxy.state) == (PeerState.OPEN, PeerState.OPEN)
     assert (worker.heartbeat_s, worker.grace_s, worker.remote_boot) == (5.0, 30.0, "proxy-1")
     assert worker.capabilities == proxy.capabilities == {"count", "policy_updates", "resume"}
@@ -96,7 +96,7 @@ def test_a_lost_socket_loses_nothing_and_doubles_nothing() -> None:
     proxy.disconnected(1.0)
     worker.send(delta(3), 2.0)
     proxy.send(Cancel(9), 2.0)
-    assert connect(worker, proxy, 3.0) == [Up(resumed=True), Cancel(9)]
+    assert connect(worker, proxy, 3.0) == [PeerUp(resumed=True), Cancel(9)]
     assert carry(worker, proxy, 3.0) == [delta(2), delta(3)]
     assert worker.channel.resent_packets == 1
 
@@ -138,7 +138,7 @@ def test_a_restarted_proxy_is_a_new_channel_and_the_worker_is_told() -> None:
     worker.send(delta(1), 0.0)
     worker.disconnected(1.0)
     events = connect(worker, successor, 2.0)
-    assert [type(event) for event in events] == [Lost, Up]
+    assert [type(event) for event in events] == [ChannelLost, PeerUp]
     worker.send(delta(2), 2.0)
     assert carry(worker, successor, 2.0) == [delta(2)]  # nothing of the old channel goes to the new proxy
 
@@ -167,8 +167,8 @@ def test_a_worker_that_never_saw_the_welcome_takes_up_the_untouched_channel() ->
     worker, proxy = worker_end(), proxy_end()
     greeting = hello_again(worker, proxy, Cancel(1), 1.0)
     assert proxy.goes_on(greeting)
-    assert proxy.accept(greeting, 2.0) == Up(resumed=False)
-    assert carry(proxy, worker, 2.0) == [Up(resumed=False), Cancel(1)]
+    assert proxy.accept(greeting, 2.0) == PeerUp(resumed=False)
+    assert carry(proxy, worker, 2.0) == [PeerUp(resumed=False), Cancel(1)]
 
 
 def test_a_worker_that_never_saw_the_welcome_of_its_second_channel_does_not_go_on_with_the_first() -> None:
@@ -180,9 +180,9 @@ def test_a_worker_that_never_saw_the_welcome_of_its_second_channel_does_not_go_o
     greeting = hello_again(worker, second, Cancel(2), 2.0)
     assert (greeting.resume, greeting.received) == ("proxy-1", 1)
     assert second.goes_on(greeting), "nothing has passed on it"
-    assert second.accept(greeting, 4.0) == Up(resumed=False)
+    assert second.accept(greeting, 4.0) == PeerUp(resumed=False)
     events = carry(second, worker, 4.0)
-    assert [type(event) for event in events] == [Lost, Up, Cancel] and events[-1] == Cancel(2)
+    assert [type(event) for event in events] == [ChannelLost, PeerUp, Cancel] and events[-1] == Cancel(2)
 
 
 def test_heartbeats_carry_load_both_ways_and_keep_the_socket() -> None:
@@ -201,12 +201,12 @@ def test_a_silent_socket_is_dropped_and_after_the_grace_the_channel_is_lost() ->
     connect(worker, proxy)
     assert proxy.handle_timeout(19.9) == []
     (event,) = proxy.handle_timeout(20.0)
-    assert isinstance(event, Drop)
+    assert isinstance(event, DropSocket)
     assert proxy.state is PeerState.DOWN
     assert proxy.next_deadline() == 50.0
     assert proxy.handle_timeout(49.9) == []
     (lost,) = proxy.handle_timeout(50.0)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ChannelLost)
     assert lost.code == "grace_over"
     assert proxy.state is PeerState.ENDED
     assert proxy.next_deadline() is None
@@ -220,11 +220,11 @@ def test_a_worker_that_gives_up_before_welcome_breaks_no_protocol_at_a_proxy_tha
     worker.disconnected(1.0)
     worker.connected(4.9)
     (greeting,) = worker.data_to_send()
-    assert Lost("grace_over", "no socket for 4 s") in worker.handle_timeout(5.0)
+    assert ChannelLost("grace_over", "no socket for 4 s") in worker.handle_timeout(5.0)
     new = proxy_end("proxy-2")
     new.accept(read_hello(greeting), 5.1)
     (last,) = worker.data_to_send()
-    assert [type(event) for event in new.receive(last, 5.2)] == [Lost, Drop]
+    assert [type(event) for event in new.receive(last, 5.2)] == [ChannelLost, DropSocket]
 
 
 def test_a_proxy_that_does_not_answer_is_left() -> None:
@@ -232,7 +232,7 @@ def test_a_proxy_that_does_not_answer_is_left() -> None:
     worker.connected(1.0)
     assert worker.next_deadline() == 1.0 + HANDSHAKE_S
     (event,) = worker.handle_timeout(1.0 + HANDSHAKE_S)
-    assert isinstance(event, Drop)
+    assert isinstance(event, DropSocket)
     assert worker.state is PeerState.DOWN
     assert worker.next_deadline() is None  # no channel yet, so none to lose
 
@@ -242,7 +242,7 @@ def test_a_channel_that_is_up_again_outlives_the_grace_that_had_begun() -> None:
     connect(worker, proxy)
     for end in (worker, proxy):
         end.disconnected(1.0)
-    assert connect(worker, proxy, 2.0) == [Up(resumed=True)]
+    assert connect(worker, proxy, 2.0) == [PeerUp(resumed=True)]
     for now in range(5, 90, 5):  # a heartbeat each time; the grace would be over after 31 s
         for end in (worker, proxy):
             assert end.handle_timeout(float(now)) == []
@@ -257,14 +257,14 @@ def test_grace_counts_from_the_loss_also_while_greeting_again() -> None:
     worker.disconnected(1.0)
     worker.connected(3.0)
     assert worker.next_deadline() == 5.0
-    assert Lost("grace_over", "no socket for 4 s") in worker.handle_timeout(5.0)
+    assert ChannelLost("grace_over", "no socket for 4 s") in worker.handle_timeout(5.0)
 
 
 def test_without_resume_the_channel_ends_with_its_socket() -> None:
     proxy = proxy_end()
     proxy.accept(hello(capabilities=[]), 0.0)
     proxy.disconnected(1.0)
-    assert isinstance(proxy.handle_timeout(1.0)[0], Lost)
+    assert isinstance(proxy.handle_timeout(1.0)[0], ChannelLost)
 
 
 def test_retention_is_bounded_and_overflow_ends_the_channel_with_a_reason() -> None:
@@ -276,7 +276,7 @@ def test_retention_is_bounded_and_overflow_ends_the_channel_with_a_reason() -> N
     assert worker.state is PeerState.ENDED
     assert worker.next_deadline() == 0.0
     (lost,) = worker.handle_timeout(1.0)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ChannelLost)
     assert lost.code == "overflow"
 
 
@@ -350,7 +350,7 @@ def test_a_final_goodbye_ends_the_channel_after_what_was_sent_before_it() -> Non
     worker.goodbye("stopping", "told to stop", 0.0)
     events = carry(worker, proxy)
     assert events[0] == delta(1)
-    assert events[1] == Lost("stopping", "told to stop")
+    assert events[1] == ChannelLost("stopping", "told to stop")
     assert proxy.state is PeerState.ENDED
     worker.send(delta(2), 0.0)
     assert worker.data_to_send() == []
@@ -363,7 +363,7 @@ def test_versions_without_overlap_are_refused() -> None:
         proxy.accept(hello(protocol_min=7, protocol_max=9), 0.0)
     (refusal,) = proxy.data_to_send()
     lost, _ = worker.receive(refusal, 0.0)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ChannelLost)
     assert lost.code in REFUSALS
 
 
@@ -398,7 +398,7 @@ def test_what_the_other_end_should_not_have_sent_ends_the_channel_with_a_reason(
     assert proxy.state is PeerState.ENDED
     assert proxy.receive(data, 1.0) == []
     events = carry(proxy, worker, 1.0)
-    assert isinstance(events[0], Lost)
+    assert isinstance(events[0], ChannelLost)
     assert events[0].code == "protocol_error"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import BodyTooLarge
-from steno_proxy.dialects.nodes import MOST_ESCAPES, SLICE_BYTES, Nodes, check_arguments, check_nodes, unbounded
+from steno_proxy.dialects.nodes import MOST_ESCAPES, SLICE_BYTES, NodeCounter, check_arguments, check_nodes, unbounded
 
 TEXTS = st.text(alphabet=st.sampled_from('ab"\\{}[],:\n\u00e9'), max_size=12)
 VALUES = st.recursive(
@@ -33,7 +33,7 @@ def held(value: Any) -> tuple[int, int]:
 def test_the_count_is_that_of_the_decoded_value_however_it_is_cut(
     value: Any, cuts: list[int], ascii_only: bool
 ) -> None:
-    body, found, at = json.dumps(value, ensure_ascii=ascii_only).encode(), Nodes(), 0
+    body, found, at = json.dumps(value, ensure_ascii=ascii_only).encode(), NodeCounter(), 0
     for cut in cuts:
         found.take(body[at : at + cut])
         at += cut

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.book import KEPT_RUNS, Book, FrameOrder
-from steno_proxy.policies.update import Do, UpdateRun
+from steno_proxy.policies.book import KEPT_RUNS, FrameOrder, PolicyUpdates
+from steno_proxy.policies.update import FrameKind, UpdateRun
 from tests.support.policy_contract import spec
 
 
@@ -23,7 +23,7 @@ class Fleet:
     """Workers that do as they are told, one order at a time, in whatever order a test has them; and fail where it says so."""
 
     def __init__(self) -> None:
-        self.book = Book("default")
+        self.book = PolicyUpdates("default")
         self.now = 0.0
         self.versions: dict[str, str] = {}
         self.inbox: dict[str, deque[FrameOrder]] = {}
@@ -54,11 +54,11 @@ class Fleet:
             return False
         order = self.inbox[worker].popleft()
         update_id = order.run.update_id
-        if order.do is Do.ABANDON:
+        if order.do is FrameKind.ABANDON:
             self.ready[worker].discard(update_id)
         elif worker in self.refusing:
             self.say(worker, Progress(update_id, "failed", code="weights_refused", message="no"))
-        elif order.do is Do.PREPARE:
+        elif order.do is FrameKind.PREPARE:
             self.ready[worker].add(update_id)
             self.say(worker, Progress(update_id, "ready", order.run.spec.manifest.size))
         elif update_id in self.ready[worker]:

@@ -17,7 +17,7 @@ async def test_an_outage_of_the_store_is_logged_once_not_at_each_look(
 ) -> None:
     monkeypatch.setattr(keeper, "POLL_S", 0.001)
     looks, away = 0, True
-    policies = keeper.Policies(MemoryPolicies())
+    policies = keeper.PolicyKeeper(MemoryPolicies())
 
     async def sync() -> None:
         nonlocal looks

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any, cast
 
 from steno.contracts.wire.frames import ModelCard
-from steno_proxy.policies.model_names import MOST_NAMES, KeptModelNames, policies_of
+from steno_proxy.policies.model_names import MOST_NAMES, ServedModelNames, policies_of
 from steno_proxy.store.policies import MemoryPolicies
 
 
 async def test_workers_may_come_and_go_while_the_store_is_asked() -> None:
     store = MemoryPolicies()
-    names, served = KeptModelNames(store), {"model-a": "default"}
+    names, served = ServedModelNames(store), {"model-a": "default"}
     await names.sync(served)
     asked, answer = asyncio.Event(), asyncio.Event()
     read = store.names
@@ -34,14 +34,14 @@ async def test_workers_may_come_and_go_while_the_store_is_asked() -> None:
 
 async def test_the_default_policy_may_be_away_for_as_long_as_a_name_of_it_is_kept() -> None:
     store = MemoryPolicies()
-    names = KeptModelNames(store)
+    names = ServedModelNames(store)
     assert names.has_default(), "until they have been read, one may be of it"
     await names.sync({"judge": "frozen"})
     assert not names.has_default()
     assert names.hear({"judge": "frozen", "actor": "default"}) and names.has_default(), "at once"
     assert await store.names() == {"judge": "frozen"}
     await names.sync({"judge": "frozen", "actor": "default"})
-    other = KeptModelNames(store)
+    other = ServedModelNames(store)
     await other.sync({})
     assert other.has_default(), "its workers are away, and were never here"
     await other.retire("actor", [])
@@ -51,7 +51,7 @@ async def test_the_default_policy_may_be_away_for_as_long_as_a_name_of_it_is_kep
 
 async def test_a_name_that_is_served_under_another_policy_is_of_that_one_for_all() -> None:
     store = MemoryPolicies()
-    one, two = KeptModelNames(store), KeptModelNames(store)
+    one, two = ServedModelNames(store), ServedModelNames(store)
     await one.sync({"actor": "default"})
     await two.sync({})
     assert one.hear({"actor": "second"}) and not one.hear({"actor": "second"})
@@ -63,7 +63,7 @@ async def test_a_name_that_is_served_under_another_policy_is_of_that_one_for_all
 async def test_a_name_that_an_older_release_has_kept_gets_its_policy_once_it_is_served() -> None:
     store = MemoryPolicies()
     await store.keep_names({"actor": ""})
-    names = KeptModelNames(store)
+    names = ServedModelNames(store)
     await names.sync({})
     assert "actor" in names and not names.has_default()
     assert await names.sync({"actor": "default"}) and names.has_default()
@@ -73,7 +73,7 @@ async def test_a_name_that_an_older_release_has_kept_gets_its_policy_once_it_is_
 async def test_a_full_store_takes_no_new_names_and_still_learns_of_policies() -> None:
     store = MemoryPolicies()
     await store.keep_names({f"model-{number}": "frozen" for number in range(MOST_NAMES)})
-    names = KeptModelNames(store)
+    names = ServedModelNames(store)
     await names.sync({"model-7": "default", "one-more": "default"})
     assert (len(names.all()), names.all()["model-7"], "one-more" in names) == (MOST_NAMES, "default", False)
     assert await store.names() == names.all()

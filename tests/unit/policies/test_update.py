@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from steno.contracts.errors import ProtocolError
 from steno.contracts.policy import Want
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.member import FIRST_RETRY_S, RESEND_S, Cursor
-from steno_proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, Do, MemberFrame, UpdateRun
+from steno_proxy.policies.member import FIRST_RETRY_S, RESEND_S, ShardCursor
+from steno_proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, FrameKind, MemberFrame, UpdateRun
 from tests.support.policy_contract import SHARD_BYTES, spec
 
 DEADLINE_S = 100.0
@@ -33,12 +33,15 @@ def said(state: str, **fields: Any) -> Progress:
 
 def test_those_that_are_there_are_awaited_and_those_that_come_later_are_not() -> None:
     update = run()
-    assert update.join("a", "base/0", 0.0) == [MemberFrame("a", Do.PREPARE)]
+    assert update.join("a", "base/0", 0.0) == [MemberFrame("a", FrameKind.PREPARE)]
     update.join("b", "base/0", 0.0)
-    assert update.join("late", "base/0", 1.0) == [MemberFrame("late", Do.PREPARE)]
+    assert update.join("late", "base/0", 1.0) == [MemberFrame("late", FrameKind.PREPARE)]
     assert update.progress("a", said("ready"), 2.0) == []
-    assert update.progress("b", said("ready"), 3.0) == [MemberFrame("a", Do.APPLY), MemberFrame("b", Do.APPLY)]
-    assert update.progress("late", said("ready"), 4.0) == [MemberFrame("late", Do.APPLY)]
+    assert update.progress("b", said("ready"), 3.0) == [
+        MemberFrame("a", FrameKind.APPLY),
+        MemberFrame("b", FrameKind.APPLY),
+    ]
+    assert update.progress("late", said("ready"), 4.0) == [MemberFrame("late", FrameKind.APPLY)]
 
 
 def test_a_proxy_that_has_just_started_waits_for_workers_to_dial() -> None:
@@ -48,7 +51,10 @@ def test_a_proxy_that_has_just_started_waits_for_workers_to_dial() -> None:
     assert update.next_deadline() == 3.0
     update.join("b", "base/0", 2.0)
     assert update.tick(3.0) == [], "it came within those seconds, and is awaited"
-    assert update.progress("b", said("ready"), 4.0) == [MemberFrame("a", Do.APPLY), MemberFrame("b", Do.APPLY)]
+    assert update.progress("b", said("ready"), 4.0) == [
+        MemberFrame("a", FrameKind.APPLY),
+        MemberFrame("b", FrameKind.APPLY),
+    ]
 
 
 def test_who_serves_the_version_already_is_asked_nothing() -> None:
@@ -67,7 +73,7 @@ def test_without_workers_it_waits_until_the_deadline() -> None:
 def test_who_loads_for_too_long_is_named_and_may_still_get_there() -> None:
     update = run()
     update.join("a", "base/0", 0.0)
-    assert update.progress("a", said("ready"), DEADLINE_S - 1) == [MemberFrame("a", Do.APPLY)]
+    assert update.progress("a", said("ready"), DEADLINE_S - 1) == [MemberFrame("a", FrameKind.APPLY)]
     assert update.next_deadline() in (DEADLINE_S, DEADLINE_S - 1 + LOADING_S)
     update.tick(DEADLINE_S + 1)
     assert update.state == "running", "it was told a moment ago"
@@ -91,7 +97,7 @@ def test_failed_workers_are_tried_again_ever_more_seldom_once_the_others_serve()
         due = update.next_deadline()
         assert due is not None
         assert update.tick(due - 0.01) == []
-        assert update.tick(due) == [MemberFrame("bad", Do.PREPARE)]
+        assert update.tick(due) == [MemberFrame("bad", FrameKind.PREPARE)]
         waits.append(due - at)
         at = due
         update.progress("bad", said("failed", code="weights_refused", message="no"), at)
@@ -122,7 +128,7 @@ def test_a_failed_update_rests_until_it_is_posted_again() -> None:
     update.progress("a", said("failed", code="weights_refused", message="no"), 1.0)
     assert (update.state, update.next_deadline(), update.tick(50.0)) == ("failed", None, [])
     assert update.join("b", "base/0", 51.0) == []
-    assert set(update.revive(60.0, 60.0)) == {MemberFrame("a", Do.PREPARE), MemberFrame("b", Do.PREPARE)}
+    assert set(update.revive(60.0, 60.0)) == {MemberFrame("a", FrameKind.PREPARE), MemberFrame("b", FrameKind.PREPARE)}
     assert (update.state, update.since, update.next_deadline()) == ("running", 60.0, 60.0 + DEADLINE_S)
 
 
@@ -181,7 +187,7 @@ def test_bytes_that_came_another_way_are_not_sent_again_and_lost_ones_are() -> N
 
 def test_two_proxies_that_cut_a_shard_otherwise_do_not_stall_each_other() -> None:
     """A worker takes what begins where it is. The chunk that lies across the end of what another proxy sent is left out."""
-    cursor = Cursor("s", 0, 0, 10_000, 0.0)
+    cursor = ShardCursor("s", 0, 0, 10_000, 0.0)
     for end in (250, 500, 750):
         cursor.advance(end, 1.0)
     cursor.report(500, 10_000, 2.0)
@@ -255,10 +261,10 @@ def test_whatever_happens_it_ends_by_its_deadlines_and_orders_make_sense(
         else:
             steps = getattr(update, what)(given_[0], given_[1], now)
         for step in steps:
-            if step.do is Do.APPLY:
+            if step.do is FrameKind.APPLY:
                 assert before.get(step.worker_id) == "ready"
                 assert update.state != "superseded"
-            if step.do is Do.PREPARE:
+            if step.do is FrameKind.PREPARE:
                 assert update.state in ("running", "done") or now >= update.since + DEADLINE_S
         if ended == "superseded":
             assert update.state == "superseded"

@@ -16,9 +16,9 @@ from steno.contracts.errors import Conflict, NotFound
 from steno.contracts.leases import LeaseName, LeaseRequest
 from steno.contracts.records import Group
 from steno_proxy.store import run_decisions as decide
-from steno_proxy.store.redis.run.parts import STATE, WHOLE, Asked, NotRead, ReadParts, RedisRun, read, to_json
-from steno_proxy.store.run_decisions import Kept, Place, RunAccount, State
-from steno_proxy.store.settlement import Ended
+from steno_proxy.store.redis.run.parts import STATE, WHOLE, NotRead, ReadParts, RedisRun, RunQuery, read, to_json
+from steno_proxy.store.run_decisions import GroupState, GroupStatus, RunAccount, TrialAccount
+from steno_proxy.store.settlement import EndedTrial
 
 OUTCOMES = ("train", "unscored", "aborted", "deleted")
 Act = Callable[[RunAccount, float], Any]
@@ -31,8 +31,8 @@ def made(name: str, *, size: int = 2, deadline_s: float | None = None, purpose: 
     )  # fmt: skip
 
 
-def ended(trial_id: str, outcome: str = "train", *, life: str = "1.0", final: bool = True) -> Ended:
-    return Ended(trial_id, trial_id.partition(".")[0], life, outcome, final, {"v": 3})
+def ended(trial_id: str, outcome: str = "train", *, life: str = "1.0", final: bool = True) -> EndedTrial:
+    return EndedTrial(trial_id, trial_id.partition(".")[0], life, outcome, final, {"v": 3})
 
 
 def request(request_id: str | None = None, most: int = 1) -> LeaseRequest:
@@ -108,40 +108,40 @@ def test_the_totals_are_the_states(drawn: list[tuple[str, int, int]]) -> None:
         with contextlib.suppress(Conflict, NotFound):
             _acts(one)(run, now)
         states = [(place.purpose, place.state) for place in run.groups.values()]
-        assert run.totals["train:running"] == states.count(("train", State.RUNNING))
-        assert run.totals["eval:running"] == states.count(("eval", State.RUNNING))
+        assert run.totals["train:running"] == states.count(("train", GroupState.RUNNING))
+        assert run.totals["eval:running"] == states.count(("eval", GroupState.RUNNING))
         assert all(place.order for place in run.groups.values() if place.queued)
-        assert all(place.granted for place in run.groups.values() if place.state is State.LEASED)
+        assert all(place.granted for place in run.groups.values() if place.state is GroupState.LEASED)
 
 
 TIMES = st.none() | st.floats(0.0, 2e9)
 WORDS = st.sampled_from(["", "a", "3.f00", 'quo"te', "π"])
 OTHER = st.dictionaries(st.sampled_from(["later", "zz"]), st.sampled_from([1, [], {"o": ""}, "x", None]))
 PLACES = st.builds(
-    Place, state=st.sampled_from(State), purpose=st.sampled_from(["train", "eval"]), size=st.integers(1, 64),
+    GroupStatus, state=st.sampled_from(GroupState), purpose=st.sampled_from(["train", "eval"]), size=st.integers(1, 64),
     final=st.integers(0, 64), grants=st.integers(0, 9), order=st.sampled_from(["", "1-0", "1700000000000-3"]), ready_at=TIMES,
     consumer=WORDS, granted_at=TIMES, expires_at=TIMES, granted=WORDS, let_go=WORDS, settled=WORDS, forsaken=st.integers(0, 1),
     used=st.booleans(), made_at=TIMES, other=OTHER,
 )  # fmt: skip
 TRIALS = st.builds(
-    Kept, life=st.sampled_from(["1.0", "2.5"]), outcome=st.sampled_from(OUTCOMES), final=st.integers(0, 1),
+    TrialAccount, life=st.sampled_from(["1.0", "2.5"]), outcome=st.sampled_from(OUTCOMES), final=st.integers(0, 1),
     tokens=st.dictionaries(WORDS, st.integers(0, 2**40)), other=OTHER,
 )  # fmt: skip
 
 
 @given(PLACES)
-def test_a_group_is_read_as_it_was_written(place: Place) -> None:
+def test_a_group_is_read_as_it_was_written(place: GroupStatus) -> None:
     raw = to_json(place)
-    assert read(Place, raw.encode()) == place
+    assert read(GroupStatus, raw.encode()) == place
     kept = json.loads(raw)
     assert [name for name in "spnfg" if name not in kept] == [], "older releases count on them"
     assert all(isinstance(kept[name], str) for name in "ytxm" if name in kept), "Lua would cut a number"
 
 
 @given(TRIALS)
-def test_a_trial_is_read_as_it_was_written(trial: Kept) -> None:
+def test_a_trial_is_read_as_it_was_written(trial: TrialAccount) -> None:
     raw = to_json(trial)
-    assert read(Kept, raw.encode()) == trial
+    assert read(TrialAccount, raw.encode()) == trial
     assert json.loads(raw)["f"] in (0, 1) and type(json.loads(raw)["f"]) is int, "older releases add it up"
 
 
@@ -149,32 +149,37 @@ def test_groups_that_older_releases_wrote_are_read() -> None:
     """As their Lua encodes them: a false flag, and no time at which it was made."""
     raw = b'{"s":"leased","p":"train","n":2,"f":2,"o":"1-0","y":"12.5","g":1,"c":"t","t":"13.000001","x":"50.500000",'
     raw += b'"l":"a0","u":false}'
-    place = read(Place, raw)
-    assert (place.state, place.ready_at, place.granted_at, place.expires_at) == (State.LEASED, 12.5, 13.000001, 50.5)
+    place = read(GroupStatus, raw)
+    assert (place.state, place.ready_at, place.granted_at, place.expires_at) == (
+        GroupState.LEASED,
+        12.5,
+        13.000001,
+        50.5,
+    )
     assert (place.used, place.made_at, place.other) == (False, None, {})
-    trial = read(Kept, b'{"l":"1.0","o":"train","f":1,"k":{"v":5}}')
+    trial = read(TrialAccount, b'{"l":"1.0","o":"train","f":1,"k":{"v":5}}')
     assert (trial.final, trial.tokens) == (1, {"v": 5})
 
 
-def _asked(act: Act) -> Asked:
+def _query_of(act: Act) -> RunQuery:
     with pytest.raises(NotRead) as missing:
         act(RedisRun(ReadParts()), 3.0)
-    return missing.value.asked
+    return missing.value.query
 
 
 def test_a_decision_asks_for_what_it_was_not_given() -> None:
     name = LeaseName("r", "g", "1.x")
-    assert _asked(lambda run, now: decide.acknowledge(run, name, now)) == Asked(trainer=True)
-    assert _asked(lambda run, now: decide.release(run, name._replace(grant="x"))) == Asked(groups={"g": STATE})
-    assert _asked(lambda run, now: decide.ended(run, ended("g.0"), now)) == Asked(taken=["g.0/1.0"])
-    assert _asked(lambda run, now: run.whole(["g", "h"])) == Asked(groups={"g": WHOLE, "h": WHOLE})
-    assert _asked(lambda run, now: run.trials["g.0"]) == Asked(trials=["g.0"])
+    assert _query_of(lambda run, now: decide.acknowledge(run, name, now)) == RunQuery(trainer=True)
+    assert _query_of(lambda run, now: decide.release(run, name._replace(grant="x"))) == RunQuery(groups={"g": STATE})
+    assert _query_of(lambda run, now: decide.ended(run, ended("g.0"), now)) == RunQuery(taken=["g.0/1.0"])
+    assert _query_of(lambda run, now: run.whole(["g", "h"])) == RunQuery(groups={"g": WHOLE, "h": WHOLE})
+    assert _query_of(lambda run, now: run.trials["g.0"]) == RunQuery(trials=["g.0"])
 
 
 def test_a_whole_group_is_read_when_an_end_may_complete_it_or_all_that_come() -> None:
-    asked = Asked()
+    asked = RunQuery()
     for number in range(3):
-        asked.add(Asked(groups={"g": 1}, trials=[f"g.{number}"]))
-    asked.add(Asked(most=2, least=2))
-    asked.add(Asked(most=3, least=1))
-    assert asked == Asked(groups={"g": 3}, trials=["g.0", "g.1", "g.2"], most=5, least=1)
+        asked.add(RunQuery(groups={"g": 1}, trials=[f"g.{number}"]))
+    asked.add(RunQuery(most=2, least=2))
+    asked.add(RunQuery(most=3, least=1))
+    assert asked == RunQuery(groups={"g": 3}, trials=["g.0", "g.1", "g.2"], most=5, least=1)

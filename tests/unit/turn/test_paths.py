@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 
-from steno_proxy.session_cache.path_cache import Paths
-from steno_proxy.store.interface import Path
+from steno_proxy.session_cache.path_cache import PathCache
+from steno_proxy.store.interface import TokenPath
 
 REPLY = {"role": "assistant", "content": "x"}
 
 
-def path(n_bytes: int) -> Path:
-    return Path(bytes(n_bytes), REPLY)
+def path(n_bytes: int) -> TokenPath:
+    return TokenPath(bytes(n_bytes), REPLY)
 
 
 def test_a_turn_takes_the_place_of_what_it_goes_on_from() -> None:
-    paths = Paths()
+    paths = PathCache()
     paths.put("t", 1.0, 0, path(40), -1)
     paths.put("t", 1.0, 1, path(80), 0)
     assert paths.get("t", 1.0, 0) is None
@@ -25,7 +25,7 @@ def test_a_turn_takes_the_place_of_what_it_goes_on_from() -> None:
 
 
 def test_the_least_recently_used_go_first() -> None:
-    paths = Paths(max_bytes=450_000)
+    paths = PathCache(max_bytes=450_000)
     for number in range(4):
         paths.put("t", 1.0, number, path(100_000), -1)
     paths.get("t", 1.0, 0)
@@ -35,13 +35,13 @@ def test_the_least_recently_used_go_first() -> None:
 
 
 def test_one_that_would_push_out_the_others_is_not_kept() -> None:
-    paths = Paths(max_bytes=400)
+    paths = PathCache(max_bytes=400)
     paths.put("t", 1.0, 0, path(101), -1)
     assert paths.get("t", 1.0, 0) is None and paths.held_bytes == 0
 
 
 def test_a_trial_whose_name_is_in_use_again_finds_nothing_of_the_one_before() -> None:
-    paths = Paths()
+    paths = PathCache()
     paths.put("t", 1.0, 0, path(40), -1)
     assert paths.get("t", 2.0, 0) is None
 
@@ -49,10 +49,10 @@ def test_a_trial_whose_name_is_in_use_again_finds_nothing_of_the_one_before() ->
 def test_short_paths_and_long_replies_weigh_what_they_hold() -> None:
     tracemalloc.start()
     try:
-        paths = Paths(max_bytes=2 * 2**20)
+        paths = PathCache(max_bytes=2 * 2**20)
         for number in range(20_000):
             reply = {"role": "assistant", "content": "x" * 100, "reasoning_content": f"{number}" * 100}
-            paths.put(f"trial-{number}", 1.0, 0, Path(bytes(40), reply), -1)
+            paths.put(f"trial-{number}", 1.0, 0, TokenPath(bytes(40), reply), -1)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,7 +10,7 @@ from steno.contracts.records import IndexRow, Timings, Turn
 from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
-from steno_proxy.store.interface import Path
+from steno_proxy.store.interface import TokenPath
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.continuation import Plan, plan
 
@@ -23,7 +23,7 @@ class Counting(MemoryStore):
 
     reads = 0
 
-    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> TokenPath:
         self.reads += 1
         return await super().path(trial_id, numbers)
 

@@ -21,8 +21,8 @@ from steno.contracts.records import TRIAL_ID
 from steno_proxy import logs, metrics
 from steno_proxy.api.agent_http import ID_HEADERS, BodyReader, HttpClient, check_trial_id, refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
-from steno_proxy.auth.rate_limit import Rates
-from steno_proxy.dialects.openai.tokenize import Detokenize, Question, Tokenize
+from steno_proxy.auth.rate_limit import RateLimiter
+from steno_proxy.dialects.openai.tokenize import Detokenize, Tokenize, TokenizeFormat
 from steno_proxy.pace import LARGE_BYTES
 from steno_proxy.workers.hub import Hub
 
@@ -53,7 +53,7 @@ class TokenEndpoint(ABC):
     """An ASGI endpoint. Args: label: of it, in metrics."""
 
     def __init__(
-        self, format: ErrorFormat, label: str, hub: Hub, keys: Keyring, *, bodies: BodyReader, rates: Rates
+        self, format: ErrorFormat, label: str, hub: Hub, keys: Keyring, *, bodies: BodyReader, rates: RateLimiter
     ) -> None:
         self._format = format
         self._label = label
@@ -125,7 +125,7 @@ class CountEndpoint(TokenEndpoint):
 class TokenizeEndpoint(TokenEndpoint):
     """Which."""
 
-    def __init__(self, question: Question, hub: Hub, keys: Keyring, **bounds: Any) -> None:
+    def __init__(self, question: TokenizeFormat, hub: Hub, keys: Keyring, **bounds: Any) -> None:
         super().__init__(question, question.name, hub, keys, **bounds)
         self._question = question
 

@@ -33,14 +33,14 @@ from steno_proxy.api.agent_http import (
 from steno_proxy.api.agents.models import ModelListEndpoint
 from steno_proxy.api.bodies_in_flight import BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
-from steno_proxy.auth.rate_limit import Rates
+from steno_proxy.auth.rate_limit import RateLimiter
 from steno_proxy.dialects.anthropic.dialect import Messages
 from steno_proxy.dialects.base import Dialect
 from steno_proxy.dialects.openai.chat import Chat, Reasoning
 from steno_proxy.dialects.openai.completions import Completions
 from steno_proxy.dialects.openai.schema import MODEL, MODELS
 from steno_proxy.dialects.responses.dialect import Responses, ResponsesCompact
-from steno_proxy.session_cache.note_writer import Notebook
+from steno_proxy.session_cache.note_writer import NoteWriter
 from steno_proxy.turns.interfaces import ClientLeft, RunningAnswer
 from steno_proxy.turns.retry_matching import retries_so_far
 from steno_proxy.turns.service import TurnService
@@ -68,8 +68,8 @@ class GenerationEndpoint:
         *,
         keepalive_s: float,
         bodies: BodyReader,
-        rates: Rates,
-        notebook: Notebook,
+        rates: RateLimiter,
+        note_writer: NoteWriter,
     ) -> None:
         self._dialect = dialect
         self._turns = turns
@@ -77,7 +77,7 @@ class GenerationEndpoint:
         self._keepalive_s = keepalive_s
         self._bodies = bodies
         self._rates = rates
-        self._notebook = notebook
+        self._note_writer = note_writer
         self._named = ID_HEADERS.get(dialect.name, (b"x-request-id",))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +88,7 @@ class GenerationEndpoint:
         try:
             await self._serve(trial_id, scope, receive, client)
         except StenoError as error:
-            if not isinstance(error, ClientLeft) and self._notebook.refused(trial_id, error):
+            if not isinstance(error, ClientLeft) and self._note_writer.refused(trial_id, error):
                 log.info("request refused: %d %s: %s", error.status, error.code, error.message)
             await self._refuse(client, error, request_id)
             _let_go(error)
@@ -146,7 +146,7 @@ class GenerationEndpoint:
         if asked.dropped:
             metrics.dropped(self._dialect.name, asked.dropped)
             names = sorted({name[:40] for name in asked.dropped})[:20]
-            new = [name for name in names if self._notebook.add(trial_id, "dropped", name)]
+            new = [name for name in names if self._note_writer.add(trial_id, "dropped", name)]
             if new:
                 log.info("ignored items of unknown types in a request: %s", new)
         return asked, again

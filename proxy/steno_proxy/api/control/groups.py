@@ -42,7 +42,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
     law.check(spec.sampling)
     found = services(request)
     group_id = spec.group_id or uuid.uuid4().hex
-    await found.room.check(lambda: found.store.group(group_id))
+    await found.capacity.check(lambda: found.store.group(group_id))
     now = time.time()
     sampling = sampling_of(spec)
     trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]

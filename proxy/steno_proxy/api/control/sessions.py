@@ -51,7 +51,7 @@ async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Respo
         updated_at=now,
     )
     store = services(request).store
-    await services(request).room.check(lambda: store.session(trial_id))
+    await services(request).capacity.check(lambda: store.session(trial_id))
     recorded = await store.register(session)
     for name in ("run_id", "sampling", "limits"):  # what would silently not hold
         if name in spec.model_fields_set and getattr(spec, name) != getattr(recorded, name):

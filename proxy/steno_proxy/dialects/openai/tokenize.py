@@ -35,7 +35,7 @@ class TokenizeRequest(NamedTuple):
     model: str
 
 
-class Question(Protocol):
+class TokenizeFormat(Protocol):
     """One of the two."""
 
     name: ClassVar[str]

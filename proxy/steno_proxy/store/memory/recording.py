@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from steno.contracts.notes import Notes
 from steno.contracts.records import Turn
-from steno_proxy.store.codec import EncodedTurn, Entry, decode_entry, decode_turn, join_entry
+from steno_proxy.store.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
 from steno_proxy.store.head import Head
 from steno_proxy.store.interface import RetryKey
-from steno_proxy.store.retries import AskedAgain
-from steno_proxy.store.texts import Text, pack, unpack
+from steno_proxy.store.retries import TrialRetries
+from steno_proxy.store.texts import StoredText, pack, unpack
 
 
 class MemoryRecording:
@@ -37,7 +37,7 @@ class MemoryRecording:
         self.hidden: set[str] = set()
         self.superseded: dict[str, str] = {}
         self.retries: dict[str, str] = {}
-        self.again = AskedAgain()
+        self.again = TrialRetries()
         self.notes: Notes | None = None
         self.watchers: set[asyncio.Event] = set()
 
@@ -47,21 +47,21 @@ class MemoryRecording:
         self.ids.append(b"")
         self.logprobs.append(b"")
 
-    def pair(self, asked: RetryKey, turn: Turn, began: float) -> None:
+    def pair(self, retry_key: RetryKey, turn: Turn, began: float) -> None:
         """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
         superseded = self.superseded
         for earlier, later in self.again.recorded(
-            asked, turn.choice, turn.turn_id, began, partial=turn.partial, superseded=superseded
+            retry_key, turn.choice, turn.turn_id, began, partial=turn.partial, superseded=superseded
         ):
             superseded[earlier], self.retries[later] = later, earlier
 
-    def put(self, number: int, encoded: EncodedTurn, before: Entry | None) -> None:
+    def put(self, number: int, encoded: EncodedTurn, before: DecodedTurn | None) -> None:
         """A turn in its place, or in that of what was on record of it while it was open."""
         self.turns[number] = join_entry(encoded, self._place(encoded.texts, before.refs[-1] if before else None))
         self.ids[number] = _exact(encoded.ids)
         self.logprobs[number] = encoded.logprobs
 
-    def _place(self, texts: Sequence[Text], reply_at: int | None) -> list[int]:
+    def _place(self, texts: Sequence[StoredText], reply_at: int | None) -> list[int]:
         """Positions of a turn's texts, after storing those that are not here yet. The last, the reply, is its own."""
         refs = []
         for text in texts[:-1]:
@@ -76,7 +76,7 @@ class MemoryRecording:
         refs.append(reply_at)
         return refs
 
-    def _append(self, text: Text) -> int:
+    def _append(self, text: StoredText) -> int:
         self.texts.append(_exact(pack(text.raw)))
         return len(self.texts) - 1
 

@@ -11,8 +11,8 @@ from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView,
 from steno.contracts.records import Group, Session
 from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.run_decisions import RunAccount
-from steno_proxy.store.run_interface import Granted, InHand, Waiters, new_grant
-from steno_proxy.store.settlement import Ended, Tokens
+from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant
+from steno_proxy.store.settlement import EndedTrial, Tokens
 
 LOOK_S = 60.0
 """Between two looks at what need not be remembered any more."""
@@ -34,7 +34,7 @@ class MemoryRun(RunAccount):
             self.taken = {name: at for name, at in self.taken.items() if at > now - decide.TAKEN_S}
 
     def view(self, run_id: str | None, now: float) -> RunView:
-        held = [place for name in self.leased() if not (place := self.groups[name]).expired(now)]
+        held = [status for name in self.leased() if not (status := self.groups[name]).expired(now)]
         return decide.view(run_id, self, len(list(self.waiting(now))), held, now)
 
 
@@ -44,7 +44,7 @@ class MemoryRuns:
     def __init__(self, session: Callable[[str, str], Session | None]) -> None:
         self._session = session
         self._runs: dict[str | None, MemoryRun] = {}
-        self._waiters = Waiters()
+        self._waiters = LeaseWaiters()
 
     def _run(self, run_id: str | None) -> MemoryRun:
         return self._runs.setdefault(run_id, MemoryRun())
@@ -56,7 +56,7 @@ class MemoryRuns:
         decide.open_group(run, group)
         run.newest_at = max(run.newest_at or 0.0, group.created_at)
 
-    def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
+    def ended(self, run_id: str | None, trial: EndedTrial, now: float) -> None:
         """The caller notes that the trial's tokens are booked."""
         run = self._run(run_id)
         decide.ended(run, trial, now)
@@ -83,7 +83,7 @@ class MemoryRuns:
 
     async def lease(
         self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
-    ) -> Granted:
+    ) -> GrantedLeases:
         run, at = self._run(request.run_id), _at(now)
         run.forget_old(at)
         found, next_in_s = decide.lease(
@@ -96,7 +96,7 @@ class MemoryRuns:
             sessions = [self._session(trial_id, kept.life) for trial_id, kept in one.brings.items()]
             own = one._replace(record=one.record.model_copy(deep=True))
             leases.append(own.lease(request.run_id, [session for session in sessions if session is not None]))
-        return Granted(leases, [one.waited_s(at) for one in found], next_in_s)
+        return GrantedLeases(leases, [one.waited_s(at) for one in found], next_in_s)
 
     async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
         name = LeaseName.decode(lease_id)
@@ -131,7 +131,7 @@ class MemoryRuns:
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         run = self._runs.get(run_id, MemoryRun())
-        return newest_groups(decide.listed(name, place, _at(now)) for name, place in run.groups.items())
+        return newest_groups(decide.listed(name, status, _at(now)) for name, status in run.groups.items())
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
         made = [(run_id, run.newest_at) for run_id, run in self._runs.items() if run.newest_at is not None]
@@ -145,9 +145,9 @@ class MemoryRuns:
             decide.close_due(run, _at(now))
             self._waiters.wake(run_id)
 
-    async def in_hand(self, *, now: float | None = None) -> InHand:
+    async def in_hand(self, *, now: float | None = None) -> GroupsInHand:
         views = [run.view(run_id, _at(now)).groups for run_id, run in self._runs.items()]
-        return InHand(*(sum(getattr(view, name) for view in views) for name in InHand._fields))
+        return GroupsInHand(*(sum(getattr(view, name) for view in views) for name in GroupsInHand._fields))
 
     def watch(self, run_id: str | None) -> contextlib.AbstractContextManager[asyncio.Event]:
         return self._waiters.watch(run_id)

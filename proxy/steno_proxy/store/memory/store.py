@@ -21,14 +21,14 @@ from steno_proxy.store.codec import FIRST_MESSAGE, decode_entry, decode_row, enc
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import doc_of, head_of, run_of, session_of
 from steno_proxy.store.images import together
-from steno_proxy.store.interface import Page, Path, RetryKey, Tail
+from steno_proxy.store.interface import RetryKey, SessionListPage, SessionTail, TokenPath
 from steno_proxy.store.memory.recording import MemoryRecording
 from steno_proxy.store.memory.runs import MemoryRuns
 from steno_proxy.store.policies import MemoryPolicies
 from steno_proxy.store.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
 from steno_proxy.store.texts import unpack
 from steno_proxy.store.timed import look_at
-from steno_proxy.store.views import END, Event, Position, end_event, position, turn_events, turns_seen
+from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen
 
 
 class MemoryStore:
@@ -37,8 +37,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self._recordings: dict[str, MemoryRecording] = {}
         self._groups: dict[str, Group] = {}
-        self._places: list[Position] = []
-        self._group_places: dict[str, list[Position]] = {}
+        self._places: list[ListPosition] = []
+        self._group_places: dict[str, list[ListPosition]] = {}
         self._tombstones: dict[str, float] = {}
         self._buried_of: dict[str, tuple[str | None, dict[str, Tokens]]] = {}  # deleted trials: run, open turns
         self._timed: dict[str, float] = {}  # open trials -> when a limit of their time may be spent
@@ -111,10 +111,10 @@ class MemoryStore:
             self._recordings[trial_id] = MemoryRecording(head_of(session), doc_of(session))
             self._timed[trial_id] = look_at(session, session.created_at)
             for places in self._places_of(session.group_id):
-                insort(places, Position(session.created_at, trial_id))
+                insort(places, ListPosition(session.created_at, trial_id))
         return self._session(trial_id, self._recordings[trial_id])
 
-    def _places_of(self, group_id: str | None) -> Iterator[list[Position]]:
+    def _places_of(self, group_id: str | None) -> Iterator[list[ListPosition]]:
         yield self._places
         if group_id is not None:
             yield self._group_places.setdefault(group_id, [])
@@ -125,11 +125,11 @@ class MemoryStore:
     async def list_sessions(
         self, *, status: str | None, group_id: str | None, since: float | None, until: float | None,
         cursor: str | None, limit: int, run_id: str | None = None, newest_first: bool = False,
-    ) -> Page:  # fmt: skip
+    ) -> SessionListPage:  # fmt: skip
         places = self._places if group_id is None else self._group_places.get(group_id, [])
         last = position(cursor)
-        low = 0 if since is None else bisect_left(places, Position(since, ""))
-        high = len(places) if until is None else bisect_left(places, Position(until, ""))
+        low = 0 if since is None else bisect_left(places, ListPosition(since, ""))
+        high = len(places) if until is None else bisect_left(places, ListPosition(until, ""))
         if last is not None and newest_first:
             high = min(high, bisect_left(places, last))
         elif last is not None:
@@ -142,9 +142,9 @@ class MemoryStore:
                 if run_id not in (None, session.run_id):
                     continue
                 if len(found) == limit:
-                    return Page(found, Position(found[-1].created_at, found[-1].trial_id).cursor())
+                    return SessionListPage(found, ListPosition(found[-1].created_at, found[-1].trial_id).cursor())
                 found.append(session)
-        return Page(found, None)
+        return SessionListPage(found, None)
 
     async def due(self, *, now: float) -> AsyncGenerator[Session, None]:
         for trial_id, at in list(self._timed.items()):
@@ -211,7 +211,7 @@ class MemoryStore:
         head = recording.head
         del self._recordings[trial_id]
         for places in self._places_of(head.group):
-            del places[bisect_left(places, Position(head.created, trial_id))]
+            del places[bisect_left(places, ListPosition(head.created, trial_id))]
         if head.group is not None and not self._group_places[head.group]:
             del self._group_places[head.group]
             if (group := self._groups.pop(head.group, None)) is not None:
@@ -240,21 +240,21 @@ class MemoryStore:
 
     # -- the recording
 
-    async def tail(self, trial_id: str, start: int) -> Tail:
+    async def tail(self, trial_id: str, start: int) -> SessionTail:
         recording = self._get(trial_id)
-        return Tail(self._session(trial_id, recording), [decode_row(raw) for raw in recording.turns[start:]])
+        return SessionTail(self._session(trial_id, recording), [decode_row(raw) for raw in recording.turns[start:]])
 
-    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> TokenPath:
         recording = self._get(trial_id)
         if not numbers:
-            return Path(b"", {})
+            return TokenPath(b"", {})
         if not all(0 <= number < len(recording.turns) for number in numbers):
             raise NotFound(f"session {trial_id} has no turns {list(numbers)}")
         reply_at = decode_entry(recording.turns[numbers[-1]]).refs[-1]
-        return Path(path_ids([recording.ids[number] for number in numbers]), unpack(recording.texts[reply_at]))
+        return TokenPath(path_ids([recording.ids[number] for number in numbers]), unpack(recording.texts[reply_at]))
 
     async def commit(
-        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
     ) -> int:
         recording = self._recordings.get(trial_id)
         if recording is None:
@@ -284,8 +284,8 @@ class MemoryStore:
                 head.turns += 1
                 head.prompt += encoded.new_prompt_tokens
                 head.forks += encoded.fork
-                if asked is not None:
-                    recording.pair(asked, turn, encoded.began_at)
+                if retry_key is not None:
+                    recording.pair(retry_key, turn, encoded.began_at)
             recording.wake()
         turn.index = number
         return number

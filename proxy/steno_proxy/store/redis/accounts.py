@@ -27,7 +27,7 @@ _CHUNK = 256
 """Turns read in one reply, some 60 KB."""
 
 
-class Settled(NamedTuple):
+class SettledSession(NamedTuple):
     """A session that was accounted for, as it was then."""
 
     head: Head
@@ -40,7 +40,7 @@ class RedisAccounts:
         self._runs = runs
         self._seal, self._booked = Script("seal"), Script("booked")
 
-    async def settle(self, trial_id: str, now: float) -> Settled | None:
+    async def settle(self, trial_id: str, now: float) -> SettledSession | None:
         """Steps 2 to 4. Idempotent. None: nothing that anybody accounts for, or still open."""
         keys = trial_keys(trial_id)
         fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
@@ -59,7 +59,7 @@ class RedisAccounts:
         late = {"run": run_id, "open": open_turns(turns)} if head.status == "deleted" else {}
         await self._link.run(self._booked, keys[:3], [repr(head.created), msgspec.json.encode(late)])
         await self._runs.settled(run_id, trial, now)
-        return Settled(head, run_id)
+        return SettledSession(head, run_id)
 
     async def _turns(self, trial_id: str) -> list[bytes]:
         key = trial_keys(trial_id).turns

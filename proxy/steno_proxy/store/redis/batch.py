@@ -17,7 +17,7 @@ from typing import Any
 
 from steno.contracts.errors import StoreUnavailable
 from steno_proxy.store.redis.patience import LoopTimeout
-from steno_proxy.store.redis.wait import NotReplicated, Wait
+from steno_proxy.store.redis.wait import NotReplicated, ReplicaWait
 
 Command = tuple[Any, ...]
 
@@ -48,7 +48,7 @@ class Batches:
         self,
         client: Any,
         timeout_s: float,
-        wait: Wait | None = None,
+        wait: ReplicaWait | None = None,
         *,
         patience: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
     ) -> None:

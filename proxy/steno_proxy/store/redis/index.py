@@ -37,7 +37,7 @@ from steno_proxy.store.redis.schema import (
     status_key,
     trial_keys,
 )
-from steno_proxy.store.views import Position
+from steno_proxy.store.views import ListPosition
 
 GRACE_S = 30.0
 """How long an announcement is left alone: several times what a write may take (redis_link.CALL_TIMEOUT_S), and clocks differ."""
@@ -177,9 +177,9 @@ class RedisIndex:
         group_id: str | None,
         since: float | None,
         until: float | None,
-        after: Position | None,
+        after: ListPosition | None,
         newest_first: bool = False,
-    ) -> AsyncIterator[list[Position]]:
+    ) -> AsyncIterator[list[ListPosition]]:
         """Positions in order of creation, in batches, those after `after` in that order. A group's are of any status: the caller
         looks."""
         key = ALL if status is None else status_key(status)
@@ -205,7 +205,7 @@ class RedisIndex:
             found = await self._link.call(
                 self._link.client.zrange(key, *(reversed(ends) if newest_first else ends), **bounds)
             )
-            places = [Position(score, member.decode()) for member, score in found]
+            places = [ListPosition(score, member.decode()) for member, score in found]
             yield [place for place in places if after is None or (place < after if newest_first else place > after)]
             if len(places) < _BATCH:
                 return

@@ -28,7 +28,7 @@ from steno_proxy.redis_url import RedisUrl, read_redis_url
 from steno_proxy.store.redis.batch import Batches, Command
 from steno_proxy.store.redis.greeting import refusal
 from steno_proxy.store.redis.patience import LoopTimeout
-from steno_proxy.store.redis.wait import NotReplicated, Wait, write_and_wait
+from steno_proxy.store.redis.wait import NotReplicated, ReplicaWait, write_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class RedisLink:
         self,
         url: str,
         *,
-        wait: Wait | None = None,
+        wait: ReplicaWait | None = None,
         max_connections: int = MAX_CONNECTIONS,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
         call_timeout_s: float = CALL_TIMEOUT_S,

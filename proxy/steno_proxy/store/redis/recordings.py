@@ -31,7 +31,7 @@ from steno_proxy.store.codec import (
 )
 from steno_proxy.store.head import Head, head_from_hash, session_of
 from steno_proxy.store.images import apart, together
-from steno_proxy.store.interface import Path, RetryKey, Tail
+from steno_proxy.store.interface import RetryKey, SessionTail, TokenPath
 from steno_proxy.store.redis.batch import Command
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.schema import TrialKeys, notes_key, trial_keys
@@ -64,7 +64,7 @@ class RedisRecordings:
             script = self._scripts[name] = Script(name)
         return await self._link.run(script, keys, args, writes=writes)
 
-    async def tail(self, trial_id: str, start: int) -> Tail:
+    async def tail(self, trial_id: str, start: int) -> SessionTail:
         keys = trial_keys(trial_id)
         commands: list[Command] = [("HGETALL", keys.session), ("GET", keys.doc)]
         if start != NO_ROWS:
@@ -75,11 +75,11 @@ class RedisRecordings:
         if rows and self._link.waits:
             # As a write, which waits for replicas: who goes on from a turn that a failover forgets goes on from nothing (I2).
             rows = await self._link.write("LRANGE", keys.turns, start, -1)
-        return Tail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows])
+        return SessionTail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows])
 
-    async def path(self, trial_id: str, numbers: Sequence[int]) -> Path:
+    async def path(self, trial_id: str, numbers: Sequence[int]) -> TokenPath:
         if not numbers:
-            return Path(b"", {})
+            return TokenPath(b"", {})
         keys = trial_keys(trial_id)
         commands: list[Command] = [("LRANGE", keys.ids, first, last) for first, last in _runs(numbers)]
         *runs, entry = await self._link.ask(*commands, ("LINDEX", keys.turns, numbers[-1]))
@@ -91,15 +91,17 @@ class RedisRecordings:
         [packed] = await self._link.ask(("LINDEX", keys.texts, reply_at))
         if packed is None:
             refuse(trial_id, CLOSED)
-        return Path(path_ids(elements), unpack(packed))
+        return TokenPath(path_ids(elements), unpack(packed))
 
     async def commit(
-        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, asked: RetryKey | None = None
+        self, trial_id: str, turn: Turn, row: IndexRow, *, now: float, retry_key: RetryKey | None = None
     ) -> int:
         long = is_long(turn)
         encoded = encode_turn(turn, row, await self._said(turn) if long else None)
         keys = trial_keys(trial_id)
-        which = (place(asked, turn.choice), b"1" if asked.found else b"0") if asked is not None else (b"", b"0")
+        which = (
+            (place(retry_key, turn.choice), b"1" if retry_key.found else b"0") if retry_key is not None else (b"", b"0")
+        )
         texts = await self._packed(self._known.packed(trial_id, encoded), long)
         reply = await self._run("commit", keys, _commit_args(encoded, texts, now, which))
         if reply[0] == RESEND:

@@ -22,11 +22,11 @@ from steno.contracts.records import Group, Session
 from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
-from steno_proxy.store.redis.run.parts import STATE, WHOLE, Asked, RedisRun, read
+from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
 from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag
-from steno_proxy.store.run_decisions import Place, RunAccount, Trainer
-from steno_proxy.store.run_interface import Granted, InHand, Waiters, new_grant, superseded
-from steno_proxy.store.settlement import Ended, Tokens
+from steno_proxy.store.run_decisions import GroupStatus, RegisteredTrainer, RunAccount
+from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant, superseded
+from steno_proxy.store.settlement import EndedTrial, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class RedisRuns:
         self._block_ms = block_ms
         self._change = RunChanges(link, self._woke)
         self._view, self._rest = Script("run_view"), Script("rest")
-        self._waiters = Waiters()
+        self._waiters = LeaseWaiters()
         self._listener: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -64,37 +64,37 @@ class RedisRuns:
 
     async def open_group(self, group: Group) -> None:
         await self._change(
-            group.run_id, Asked(groups={group.group_id: STATE}), lambda run, now: decide.open_group(run, group),
+            group.run_id, RunQuery(groups={group.group_id: STATE}), lambda run, now: decide.open_group(run, group),
             now=group.created_at, new=True,
         )  # fmt: skip
         await self._link.write("ZADD", RUNS, "GT", repr(group.created_at), run_tag(group.run_id))
 
-    async def ended(self, run_id: str | None, trial: Ended, now: float) -> None:
-        asked = Asked(trials=[trial.trial_id], taken=[] if trial.booked else [decide.told(trial)])
+    async def ended(self, run_id: str | None, trial: EndedTrial, now: float) -> None:
+        asked = RunQuery(trials=[trial.trial_id], taken=[] if trial.booked else [decide.told(trial)])
         if trial.group_id is not None:
             asked.groups[trial.group_id] = WHOLE if trial.outcome == NotTrained.DELETED else 1
         await self._change(run_id, asked, lambda run, at: decide.ended(run, trial, at), now=now)
 
-    async def settled(self, run_id: str | None, trial: Ended, now: float) -> None:
+    async def settled(self, run_id: str | None, trial: EndedTrial, now: float) -> None:
         """The trial's slot says from now on that its tokens are booked."""
-        await self._change(run_id, Asked(), lambda run, at: run.settle(decide.told(trial), at), now=now)
+        await self._change(run_id, RunQuery(), lambda run, at: run.settle(decide.told(trial), at), now=now)
 
     async def came_late(
         self, run_id: str | None, trial_id: str, turn_id: str, tokens: Tokens, reason: str, now: float
     ) -> None:
         await self._change(
-            run_id, Asked(taken=[decide.late(trial_id, turn_id)]),
+            run_id, RunQuery(taken=[decide.late(trial_id, turn_id)]),
             lambda run, at: decide.came_late(run, trial_id, turn_id, tokens, reason, at), now=now, new=True,
         )  # fmt: skip
 
     async def lets_go(self, run_id: str | None, group_id: str, now: float) -> bool:
-        asked = Asked(groups={group_id: 0})
+        asked = RunQuery(groups={group_id: 0})
         gone: bool = await self._change(run_id, asked, lambda run, at: decide.lets_go(run, group_id, at), now=now)
         return gone
 
     async def forget(self, group: Group, now: float, *, archived: bool = False) -> None:
         """None of its trials is here any more. archived: they are in the archive, and lists name it."""
-        asked = Asked(groups={group.group_id: WHOLE})
+        asked = RunQuery(groups={group.group_id: WHOLE})
         await self._change(
             group.run_id, asked, lambda run, at: decide.forget(run, group.group_id, at, archived=archived), now=now
         )  # fmt: skip
@@ -103,9 +103,9 @@ class RedisRuns:
 
     async def lease(
         self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
-    ) -> Granted:
+    ) -> GrantedLeases:
         grant, least = new_grant(epoch), max(1, at_least)
-        asked = Asked(due=DUE_AT_ONCE, most=max(least, request.max_groups), least=least, trainer=epoch is not None)
+        asked = RunQuery(due=DUE_AT_ONCE, most=max(least, request.max_groups), least=least, trainer=epoch is not None)
         if request.request_id is not None:
             asked.requests.append(request.request_id)
 
@@ -118,10 +118,10 @@ class RedisRuns:
         for one in groups:
             sessions = await self._sessions([(trial_id, kept.life) for trial_id, kept in one.brings.items()])
             leases.append(one.lease(request.run_id, sessions))
-        return Granted(leases, waited_s, next_in_s)
+        return GrantedLeases(leases, waited_s, next_in_s)
 
     async def _finish(self, name: LeaseName, now: float | None, finish: Callable[[RedisRun, float], Any]) -> Any:
-        asked = Asked(groups={name.group_id: STATE}, trainer=name.epoch is not None)
+        asked = RunQuery(groups={name.group_id: STATE}, trainer=name.epoch is not None)
         return await self._change(name.run_id, asked, finish, now=now)
 
     async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
@@ -142,7 +142,7 @@ class RedisRuns:
         self, run_id: str | None, trainer: str, *, force: bool = False, now: float | None = None
     ) -> Tenure:
         epoch = await self._change(
-            run_id, Asked(trainer=True, leased=True),
+            run_id, RunQuery(trainer=True, leased=True),
             lambda run, at: decide.take_over(run, run_id, trainer, force, at), now=now,
         )  # fmt: skip
         return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
@@ -151,7 +151,7 @@ class RedisRuns:
         self, run_id: str | None, trainer: str, epoch: int, *, leaving: bool = False, now: float | None = None
     ) -> None:
         await self._change(
-            run_id, Asked(trainer=True),
+            run_id, RunQuery(trainer=True),
             lambda run, at: decide.heartbeat(run, run_id, trainer, epoch, leaving, at), now=now,
         )  # fmt: skip
 
@@ -169,15 +169,15 @@ class RedisRuns:
         run.totals.update({key.decode(): int(value) for key, value in _pairs(totals)})
         run.ledger.update({key.decode(): int(value) for key, value in _pairs(ledger)})
         run.over = bool(run.totals["rollouts:over"])
-        run.trainers[""] = Trainer((name or b"").decode(), int(epoch or 0), float(heard_at or 0))
-        return decide.view(run_id, run, ready, [read(Place, raw) for raw in leased], float(at))
+        run.trainers[""] = RegisteredTrainer((name or b"").decode(), int(epoch or 0), float(heard_at or 0))
+        return decide.view(run_id, run, ready, [read(GroupStatus, raw) for raw in leased], float(at))
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         keys = run_keys(run_id)
         here, past = await self._link.ask(("HGETALL", keys.groups), ("HGETALL", keys.past))
         at = time.time() if now is None else now
         return newest_groups(
-            decide.listed(name.decode(), read(Place, raw), at, archived=name not in here)
+            decide.listed(name.decode(), read(GroupStatus, raw), at, archived=name not in here)
             for name, raw in (past | here).items()
         )
 
@@ -189,7 +189,7 @@ class RedisRuns:
         return [(run_id_of(tag.decode()), made_at) for tag, made_at in newest[:limit]]
 
     async def rollouts(self, run_id: str | None, over: bool) -> None:
-        await self._change(run_id, Asked(), lambda run, at: setattr(run, "over", over), now=0.0)
+        await self._change(run_id, RunQuery(), lambda run, at: setattr(run, "over", over), now=0.0)
 
     async def _known(self) -> list[tuple[bytes, bytes]]:
         """Tags of runs that have groups, or had a while ago, and their scores."""
@@ -198,17 +198,17 @@ class RedisRuns:
 
     async def close_due(self, *, now: float | None = None) -> None:
         known = [(run_id_of(tag.decode()), tag, score) for tag, score in await self._known()]
-        due = Asked(due=DUE_AT_ONCE)
+        due = RunQuery(due=DUE_AT_ONCE)
         await asyncio.gather(*(self._change(run_id, due, decide.close_due, now=now) for run_id, *_ in known))
         for run_id, tag, score in known:
             [groups] = await self._link.ask(("HLEN", run_keys(run_id).groups))
             if not groups:
                 await self._link.run(self._rest, [RUNS, PAST_RUNS], [tag, score])
 
-    async def in_hand(self, *, now: float | None = None) -> InHand:
+    async def in_hand(self, *, now: float | None = None) -> GroupsInHand:
         known = [run_id_of(tag.decode()) for tag, _ in await self._known()]
         views = [view.groups for view in await asyncio.gather(*(self.view(run_id, now=now) for run_id in known))]
-        return InHand(*(sum(getattr(view, name) for view in views) for name in InHand._fields))
+        return GroupsInHand(*(sum(getattr(view, name) for view in views) for name in GroupsInHand._fields))
 
     # -- waiting
 

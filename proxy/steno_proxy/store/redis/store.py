@@ -22,8 +22,8 @@ from steno_proxy.pace import Pace
 from steno_proxy.redis_url import home_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
-from steno_proxy.store.interface import Page, Tail
-from steno_proxy.store.places import ArchivePlace, InArchive, NoShelf, Shelf
+from steno_proxy.store.interface import SessionListPage, SessionTail
+from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
 from steno_proxy.store.redis.index import RedisIndex
@@ -41,11 +41,11 @@ from steno_proxy.store.redis.recordings import (
 )
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, kept_key, notes_key, trial_keys
-from steno_proxy.store.redis.wait import Wait
+from steno_proxy.store.redis.wait import ReplicaWait
 from steno_proxy.store.settlement import accountable
 from steno_proxy.store.texts import to_json
 from steno_proxy.store.timed import look_at
-from steno_proxy.store.views import END, Event, Position, end_event, past_events, position, turn_events, turns_seen
+from steno_proxy.store.views import END, Event, ListPosition, end_event, past_events, position, turn_events, turns_seen
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class RedisStore(RedisRecordings):
     """
 
     def __init__(
-        self, url: str, *, wait: Wait | None = None, clock: Callable[[], float] = time.time, pace: Pace | None = None,
-        shelf: Shelf | None = None, **link_options: Any,
+        self, url: str, *, wait: ReplicaWait | None = None, clock: Callable[[], float] = time.time, pace: Pace | None = None,
+        shelf: ArchiveReader | None = None, **link_options: Any,
     ) -> None:  # fmt: skip
         super().__init__(RedisLink(url, wait=wait, **link_options), pace)
         # Watchers hold a connection while they wait: theirs are others than the commits'.
@@ -86,7 +86,7 @@ class RedisStore(RedisRecordings):
         self.waited_replicas = wait.replicas if wait else 0
         self.policies = RedisPolicies(self._link)
         self.archive = RedisArchive(self._link)
-        self._shelf = shelf or NoShelf()
+        self._shelf = shelf or NoArchive()
 
     async def open(self) -> None:
         await self.ping()
@@ -172,7 +172,7 @@ class RedisStore(RedisRecordings):
             raise found
         return found if noted else found.model_copy(update={"notes": None})
 
-    async def tail(self, trial_id: str, start: int) -> Tail:
+    async def tail(self, trial_id: str, start: int) -> SessionTail:
         try:
             return await super().tail(trial_id, start)
         except NotFound:
@@ -221,7 +221,7 @@ class RedisStore(RedisRecordings):
         limit: int,
         run_id: str | None = None,
         newest_first: bool = False,
-    ) -> Page:
+    ) -> SessionListPage:
         found: list[Session] = []
         unreadable: list[str] = []
         after = end = position(cursor)
@@ -239,21 +239,21 @@ class RedisStore(RedisRecordings):
                     ):
                         continue
                     if len(found) + len(unreadable) == limit and end is not None:
-                        return Page(found, end.cursor(), unreadable)
+                        return SessionListPage(found, end.cursor(), unreadable)
                     end = place
                     if isinstance(session, Session):
                         found.append(session)
                     else:
                         unreadable.append(place.trial_id)
-        return Page(found, None, unreadable)
+        return SessionListPage(found, None, unreadable)
 
-    async def _may_be_of(self, run_id: str, places: Sequence[Position]) -> list[Position]:
+    async def _may_be_of(self, run_id: str, places: Sequence[ListPosition]) -> list[ListPosition]:
         """Without those that are in the archive and, as their places say, of another run: their records need not be read."""
         archived = await self.archive.places([place.trial_id for place in places])
         others = {trial_id for trial_id, place in archived.items() if not place.may_be_of(run_id)}
         return [place for place in places if place.trial_id not in others]
 
-    async def _listed(self, places: Sequence[Position]) -> list[tuple[Position, Session | ArchiveUnreadable]]:
+    async def _listed(self, places: Sequence[ListPosition]) -> list[tuple[ListPosition, Session | ArchiveUnreadable]]:
         """The sessions at these places, also those in the archive, or why one can't be read there."""
         found: dict[str, Session | ArchiveUnreadable] = {}
         found |= {session.trial_id: session for session in await self._sessions_at(places)}
@@ -265,7 +265,7 @@ class RedisStore(RedisRecordings):
             log.warning("%d sessions of a list can't be read, such as: %s", len(bad), bad[0].message)
         return [(place, found[place.trial_id]) for place in places if place.trial_id in found]
 
-    async def _sessions_at(self, places: Sequence[Position]) -> list[Session]:
+    async def _sessions_at(self, places: Sequence[ListPosition]) -> list[Session]:
         """The sessions that the index has at these places; those that are gone, or live again elsewhere, left out."""
         found = await self._sessions([place.trial_id for place in places])
         created = {place.trial_id: place.created for place in places}
@@ -306,7 +306,7 @@ class RedisStore(RedisRecordings):
                 yield session
 
     async def _living(self, lives: Sequence[tuple[str, str]]) -> list[Session]:
-        return await self._sessions_at([Position(float(life), trial_id) for trial_id, life in lives])
+        return await self._sessions_at([ListPosition(float(life), trial_id) for trial_id, life in lives])
 
     async def _group_gone(self, group: Group) -> None:
         await self.runs.forget(group, self._clock())

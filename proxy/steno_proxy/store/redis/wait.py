@@ -28,7 +28,7 @@ class NotReplicated(RedisError):
     """A write is on fewer replicas than asked for."""
 
 
-class Wait(NamedTuple):
+class ReplicaWait(NamedTuple):
     """replicas: how many must have each write. timeout_s: for as long as that is waited for."""
 
     replicas: int
@@ -50,7 +50,7 @@ class Wait(NamedTuple):
         return None
 
 
-async def write_and_wait(client: RedisCluster, key: str, command: tuple[Any, ...], wait: Wait) -> Any:
+async def write_and_wait(client: RedisCluster, key: str, command: tuple[Any, ...], wait: ReplicaWait) -> Any:
     """One write in a cluster, on one connection to one node, so that WAIT speaks of it: redis-py's pipeline sends what was
     redirected again, each command by itself, and WAIT might then count at another node than the write's.
 

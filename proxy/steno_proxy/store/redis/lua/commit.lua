@@ -23,7 +23,7 @@ end
 if sealed then return {-6} end
 if status ~= 'open' and ARGV[2] == '0' then return {-2} end
 
--- As `AskedAgain.recorded` in again.py. A retry: began at, count, turn_id, found, took, those waiting; of these: turn_id, partial, again.
+-- As `TrialRetries.recorded` in retries.py. A retry: began at, count, turn_id, found, took, those waiting; of these: turn_id, partial, again.
 local function supersede(earlier, later)
   redis.call('HSET', KEYS[8], earlier .. '<', later, later .. '>', earlier)
 end

@@ -19,7 +19,7 @@ import msgspec
 from steno.contracts.errors import Conflict, NotFound, StoreUnavailable
 from steno_proxy.store.redis.batch import another
 from steno_proxy.store.redis.link import RedisLink, Script
-from steno_proxy.store.redis.run.parts import Asked, NotRead, ReadParts, RedisRun
+from steno_proxy.store.redis.run.parts import NotRead, ReadParts, RedisRun, RunQuery
 from steno_proxy.store.redis.schema import request_key, run_keys
 
 ATTEMPTS = 32
@@ -35,7 +35,7 @@ Decide = Callable[[RedisRun, float], Any]
 
 @dataclass(eq=False, slots=True)
 class _Change:
-    asked: Asked
+    query: RunQuery
     decide: Decide
     now: float | None
     new: bool
@@ -53,16 +53,16 @@ class RunChanges:
         self._lanes: set[asyncio.Task[None]] = set()
 
     async def __call__(
-        self, run_id: str | None, asked: Asked, decide: Decide, *, now: float | None, new: bool = False
+        self, run_id: str | None, query: RunQuery, decide: Decide, *, now: float | None, new: bool = False
     ) -> Any:
         """What `decide` returns, once all that it changed is written. Cancel-safe: it may still be.
 
-        Args: asked: what it looks at, as far as is known. now: Unix seconds; None: Redis's own time, for a change that reads.
+        Args: query: what it looks at, as far as is known. now: Unix seconds; None: Redis's own time, for a change that reads.
             new: what it asks for is not there, most probably, and not read at first.
 
         Raises: NotFound, Conflict: its own. StoreUnavailable.
         """
-        change = _Change(asked, decide, now, new, asyncio.get_running_loop().create_future())
+        change = _Change(query, decide, now, new, asyncio.get_running_loop().create_future())
         if run_id in self._waiting:
             self._waiting[run_id].append(change)
         else:
@@ -111,31 +111,31 @@ class RunChanges:
         return False
 
     async def _commit(self, run_id: str | None, batch: list[_Change]) -> bool:
-        requests = list(dict.fromkeys(name for change in batch for name in change.asked.requests))
+        requests = list(dict.fromkeys(name for change in batch for name in change.query.requests))
         keys = [*run_keys(run_id), *(request_key(run_id, name) for name in requests)]
         for attempt in range(ATTEMPTS):
-            asked, found = Asked(), ReadParts()
+            query, found = RunQuery(), ReadParts()
             for change in batch:
                 if change.new and not attempt:
-                    for part, names in (("groups", change.asked.groups), ("taken", change.asked.taken)):
+                    for part, names in (("groups", change.query.groups), ("taken", change.query.taken)):
                         found.parts[part].update(dict.fromkeys(names))
                 else:
-                    asked.add(change.asked)
-                    if change.now is not None and (change.asked.due or change.asked.most):
-                        asked.at = max(asked.at or 0.0, change.now)
+                    query.add(change.query)
+                    if change.now is not None and (change.query.due or change.query.most):
+                        query.at = max(query.at or 0.0, change.now)
             reads = 0
             while True:
-                asked.requests = requests
-                if asked:
+                query.requests = requests
+                if query:
                     found.add(
-                        asked, await self._link.run(self._read, keys, [msgspec.msgpack.encode(asked)], writes=False)
+                        query, await self._link.run(self._read, keys, [msgspec.msgpack.encode(query)], writes=False)
                     )
                     reads += 1
                 run = RedisRun(found)
                 try:
                     answers = [_decided(change, run, found.now) for change in batch]
                 except NotRead as more:
-                    asked = more.asked
+                    query = more.query
                 else:
                     break
             plan, changes = run.plan(requests)
@@ -158,7 +158,7 @@ def _next(waiting: deque[_Change]) -> list[_Change]:
         change = waiting.popleft()
         if not change.reply.done():  # else its caller was cancelled
             batch.append(change)
-            groups += change.asked.most
+            groups += change.query.most
     return batch
 
 

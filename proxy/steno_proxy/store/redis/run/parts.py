@@ -21,16 +21,16 @@ from steno_proxy.store.run_decisions import (
     NOT_SETTLED,
     REQUEST_TTL_S,
     TAKEN_S,
-    Kept,
-    Place,
+    GroupState,
+    GroupStatus,
+    RegisteredTrainer,
     RunAccount,
-    State,
-    Trainer,
+    TrialAccount,
     in_order,
 )
 
 T = TypeVar("T")
-R = TypeVar("R", Place, Kept)
+R = TypeVar("R", GroupStatus, TrialAccount)
 
 CHUNK = 1000
 """Arguments of one command: Lua has room for some thousands."""
@@ -45,7 +45,7 @@ def read(kind: type[R], raw: bytes) -> R:
     return msgspec.convert({**kept, "other": other}, kind, strict=False)
 
 
-def to_json(record: Place | Kept) -> str:
+def to_json(record: GroupStatus | TrialAccount) -> str:
     """Times are texts: Lua, in which older releases write them, would cut them."""
     kept = msgspec.to_builtins(record)
     other = kept.pop("other", {})
@@ -56,9 +56,9 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _read_trainer(raw: list[bytes | None]) -> Trainer:
+def _read_trainer(raw: list[bytes | None]) -> RegisteredTrainer:
     name, epoch, at = raw
-    return Trainer((name or b"").decode(), int(epoch or 0), float(at or 0))
+    return RegisteredTrainer((name or b"").decode(), int(epoch or 0), float(at or 0))
 
 
 def _seen(raw: bytes | None) -> str | bool:
@@ -67,7 +67,7 @@ def _seen(raw: bytes | None) -> str | bool:
 
 
 @dataclass
-class Asked:
+class RunQuery:
     """What is to be read, as run_read.lua takes it.
 
     groups: and how many ends more come: if these may complete it, its record and trials too; WHOLE: in any case, STATE: not. due:
@@ -87,9 +87,9 @@ class Asked:
     at: float | None = None
 
     def __bool__(self) -> bool:
-        return self != Asked()
+        return self != RunQuery()
 
-    def add(self, other: Asked) -> None:
+    def add(self, other: RunQuery) -> None:
         for name, ends in other.groups.items():
             self.groups[name] = self.groups.get(name, 0) + ends
         self.trials += other.trials
@@ -107,8 +107,8 @@ WHOLE, STATE = 1 << 30, -1
 class NotRead(Exception):
     """A decision looks at something that was not read."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, query: RunQuery) -> None:
+        self.query = query
 
 
 class ReadParts:
@@ -125,15 +125,15 @@ class ReadParts:
         self.leased: list[str] = []
         self.next: list[float] = []
 
-    def add(self, asked: Asked, reply: list[Any]) -> None:
+    def add(self, query: RunQuery, reply: list[Any]) -> None:
         now, *hashes, trainer, requests, due, returned, fresh, leased, next_due, next_end = reply
         self.now = float(now)
         for part, flat in zip(self.parts.values(), hashes, strict=False):
             part.update(zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True))
         if trainer:
             self.parts["trainer"][""] = trainer if any(trainer) else None
-        self.parts["requests"].update(zip(asked.requests, requests, strict=True))
-        if asked.due or asked.most or asked.leased:
+        self.parts["requests"].update(zip(query.requests, requests, strict=True))
+        if query.due or query.most or query.leased:
             names = ([name.decode() for name in some] for some in (due, returned, fresh, leased))
             self.due, self.returned, self.fresh, self.leased = names
             self.next = [float(at) for at in (next_due, next_end) if at]
@@ -145,7 +145,7 @@ class ReadHash(MutableMapping[str, T]):
     Args: ask: for what was not read.
     """
 
-    def __init__(self, raw: dict[str, Any], decode: Callable[[Any], T], ask: Callable[[list[str]], Asked]) -> None:
+    def __init__(self, raw: dict[str, Any], decode: Callable[[Any], T], ask: Callable[[list[str]], RunQuery]) -> None:
         self._raw = raw
         self._decode = decode
         self._ask = ask
@@ -204,24 +204,26 @@ class RedisRun(RunAccount):
     def __init__(self, found: ReadParts) -> None:
         super().__init__()
 
-        def part(name: str, decode: Callable[[Any], T], ask: Callable[[list[str]], Asked]) -> ReadHash[T]:
+        def part(name: str, decode: Callable[[Any], T], ask: Callable[[list[str]], RunQuery]) -> ReadHash[T]:
             return ReadHash(found.parts[name], decode, ask)
 
-        def groups(names: list[str]) -> Asked:
-            return Asked(groups=dict.fromkeys(names, STATE))
+        def groups(names: list[str]) -> RunQuery:
+            return RunQuery(groups=dict.fromkeys(names, STATE))
 
-        def whole(names: list[str]) -> Asked:
-            return Asked(groups=dict.fromkeys(names, WHOLE))
+        def whole(names: list[str]) -> RunQuery:
+            return RunQuery(groups=dict.fromkeys(names, WHOLE))
 
-        self.groups: ReadHash[Place] = part("groups", partial(read, Place), groups)
+        self.groups: ReadHash[GroupStatus] = part("groups", partial(read, GroupStatus), groups)
         self.records: ReadHash[Group] = part("docs", partial(read_json, Group), whole)
-        self.trials: ReadHash[Kept] = part("trials", partial(read, Kept), lambda names: Asked(trials=names))
-        self.taken: ReadHash[float] = part("taken", float, lambda names: Asked(taken=names))
-        self.trainers: ReadHash[Trainer] = part("trainer", _read_trainer, lambda _: Asked(trainer=True))
-        self.requests: ReadHash[list[tuple[str, str]]] = part(
-            "requests", msgspec.json.decode, lambda names: Asked(requests=names)
+        self.trials: ReadHash[TrialAccount] = part(
+            "trials", partial(read, TrialAccount), lambda names: RunQuery(trials=names)
         )
-        self.past: ReadHash[Place] = part("past", partial(read, Place), groups)
+        self.taken: ReadHash[float] = part("taken", float, lambda names: RunQuery(taken=names))
+        self.trainers: ReadHash[RegisteredTrainer] = part("trainer", _read_trainer, lambda _: RunQuery(trainer=True))
+        self.requests: ReadHash[list[tuple[str, str]]] = part(
+            "requests", msgspec.json.decode, lambda names: RunQuery(requests=names)
+        )
+        self.past: ReadHash[GroupStatus] = part("past", partial(read, GroupStatus), groups)
         self._found = found
         found.returned.sort(key=lambda name: in_order(self.groups.peek(name)))
         self._queued = dict.fromkeys([*found.returned, *found.fresh])
@@ -230,23 +232,29 @@ class RedisRun(RunAccount):
     # -- RunAccount
 
     def due(self, now: float) -> list[str]:
-        return [name for name in self._found.due if (place := self.groups.peek(name)) and place.state is State.RUNNING]
+        return [
+            name
+            for name in self._found.due
+            if (status := self.groups.peek(name)) and status.state is GroupState.RUNNING
+        ]
 
     def waiting(self, now: float) -> Iterator[str]:
-        put = (name for name, place in self.groups.put.items() if place is not None and place.queued)
+        put = (name for name, status in self.groups.put.items() if status is not None and status.queued)
         if more := [name for name in put if name not in self._queued]:
-            places = {name: place for name in (*self._queued, *more) if (place := self.groups.peek(name)) is not None}
-            self._queued = dict.fromkeys(sorted(places, key=lambda name: in_order(places[name])))
+            statuses = {
+                name: status for name in (*self._queued, *more) if (status := self.groups.peek(name)) is not None
+            }
+            self._queued = dict.fromkeys(sorted(statuses, key=lambda name: in_order(statuses[name])))
         for name in self._queued:
-            place = self.groups.peek(name)
-            if place is not None and place.waits(now):
+            status = self.groups.peek(name)
+            if status is not None and status.waits(now):
                 yield name
 
     def leased(self) -> list[str]:
         return self._found.leased
 
     def next_at(self, now: float) -> float | None:
-        put = [place.expires_at for place in self.groups.put.values() if place is not None and place.queued]
+        put = [status.expires_at for status in self.groups.put.values() if status is not None and status.queued]
         return min((at for at in (*self._found.next, *put) if at is not None), default=None)
 
     def next_order(self) -> str:
@@ -264,10 +272,10 @@ class RedisRun(RunAccount):
     def got_ready(self) -> bool:
         """Whether a group can be leased that could not."""
         return any(
-            place is not None
-            and place.state is State.READY
-            and ((before := self.groups.before(name)) is None or before.state is not State.READY)
-            for name, place in self.groups.put.items()
+            status is not None
+            and status.state is GroupState.READY
+            and ((before := self.groups.before(name)) is None or before.state is not GroupState.READY)
+            for name, status in self.groups.put.items()
         )
 
     def plan(self, requests: Sequence[str]) -> tuple[bytes, bool]:
@@ -320,18 +328,18 @@ class RedisRun(RunAccount):
         """Moves groups in `due`, `ready` and `leased` to where they belong now. Returns `ready` by name, and `left`."""
         ready: dict[str, Any] = {}
         left: list[str] = []
-        claims: dict[str, list[Place]] = {}
+        claims: dict[str, list[GroupStatus]] = {}
         for name, after in self.groups.put.items():
             before = self.groups.before(name)
-            ran = before is not None and before.state is State.RUNNING
-            runs = after is not None and after.state is State.RUNNING
+            ran = before is not None and before.state is GroupState.RUNNING
+            runs = after is not None and after.state is GroupState.RUNNING
             queued = before if before is not None and before.queued else None
             if runs and before is None and (group := self.records[name]).deadline_s is not None:
                 write("ZADD", "due", repr(group.created_at + group.deadline_s), name)
             elif ran and not runs:
                 write("ZREM", "due", name)
             if after is not None and after.queued:
-                leased = after.state is State.LEASED
+                leased = after.state is GroupState.LEASED
                 again = leased and (before is None or before.granted != after.granted)
                 if not after.order:
                     ready[name] = (name, to_json(after), after.consumer if leased else False)
@@ -339,7 +347,7 @@ class RedisRun(RunAccount):
                     claims.setdefault(after.consumer, []).append(after)
                 if leased:
                     write("ZADD", "leased", repr(after.expires_at), name)
-                elif queued is not None and queued.state is State.LEASED:
+                elif queued is not None and queued.state is GroupState.LEASED:
                     write("ZADD", "leased", 0, name)
                 if again and queued is not None:
                     left.append(queued.consumer)
@@ -348,9 +356,9 @@ class RedisRun(RunAccount):
                 write("XDEL", "ready", queued.order)
                 write("ZREM", "leased", name)
                 left.append(queued.consumer)
-        for consumer, places in claims.items():
-            for some in _chunks(sorted(places, key=in_order)):
-                orders = [place.order for place in some]
+        for consumer, statuses in claims.items():
+            for some in _chunks(sorted(statuses, key=in_order)):
+                orders = [status.order for status in some]
                 write("XCLAIM", "ready", "trainers", consumer, 0, *orders, "FORCE", "JUSTID", "LASTID", orders[-1])
         return ready, list(dict.fromkeys(filter(None, left)))
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_proxy.api.door import MOST_KNOWN, Door, from_a_page
+from steno_proxy.api.origin_guard import MOST_KNOWN, OriginGuard, from_a_page
 from steno_proxy.config import ProxySettings
 
-DOOR = Door("https://gateway.example/rl/steno", ["host.docker.internal", "FD00::0001", "lan-box."])
+DOOR = OriginGuard("https://gateway.example/rl/steno", ["host.docker.internal", "FD00::0001", "lan-box."])
 HOST = (b"host", b"127.0.0.1:8000")
 
 
@@ -174,7 +174,7 @@ def test_what_a_browser_adds_or_a_form_may_send(name: str, value: str, passes: b
 
 
 def test_no_more_hosts_are_remembered_than_a_few() -> None:
-    door = Door()
+    door = OriginGuard()
     for port in range(2 * MOST_KNOWN):
         assert door.refusal(asked((b"host", b"localhost:%d" % port))) is None
     assert door.refusal(asked((b"host", b"evil.example"))) is not None
@@ -188,8 +188,8 @@ def test_a_workers_socket_has_no_origin_not_even_the_proxys_own() -> None:
 
 
 def test_with_keys_there_is_no_door() -> None:
-    assert Door.of(ProxySettings(admin_key="k")) is None  # type: ignore[arg-type]
-    assert Door.of(ProxySettings(allowed_hosts=["a.b"])) is not None
+    assert OriginGuard.of(ProxySettings(admin_key="k")) is None  # type: ignore[arg-type]
+    assert OriginGuard.of(ProxySettings(allowed_hosts=["a.b"])) is not None
 
 
 @pytest.mark.parametrize("name", ["http://a", "a:8000", "a/b", "", "*", ".a", "a b", "a@b", "::1:x"])

@@ -38,7 +38,7 @@ class Address(NamedTuple):
     port: int | None
 
 
-class Door:
+class OriginGuard:
     """What a proxy without keys lets in.
 
     Args:
@@ -57,7 +57,7 @@ class Door:
         self._known: set[bytes] = set()
 
     @classmethod
-    def of(cls, settings: ProxySettings) -> Door | None:
+    def of(cls, settings: ProxySettings) -> OriginGuard | None:
         """None where keys are asked for: they guard everything."""
         return cls(settings.public_url, settings.allowed_hosts) if settings.admin_key is None else None
 

@@ -11,7 +11,7 @@ from steno.contracts.errors import BadRequest, Forbidden, StoreUnavailable
 from steno.contracts.notes import MOST_CHARS, MOST_NOTES, Note, short
 from steno.contracts.records import Session
 from steno_proxy.session_cache import note_writer as module
-from steno_proxy.session_cache.note_writer import MOST_TRIALS, OTHERS, Notebook
+from steno_proxy.session_cache.note_writer import MOST_TRIALS, OTHERS, NoteWriter
 from steno_proxy.store.memory.store import MemoryStore
 
 
@@ -37,7 +37,7 @@ async def opened(*trial_ids: str) -> Counting:
 
 async def test_100_000_refusals_are_one_write_of_bounded_size() -> None:
     store = await opened("t")
-    notes = Notebook(store, clock=lambda: 5.0)
+    notes = NoteWriter(store, clock=lambda: 5.0)
     worth = [notes.refused("t", BadRequest(f"field{n % 1000}: " + "x" * 500)) for n in range(100_000)]
     assert sum(worth) == MOST_NOTES + 1  # lines in the log
     await notes.flush()
@@ -50,7 +50,7 @@ async def test_100_000_refusals_are_one_write_of_bounded_size() -> None:
 
 async def test_trials_that_wait_are_bounded_and_unknown_ones_make_no_session() -> None:
     store = await opened()
-    notes = Notebook(store)
+    notes = NoteWriter(store)
     for n in range(MOST_TRIALS + 100):
         notes.refused(f"t{n}", BadRequest("no"))
     await notes.flush()
@@ -61,7 +61,7 @@ async def test_trials_that_wait_are_bounded_and_unknown_ones_make_no_session() -
 
 async def test_a_wrong_key_leaves_no_note() -> None:
     store = await opened("t")
-    notes = Notebook(store)
+    notes = NoteWriter(store)
     assert notes.refused("t", Forbidden("this key has no access to this route"))
     await notes.flush()
     assert store.writes == 0 and await store.notes("t") is None
@@ -69,7 +69,7 @@ async def test_a_wrong_key_leaves_no_note() -> None:
 
 async def test_notes_that_the_store_does_not_take_are_dropped() -> None:
     store = await opened("t")
-    notes = Notebook(store)
+    notes = NoteWriter(store)
     store.away = True
     notes.add("t", "invalid_request", "first")
     await notes.flush()
@@ -83,7 +83,7 @@ async def test_notes_that_the_store_does_not_take_are_dropped() -> None:
 async def test_it_writes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVERY_S", 0.0)
     store = await opened("t")
-    notes = Notebook(store)
+    notes = NoteWriter(store)
     running = asyncio.create_task(notes.run())
     for expected in (1, 2):
         notes.add("t", "invalid_request", "no")

@@ -9,7 +9,7 @@ import pytest
 
 from steno.contracts.errors import Forbidden
 from steno_proxy.auth import generated_keys
-from steno_proxy.auth.key_reload import Rotation
+from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.config import ProxySettings
 
@@ -25,7 +25,7 @@ class Kept:
         self.settings = ProxySettings.load(files, None)
         self.keys = Keyring.of(self.settings)
         self.changes = 0
-        self.rotation = Rotation(self.keys, self.settings, self.changed)
+        self.rotation = KeyReloader(self.keys, self.settings, self.changed)
 
     def write(self, name: str, value: str) -> None:
         (self.folder / name).write_text(value + "\n")
@@ -66,7 +66,7 @@ async def test_a_mounted_secret_that_is_swapped_by_its_link_is_seen(tmp_path: Pa
     (tmp_path / "admin_key").symlink_to("data/admin_key")
     settings = ProxySettings.load({"admin_key_file": str(tmp_path / "admin_key")}, None)
     keys = Keyring.of(settings)
-    rotation = Rotation(keys, settings, lambda: None)
+    rotation = KeyReloader(keys, settings, lambda: None)
     (tmp_path / "next").symlink_to("v2")
     (tmp_path / "next").replace(tmp_path / "data")
     await rotation.look()
@@ -142,7 +142,7 @@ async def test_workers_keys_follow_the_admin_keys_where_they_have_none_of_their_
 async def test_made_keys_are_looked_at_in_their_folder(tmp_path: Path) -> None:
     settings, made = generated_keys.fill(ProxySettings.load({"keys_dir": tmp_path, "worker_key": "given"}, None))
     keys = Keyring.of(settings)
-    rotation = Rotation(keys, settings, lambda: None)
+    rotation = KeyReloader(keys, settings, lambda: None)
     assert sorted(settings.secret_files) == ["admin_key", "trial_secret"]
     (tmp_path / "admin_key").write_text(f"fresh\n{made['admin_key']}\n")
     await rotation.look(at_once=True)
@@ -151,7 +151,7 @@ async def test_made_keys_are_looked_at_in_their_folder(tmp_path: Path) -> None:
 
 def test_keys_that_are_in_no_file_are_not_looked_at(tmp_path: Path) -> None:
     (tmp_path / "k").write_text("from-a-file")
-    assert not Rotation(Keyring("k"), ProxySettings.load({"admin_key": "k"}, None), lambda: None)
+    assert not KeyReloader(Keyring("k"), ProxySettings.load({"admin_key": "k"}, None), lambda: None)
     file = tmp_path / "steno.yaml"
     file.write_text(f"admin_key_file: {tmp_path / 'k'}\n")
     assert ProxySettings.load({}, file).secret_files == {"admin_key": tmp_path / "k"}

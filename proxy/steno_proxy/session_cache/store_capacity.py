@@ -20,7 +20,7 @@ FULL = 0.8
 RETRY_S = 60.0
 
 
-class Room:
+class StoreCapacity:
     def __init__(self, store: SessionStore) -> None:
         self._store = store
         self._share = 0.0
