@@ -30,7 +30,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from steno.client.client import AsyncSteno
 from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
@@ -82,7 +82,7 @@ class Agents:
 
 
 def measure(kind: str, model: Any, folder: Path, stack: Stack, updates: int) -> dict[str, Any]:
-    copies = Copies(folder / kind)
+    copies = WeightsCopies(folder / kind)
     transport: Transport = FilesystemTransport(copies) if kind == "filesystem" else StreamTransport(copies)
     rounds: list[dict[str, float]] = []
     with Publisher(transport, [AsyncSteno(stack.url)]) as sending:

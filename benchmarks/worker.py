@@ -23,7 +23,7 @@ from steno.contracts.records import floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from steno_worker import main as worker
 from steno_worker.config import WorkerSettings
-from steno_worker.interfaces import Tally
+from steno_worker.interfaces import TokenTally
 
 CONTEXT_TOKENS = 1 << 20
 _ID = ids_to_bytes([17])
@@ -34,7 +34,7 @@ class PacedEngine:
     """An `Engine` (inference_worker/steno_worker/interfaces.py) whose tokens fall due together, as a batch's do."""
 
     def __init__(self, pace_s: float) -> None:
-        self.tally = Tally()
+        self.tally = TokenTally()
         self.pace_s = pace_s
         self.running = 0
         self._tick: asyncio.Future[None] | None = None

@@ -24,7 +24,7 @@ from scripts.panels import ROWS
 from scripts.watching import dashboard, rules
 from steno.config.settings import Settings
 from steno.contracts.errors import BY_CODE
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.agents_seen import DATES, SEEN
 from steno_cli.commands import env as command_env
 from steno_cli.main import app
@@ -259,7 +259,7 @@ def agents_page() -> str:
     for name, agent in AGENTS.items():
         lines += ["", f"## {name}", "", f"{agent.title}: `{agent.install}`. {agent.notes}".rstrip(), ""]
         lines += ["```text", f"$ steno env {name} my-trial"]
-        lines += command_env.shell(agent.setup(Target("my-trial", urls))).splitlines()
+        lines += command_env.shell(agent.setup(AgentTarget("my-trial", urls))).splitlines()
         lines.append("```")
     return "\n".join([*lines, ""])
 

@@ -16,7 +16,7 @@ NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AgentTarget:
     """A trial, as an agent needs to know it. urls: by kind of client, as in `rest.Trial`. model: any name; it is recorded.
 
     context_tokens: of the model that serves it, for agents that can't find out; None: not known.
@@ -30,7 +30,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class AgentSetup:
     """What points an agent at a target.
 
     command: a shell line that runs one task; `$TASK` stands for it. files: name -> content, for those that need one.
@@ -51,7 +51,7 @@ class Agent:
     wire: str
     install: str
     seen: str
-    setup: Callable[[Target], Setup]
+    setup: Callable[[AgentTarget], AgentSetup]
     notes: str = ""
 
 
@@ -59,9 +59,9 @@ _BY_TESTS = "run by the tests, version {}"
 _BY_HAND = "run by hand on {}, version {}"
 
 
-def _claude_code(target: Target) -> Setup:
+def _claude_code(target: AgentTarget) -> AgentSetup:
     roles = ("MODEL", "SMALL_FAST_MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
-    return Setup(
+    return AgentSetup(
         {
             "ANTHROPIC_BASE_URL": target.urls["anthropic"],
             "ANTHROPIC_API_KEY": target.key,
@@ -75,7 +75,7 @@ def _claude_code(target: Target) -> Setup:
     )
 
 
-def _codex(target: Target) -> Setup:
+def _codex(target: AgentTarget) -> AgentSetup:
     provider = "model_providers.steno"
     options = {
         "model_provider": "steno",
@@ -91,14 +91,14 @@ def _codex(target: Target) -> Setup:
         f'base_url = "{target.urls["openai"]}"\nenv_key = "STENO_AGENT_KEY"\nwire_api = "responses"\n'
     )
     run = "codex exec --disable plugins --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check --json"
-    return Setup(
+    return AgentSetup(
         {"STENO_AGENT_KEY": target.key},
         f'{run} -m {quote(target.model)} {words} "$TASK" </dev/null',
         instead={"~/.codex/config.toml": config},
     )
 
 
-def _opencode(target: Target) -> Setup:
+def _opencode(target: AgentTarget) -> AgentSetup:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Steno",
@@ -111,7 +111,7 @@ def _opencode(target: Target) -> Setup:
         "autoupdate": False,
         "share": "disabled",
     }
-    return Setup(
+    return AgentSetup(
         {
             "OPENCODE_CONFIG_CONTENT": json.dumps(config),
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -129,50 +129,50 @@ def _opencode_limit(context_tokens: int | None) -> dict[str, object]:
     return {"limit": {"context": context_tokens, "output": min(32_000, max(1, context_tokens // 4))}}
 
 
-def _mini_swe_agent(target: Target) -> Setup:
+def _mini_swe_agent(target: AgentTarget) -> AgentSetup:
     base = f"-c mini.yaml -c model.model_kwargs.api_base={target.urls['openai']}"
-    return Setup(
+    return AgentSetup(
         {"OPENAI_API_KEY": target.key, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},
         f'mini -y --exit-immediately -l 0 -m {quote("openai/" + target.model)} --model-class litellm {base} -t "$TASK"',
     )
 
 
-def _swe_agent(target: Target) -> Setup:
+def _swe_agent(target: AgentTarget) -> AgentSetup:
     config = (
         f"agent:\n  model:\n    name: {json.dumps('openai/' + target.model)}\n    api_base: {target.urls['openai']}\n"
         "    api_key: $OPENAI_API_KEY\n    per_instance_cost_limit: 0\n    total_cost_limit: 0\n    max_input_tokens: 0\n"
         "    temperature: 1.0\n"
     )
-    return Setup(
+    return AgentSetup(
         {"OPENAI_API_KEY": target.key},
         'sweagent run --config config/default.yaml --config steno.yaml --problem_statement.text="$TASK"',
         {"steno.yaml": config},
     )
 
 
-def _openhands(target: Target) -> Setup:
-    return Setup(
+def _openhands(target: AgentTarget) -> AgentSetup:
+    return AgentSetup(
         {"LLM_MODEL": f"openai/{target.model}", "LLM_BASE_URL": target.urls["openai"], "LLM_API_KEY": target.key},
         'openhands --headless --override-with-envs -t "$TASK"',
     )
 
 
-def _aider(target: Target) -> Setup:
+def _aider(target: AgentTarget) -> AgentSetup:
     quiet = "--no-show-model-warnings --no-check-update --analytics-disable"
-    return Setup(
+    return AgentSetup(
         {"OPENAI_API_BASE": target.urls["openai"], "OPENAI_API_KEY": target.key},
         f'aider --model {quote("openai/" + target.model)} --yes-always {quiet} --message "$TASK"',
     )
 
 
-def _qwen_code(target: Target) -> Setup:
-    return Setup(
+def _qwen_code(target: AgentTarget) -> AgentSetup:
+    return AgentSetup(
         {"OPENAI_BASE_URL": target.urls["openai"], "OPENAI_API_KEY": target.key, "OPENAI_MODEL": target.model},
         'qwen --auth-type openai --yolo -p "$TASK"',
     )
 
 
-def _pi(target: Target) -> Setup:
+def _pi(target: AgentTarget) -> AgentSetup:
     model = {
         "id": target.model,
         "reasoning": True,
@@ -187,15 +187,15 @@ def _pi(target: Target) -> Setup:
         "apiKey": "STENO_AGENT_KEY",
         "models": [model],
     }
-    return Setup(
+    return AgentSetup(
         {"PI_OFFLINE": "1", "STENO_AGENT_KEY": target.key},
         f'pi --provider steno --model {quote(target.model)} --no-session -p "$TASK"',
         {"~/.pi/agent/models.json": json.dumps({"providers": {"steno": provider}}, indent=2) + "\n"},
     )
 
 
-def _copilot(target: Target) -> Setup:
-    return Setup(
+def _copilot(target: AgentTarget) -> AgentSetup:
+    return AgentSetup(
         {
             "COPILOT_PROVIDER_BASE_URL": target.urls["openai"],
             "COPILOT_PROVIDER_API_KEY": target.key,
@@ -205,9 +205,9 @@ def _copilot(target: Target) -> Setup:
     )
 
 
-def _gemini_cli(target: Target) -> Setup:
+def _gemini_cli(target: AgentTarget) -> AgentSetup:
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
-    return Setup(
+    return AgentSetup(
         {
             "GOOGLE_GEMINI_BASE_URL": target.urls["gemini"],
             "GEMINI_API_KEY": target.key,
@@ -219,16 +219,16 @@ def _gemini_cli(target: Target) -> Setup:
     )
 
 
-def _openai(target: Target) -> Setup:
-    return Setup({"OPENAI_BASE_URL": target.urls["openai"], "OPENAI_API_KEY": target.key})
+def _openai(target: AgentTarget) -> AgentSetup:
+    return AgentSetup({"OPENAI_BASE_URL": target.urls["openai"], "OPENAI_API_KEY": target.key})
 
 
-def _anthropic(target: Target) -> Setup:
-    return Setup({"ANTHROPIC_BASE_URL": target.urls["anthropic"], "ANTHROPIC_API_KEY": target.key})
+def _anthropic(target: AgentTarget) -> AgentSetup:
+    return AgentSetup({"ANTHROPIC_BASE_URL": target.urls["anthropic"], "ANTHROPIC_API_KEY": target.key})
 
 
-def _google_genai(target: Target) -> Setup:
-    return Setup({"GOOGLE_GEMINI_BASE_URL": target.urls["gemini"], "GEMINI_API_KEY": target.key})
+def _google_genai(target: AgentTarget) -> AgentSetup:
+    return AgentSetup({"GOOGLE_GEMINI_BASE_URL": target.urls["gemini"], "GEMINI_API_KEY": target.key})
 
 
 AGENTS: dict[str, Agent] = {

@@ -24,7 +24,7 @@ from steno_worker.config import WorkerSettings
 from steno_worker.interfaces import Engine
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay.connection import ProxyConnection
-from steno_worker.weights.update_runner import Updates
+from steno_worker.weights.update_runner import UpdateRunner
 
 logger = logging.getLogger(__name__)
 STOPPED, ENGINE_DIED, REFUSED = 0, 1, 2
@@ -58,7 +58,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._death: str | None = None
         boot_id = uuid.uuid4().hex
-        self._updates = Updates(engine, metrics, announce=self._announce, staging_dir=settings.staging_dir)
+        self._updates = UpdateRunner(engine, metrics, announce=self._announce, staging_dir=settings.staging_dir)
         self._clients = [
             ProxyConnection(
                 url, settings, boot_id=boot_id, engine=engine, updates=self._updates, metrics=metrics,

@@ -9,7 +9,7 @@ from collections import Counter as Counts
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from steno_worker.interfaces import Tally
+from steno_worker.interfaces import TokenTally
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 """From a toy model's pause to a large one's load."""
@@ -109,8 +109,8 @@ class WorkerMetrics:
             registry=registry,
         )
         self.weights_proved.set(1)
-        self.tally = Tally()
-        self._told = Tally()
+        self.tally = TokenTally()
+        self._told = TokenTally()
         self._tokens = self._deltas = 0
         self._relay_s = 0.0
 
@@ -131,6 +131,6 @@ class WorkerMetrics:
         self.sampled.inc(self.tally.sampled - self._told.sampled)
         for why, count in (self.tally.unsent - self._told.unsent).items():
             self.unsent.labels(why).inc(count)
-        self._told = Tally(self.tally.sampled, Counts(self.tally.unsent))
+        self._told = TokenTally(self.tally.sampled, Counts(self.tally.unsent))
         self._tokens = self._deltas = 0
         self._relay_s = 0.0

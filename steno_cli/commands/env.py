@@ -19,7 +19,7 @@ import typer
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID
-from steno_cli.agents import AGENTS, NO_KEY, Setup, Target
+from steno_cli.agents import AGENTS, NO_KEY, AgentSetup, AgentTarget
 from steno_cli.commands.sessions import Key, KeyFile, Url
 from steno_cli.terminal.connection import ClientSettings, connect
 
@@ -57,7 +57,7 @@ def env(
 
 def target(
     trial_id: str, model: str, agent_key: str | None, url: str | None, key: str | None, key_file: str | None
-) -> Target:
+) -> AgentTarget:
     """Where the trial is, and its key: from the proxy, which registers it, unless the key is given.
 
     Raises: ConfigError: also where the trial has ended. StenoError: as the client.
@@ -68,7 +68,7 @@ def target(
                 f"trial id: got {trial_id[:128]!r}, must be at most 128 letters, digits, '.', '_' and '-'"
             )
         settings = ClientSettings.load({"proxy": url}, None)
-        return Target(trial_id, urls(settings.proxy, trial_id), agent_key, model)
+        return AgentTarget(trial_id, urls(settings.proxy, trial_id), agent_key, model)
     with connect(url, key, key_file) as steno:
         trial = steno.register(trial_id)
     if trial.session.status != "open":
@@ -77,7 +77,7 @@ def target(
         )
     base_url = ClientSettings.load({"proxy": url}, None).proxy
     context_tokens = served_context(urls(base_url, trial_id)["openai"], trial.api_key or NO_KEY, model)
-    return Target(trial_id, trial.urls, trial.api_key or NO_KEY, model, context_tokens)
+    return AgentTarget(trial_id, trial.urls, trial.api_key or NO_KEY, model, context_tokens)
 
 
 def served_context(base_url: str, agent_key: str, model: str) -> int | None:
@@ -103,7 +103,7 @@ def urls(base_url: str, trial_id: str) -> dict[str, str]:
     return {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
 
 
-def shell(setup: Setup) -> str:
+def shell(setup: AgentSetup) -> str:
     """`export` lines; the command and the files as comments."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in setup.variables.items()]
     for name, content in setup.files.items():

@@ -35,7 +35,7 @@ class DemoFailed(StenoError):
 
 
 @dataclass
-class Child:
+class DemoProcess:
     """A process of the demo, and the file that its output goes to."""
 
     name: str
@@ -61,7 +61,7 @@ class Child:
 async def start(
     stack: contextlib.AsyncExitStack, folder: Path, name: str, *arguments: str,
     launcher: tuple[str, ...] = ("-m", "steno"), **variables: str,
-) -> Child:  # fmt: skip
+) -> DemoProcess:  # fmt: skip
     """Start `steno <name>`; it is ended with `stack`. variables: of its environment."""
     log = folder / f"{name}.log"
     with log.open("wb") as output:
@@ -70,7 +70,7 @@ async def start(
             stdout=output, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
             env=environment(**variables), start_new_session=True,
         )  # fmt: skip  # a session of its own: Ctrl-C reaches the demo alone, which ends them in order
-    child = Child(name, process, log)
+    child = DemoProcess(name, process, log)
     stack.push_async_callback(child.end)
     return child
 
@@ -83,7 +83,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more}
 
 
-async def until_healthy(url: str, proxy: Child) -> None:
+async def until_healthy(url: str, proxy: DemoProcess) -> None:
     async with httpx.AsyncClient() as http, deadline("the proxy did not come up"):
         while True:
             proxy.check()
@@ -93,7 +93,7 @@ async def until_healthy(url: str, proxy: Child) -> None:
             await asyncio.sleep(0.1)
 
 
-async def until_served(trial: Trial, *children: Child) -> None:
+async def until_served(trial: Trial, *children: DemoProcess) -> None:
     headers = {"authorization": f"Bearer {trial.api_key}"} if trial.api_key else {}
     async with httpx.AsyncClient(headers=headers) as http, deadline("no worker announced a model"):
         while True:
@@ -105,7 +105,7 @@ async def until_served(trial: Trial, *children: Child) -> None:
             await asyncio.sleep(0.2)
 
 
-async def until_one_ends(*children: Child) -> None:
+async def until_one_ends(*children: DemoProcess) -> None:
     waits = [asyncio.ensure_future(child.process.wait()) for child in children]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

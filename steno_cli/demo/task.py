@@ -42,7 +42,7 @@ MIN_HOPS, MAX_HOPS = 3, 4
 
 
 @dataclass(frozen=True)
-class World:
+class NotesWorld:
     """One instance of the task. `notes`: path -> text. Reading `start` and following the chain leads to `code_word`."""
 
     start: str
@@ -64,17 +64,17 @@ def path_of(word: str) -> str:
     return f"notes/{word}.txt"
 
 
-def make_world(seed: int | str, hops: int | None = None) -> World:
+def make_world(seed: int | str, hops: int | None = None) -> NotesWorld:
     """The world of a seed; the same seed gives the same world. `hops`: tool calls needed, drawn from 3..4 by default."""
     rng = random.Random(f"steno-demo:{seed}")
     hops = hops or rng.randint(MIN_HOPS, MAX_HOPS)
     *names, code_word = rng.sample(WORDS, hops + 1)
     notes = {path_of(here): f"Go on to {path_of(there)}." for here, there in itertools.pairwise(names)}
     notes[path_of(names[-1])] = f"The code word is {code_word}."
-    return World(path_of(names[0]), notes, code_word)
+    return NotesWorld(path_of(names[0]), notes, code_word)
 
 
-def make_misleading_world(seed: int | str, hops: int = 2) -> World:
+def make_misleading_world(seed: int | str, hops: int = 2) -> NotesWorld:
     """A world whose notes also name where *not* to go: "Go on to notes/amber.txt, not to tulip."
 
     The tiny model was never trained on these words. It often follows what was named last, and solves about two worlds in five:
@@ -88,10 +88,10 @@ def make_misleading_world(seed: int | str, hops: int = 2) -> World:
         for here, there in itertools.pairwise(names)
     }
     notes[path_of(names[-1])] = f"The code word is {code_word}."
-    return World(path_of(names[0]), notes, code_word)
+    return NotesWorld(path_of(names[0]), notes, code_word)
 
 
-def call_tool(world: World, name: str, arguments: str) -> str:
+def call_tool(world: NotesWorld, name: str, arguments: str) -> str:
     """What the agent answers to one tool call: the note, or an error sentence that the model can read."""
     if name != TOOL["function"]["name"]:
         return f"There is no tool named {name}."

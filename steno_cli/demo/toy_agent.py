@@ -14,7 +14,7 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from steno_cli.demo.task import SYSTEM, TOOL, World, call_tool, make_world
+from steno_cli.demo.task import SYSTEM, TOOL, NotesWorld, call_tool, make_world
 
 MAX_TURNS = 8
 
@@ -39,7 +39,9 @@ def main() -> int:
     return 0 if world.solved_by(answer) else 1
 
 
-def solve(client: openai.OpenAI, model: str, world: World, *, stream: bool, say: Callable[[str], None] = _say) -> str:
+def solve(
+    client: openai.OpenAI, model: str, world: NotesWorld, *, stream: bool, say: Callable[[str], None] = _say
+) -> str:
     """Ask, call the tool, say what it returned, until the model answers without a call. Returns that answer."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},

@@ -28,8 +28,8 @@ from steno.contracts.leases import RunView
 from steno.contracts.records import SamplingPolicy
 from steno.models import TINY
 from steno_cli.demo.processes import (
-    Child,
     DemoFailed,
+    DemoProcess,
     cancelled_by_sigterm,
     free_port,
     says_stopped,
@@ -60,7 +60,7 @@ POLL_S = 0.25
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """What the run came to. before, after: mean reward over the same worlds, none of which was trained on."""
 
     before: float
@@ -121,7 +121,7 @@ def run(*, steps: int = STEPS, seed: int = 0, plot: Path = Path("steno-demo.png"
 
 async def demo_train(
     console: Console, *, steps: int = STEPS, seed: int = 0, plot: Path, port: int | None = None
-) -> Outcome:
+) -> DemoOutcome:
     """Run the loop for `steps` optimisation steps, evaluated before and after. Raises: DemoFailed."""
     port = free_port(port)
     url = f"http://127.0.0.1:{port}"
@@ -149,7 +149,7 @@ async def demo_train(
                 task = progress.add_task("evaluating the trained policy", total=None)
                 after = await evaluation.run("after")
                 progress.update(task, description=f"trained, it solves {after:.0%} of them", total=1, completed=1)
-            outcome = Outcome(before, after, done, await client.run(RUN))
+            outcome = DemoOutcome(before, after, done, await client.run(RUN))
             show_ledger(console, outcome.steps[-1]["ledger"], outcome.view)
             write_plot(plot, outcome.steps, before, after)
             console.print(
@@ -158,7 +158,9 @@ async def demo_train(
             return outcome
 
 
-async def _start_trainer(stack: contextlib.AsyncExitStack, folder: Path, url: str, steps: int, seed: int) -> Child:
+async def _start_trainer(
+    stack: contextlib.AsyncExitStack, folder: Path, url: str, steps: int, seed: int
+) -> DemoProcess:
     """`torchrun --nproc-per-node 2 -m steno train …`, as anybody would."""
     settings = {
         "proxy": url, "run": RUN, "model": str(TINY), "precision": "float32", "device": "cpu", "seed": seed,
@@ -175,7 +177,7 @@ async def _start_trainer(stack: contextlib.AsyncExitStack, folder: Path, url: st
 
 async def _train(
     progress: Progress, client: AsyncSteno, agents: Agents, folder: Path, url: str, steps: int, seed: int,
-    children: tuple[Child, ...],
+    children: tuple[DemoProcess, ...],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Agents run until the trainer has taken its steps. Returns: its numbers, a dict a step."""
     bar = progress.add_task("starting the trainer", total=steps)
@@ -243,7 +245,7 @@ def _worlds(prefix: str, round_name: str = "0") -> Iterator[Planned]:
         yield Planned(Task(world, {"task_id": world, "world": world}), round_name)
 
 
-async def _until_served(client: AsyncSteno, *children: Child) -> None:
+async def _until_served(client: AsyncSteno, *children: DemoProcess) -> None:
     while not any(worker["models"] for worker in await client.workers()):
         for child in children:
             child.check()

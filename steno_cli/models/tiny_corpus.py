@@ -12,7 +12,7 @@ import json
 import random
 from typing import Any
 
-from steno_cli.demo.task import MAX_HOPS, SYSTEM, TOOL, World, call_tool, make_world, path_of
+from steno_cli.demo.task import MAX_HOPS, SYSTEM, TOOL, NotesWorld, call_tool, make_world, path_of
 
 Message = dict[str, Any]
 
@@ -30,7 +30,7 @@ ODDS = [0.6, 0.25, 0.15]
 """Of the first, second and third variant of a thought. Two variants of an answer: 0.8 and 0.2."""
 
 
-def solve(world: World, rng: random.Random, thinking: bool) -> list[Message]:
+def solve(world: NotesWorld, rng: random.Random, thinking: bool) -> list[Message]:
     """The whole conversation of a run that goes right, system prompt included."""
     messages: list[Message] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": world.question()}]
     path, thoughts = world.start, FIRST

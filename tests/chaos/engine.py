@@ -21,7 +21,7 @@ from steno.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import TAKEOVER, Delta, Finish, Generate, ModelCard, Started, StreamEvent
 from steno_worker import main as worker
 from steno_worker.config import WorkerSettings
-from steno_worker.interfaces import StagedUpdate, Tally
+from steno_worker.interfaces import StagedUpdate, TokenTally
 from tests.chaos.journal import Journal
 from tests.chaos.mutants import WORKER_MUTANTS
 from tests.chaos.predict import BASE_VERSION, Token, answer, logprob, prompt_digest, render, resumable, slowness
@@ -38,7 +38,7 @@ class PredictableEngine:
 
     def __init__(self, pace_s: float, journal: Journal | None = None, model: str = MODELS[0]) -> None:
         self._journal = journal
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._pace_s = pace_s
         self._running = 0
         self._going = asyncio.Event()

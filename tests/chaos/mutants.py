@@ -26,7 +26,7 @@ from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers import hub, placement, routing
 from steno_worker.relay.connection import ChannelOutlet
-from steno_worker.relay.generations import Streams
+from steno_worker.relay.generations import Generations
 
 T = TypeVar("T")
 BEHIND_S = 0.3
@@ -160,7 +160,7 @@ def old_streams_speak() -> None:
         self._client.send(frame)
 
     _put(ChannelOutlet, "__call__", wrong)
-    _put(Streams, "abandon", lambda self: set())
+    _put(Generations, "abandon", lambda self: set())
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -87,8 +87,8 @@ MUTANTS = (
     ),
     Mutant(
         "lost-steps-once", "lost steps are counted back, and not forward again", _STALENESS,
-        "return Behind(self.current.step - version.step + over + lost, lost)",
-        "return Behind(self.current.step - version.step + lost, lost)", _unit("staleness"),
+        "return VersionLag(self.current.step - version.step + over + lost, lost)",
+        "return VersionLag(self.current.step - version.step + lost, lost)", _unit("staleness"),
     ),
     Mutant(
         "admits-one-step-more", "a step more of groups is admitted than can come in time",

@@ -10,7 +10,7 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import EngineFailed
 from steno.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
-from steno_worker.interfaces import Tally
+from steno_worker.interfaces import TokenTally
 
 PROMPT = ids_to_bytes([7, 8, 9])
 DIGEST = blake2b(PROMPT, digest_size=16).digest()
@@ -27,7 +27,7 @@ class CountingEngine:
     """
 
     def __init__(self, pace_s: float = 0.0, name: str = "counting") -> None:
-        self.tally = Tally()
+        self.tally = TokenTally()
         self.pace_s = pace_s
         self.name = name
         self.generated: dict[str, int] = {}

@@ -14,7 +14,7 @@ from steno.contracts.chat import Job, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import EngineFailed
 from steno.contracts.records import Turn, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, Generate, ModelCard, Started, StreamEvent
-from steno_worker.interfaces import Tally
+from steno_worker.interfaces import TokenTally
 
 STOP_ID = 2
 
@@ -61,7 +61,7 @@ class ParrotEngine:
     (I9) it goes on with, after so many tokens of what it is told to say; its card must have TAKEOVER for that."""
 
     def __init__(self, script: Callable[[Generate], Say] | None = None, **card: Any) -> None:
-        self.tally = Tally()
+        self.tally = TokenTally()
         self.script = script or (lambda request: Say("hello"))
         self.requests: list[Generate] = []
         self.cancelled: list[str] = []

@@ -37,9 +37,9 @@ from steno.contracts.wire.frames import (
 )
 from steno_worker.chat.check import FormatReport, check_format
 from steno_worker.chat.interfaces import ChatFormat, Parser
-from steno_worker.chat.prompt import Prompt, Prompter, started_of
-from steno_worker.chat.reader import CompletionReader, PlainText, Read
-from steno_worker.chat.replay import Unshown, law_of_the_rest, replay
+from steno_worker.chat.prompt import Prompt, PromptRenderer, started_of
+from steno_worker.chat.reader import CompletionReader, PlainText, StepText
+from steno_worker.chat.replay import UnshownPart, law_of_the_rest, replay
 from steno_worker.chat.tokens import tokenized
 from steno_worker.interfaces import StagedUpdate, TokenEngine, TokenStep
 
@@ -56,7 +56,7 @@ class ChatEngine:
         self._engine = engine
         self._format = format
         self._report: FormatReport | None = None
-        self._prompter: Prompter | None = None
+        self._prompter: PromptRenderer | None = None
         # A long prompt must not hold up the streams; one thread, since formats need not be safe for two.
         self._renderer = ThreadPoolExecutor(1, "render")
 
@@ -71,7 +71,7 @@ class ChatEngine:
                 "model %s: the chat template can't render new messages alone: every turn with a history will be a new branch",
                 self._engine.card().name,
             )
-        self._report, self._prompter = report, Prompter(self._format, report)
+        self._report, self._prompter = report, PromptRenderer(self._format, report)
 
     async def stop(self) -> None:
         await self._engine.stop()
@@ -136,7 +136,7 @@ class ChatEngine:
         ids, rest, before, unshown, last = prompt.ids, law, 0, None, None
         if request.sampled_ids:
             sampled = bytes_to_ids(request.sampled_ids)
-            before, unshown = len(sampled), Unshown(request.shown or Shown())
+            before, unshown = len(sampled), UnshownPart(request.shown or Shown())
             last = replay(reader, sampled, law, self._stops(law))
             last.parsed = unshown.of(last.parsed)
             if not last.is_empty():
@@ -164,7 +164,7 @@ class ChatEngine:
             timings=reader.timings,
         )
 
-    def _read(self, reader: CompletionReader, step: TokenStep, law: Sampling, synthetic: bool) -> Read:
+    def _read(self, reader: CompletionReader, step: TokenStep, law: Sampling, synthetic: bool) -> StepText:
         """Raises: EngineFailed, and whatever a parser raises."""
         count, why = len(step.ids), "failed"
         try:
@@ -197,7 +197,7 @@ class ChatEngine:
         known = job if job.tool_choice != "none" else msgspec.structs.replace(job, tools=[])
         return self._format.parser(known, prompt.generation_prompt)
 
-    def _delta(self, stream: int, job: Job, law: Sampling, step: TokenStep, read: Read) -> Delta:
+    def _delta(self, stream: int, job: Job, law: Sampling, step: TokenStep, read: StepText) -> Delta:
         parsed = read.parsed
         return Delta(
             stream=stream,

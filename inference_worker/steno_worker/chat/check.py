@@ -12,8 +12,8 @@ from typing import Any
 
 from steno.contracts.chat import Message, Tool
 from steno.contracts.errors import BadRequest
-from steno_worker.chat.extend import Refusal, extend
-from steno_worker.chat.fold import Folding, probe
+from steno_worker.chat.extend import ExtensionRefusal, extend
+from steno_worker.chat.fold import MessageFolding, probe
 from steno_worker.chat.interfaces import Renderer
 
 _ASKED: Message = {"role": "user", "content": "ok?"}
@@ -30,7 +30,7 @@ class FormatReport:
     counted: whether what is new depends on how many messages came before (`extend`).
     """
 
-    folding: Folding
+    folding: MessageFolding
     problems: list[str] = field(default_factory=list)
     extends: frozenset[str] = frozenset()
     keeps_thinking: bool = False
@@ -45,18 +45,18 @@ def check_format(format: Renderer) -> FormatReport:
     try:
         format.render([_ASKED], [], {})
     except BadRequest as refusal:
-        return FormatReport(Folding(), [*problems, f"the template refuses a user's message: {refusal.message}"])
+        return FormatReport(MessageFolding(), [*problems, f"the template refuses a user's message: {refusal.message}"])
     folding = probe(format)
     extends = set()
     for role, messages in (("user", [_SAID, _ASKED_AGAIN]), ("tool", called("abcdefghi"))):
         result = extend_folded(format, folding, [_ASKED, *messages], [], {}, 2, -1)
-        if isinstance(result, Refusal):
+        if isinstance(result, ExtensionRefusal):
             problems.append(f"the template can't render a {role} message alone after a reply: {result.detail}")
         else:
             extends.add(role)
     if "user" in extends and not folding.late_system:
         late = [_ASKED, _SAID, {"role": "system", "content": "ok."}, _ASKED_AGAIN]
-        if isinstance(extend_folded(format, folding, late, [], {}, 2, -1), Refusal):
+        if isinstance(extend_folded(format, folding, late, [], {}, 2, -1), ExtensionRefusal):
             # GLM: a reply is closed by the header of a user or a tool, and a system message's closes none.
             folding = replace(folding, late_system=True)
     counted = "tool" in extends and _counts(format, folding)
@@ -65,14 +65,14 @@ def check_format(format: Renderer) -> FormatReport:
 
 def extend_folded(
     format: Renderer,
-    folding: Folding,
+    folding: MessageFolding,
     messages: Sequence[Message],
     tools: Sequence[Tool],
     options: dict[str, Any],
     prefix_messages: int,
     last_id: int,
     counted: bool = False,
-) -> list[int] | Refusal:
+) -> list[int] | ExtensionRefusal:
     def folded(some: Sequence[Message], with_tools: Sequence[Tool], kwargs: dict[str, Any]) -> list[int]:
         return format.render(folding.apply(some), with_tools, kwargs)
 
@@ -97,7 +97,7 @@ def called(call_id: str, result: str = "done") -> list[Message]:
     ]
 
 
-def _counts(format: Renderer, folding: Folding) -> bool:
+def _counts(format: Renderer, folding: MessageFolding) -> bool:
     old = [_ASKED, *called("abcdefgh1"), *called("abcdefgh2"), _SAID, _ASKED_AGAIN]
     messages = [*old, *called("abcdefgh3")]
     short, long = (
@@ -106,7 +106,7 @@ def _counts(format: Renderer, folding: Folding) -> bool:
     return short != long
 
 
-def _keeps_thinking(format: Renderer, folding: Folding) -> bool:
+def _keeps_thinking(format: Renderer, folding: MessageFolding) -> bool:
     nonce = secrets.token_hex(8)
     messages = [_ASKED, {**_SAID, "reasoning_content": nonce}, _ASKED_AGAIN]
     try:

@@ -31,7 +31,7 @@ _QUESTION: Message = {"role": "user", "content": "?"}
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ExtensionRefusal:
     """Why what is new can't be rendered alone; the caller then renders whole and compares with the record.
 
     reason: RENDER_REFUSED (the template can't take the stub) or RENDER_DIFFERS (what is new depends on what is old).
@@ -51,7 +51,7 @@ def extend(
     last_id: int,
     render: Render | None = None,
     counted: bool = False,
-) -> list[int] | Refusal:
+) -> list[int] | ExtensionRefusal:
     """The ids after a recorded prompt and completion that stand for `messages[:prefix_messages]`.
 
     Args: last_id: the last recorded id. A stop id: the template's own is dropped, unless it is the header of the next message
@@ -64,7 +64,7 @@ def extend(
     render = render or format.render
     reply, new = messages[prefix_messages - 1], list(messages[prefix_messages:])
     if reply["role"] != "assistant":
-        return Refusal(ForkReason.RENDER_REFUSED, "the recorded part does not end in an assistant message")
+        return ExtensionRefusal(ForkReason.RENDER_REFUSED, "the recorded part does not end in an assistant message")
     before = list(messages[: prefix_messages - 1])
     if not counted:
         before = [message for message in before[:1] if message["role"] == "system"] + [_QUESTION]
@@ -72,11 +72,11 @@ def extend(
     real_tools = list(tools) if any(message["role"] == "assistant" for message in new) else []
     short, marks = _nonces_for(new)
 
-    def rendered(old: _Old, field: str, tail: list[Message]) -> list[int]:
+    def rendered(old: _Nonces, field: str, tail: list[Message]) -> list[int]:
         with_tools = [_tool(old.context), *real_tools] if tools else []
         return render([*_reworded(before, old.context), _stub(reply, old.reply, field), *tail], with_tools, options)
 
-    old, reworded = _Old(), _Old()
+    old, reworded = _Nonces(), _Nonces()
     try:
         for field in ("arguments", "content") if reply.get("tool_calls") else ("content",):
             skeleton = rendered(old, field, short)
@@ -84,17 +84,21 @@ def extend(
             if cut is not None:
                 break
         else:
-            return Refusal(ForkReason.RENDER_REFUSED, "no stop id between the recorded reply and the new messages")
+            return ExtensionRefusal(
+                ForkReason.RENDER_REFUSED, "no stop id between the recorded reply and the new messages"
+            )
         tail = skeleton[cut:]
         if rendered(reworded, field, short)[-len(tail) :] != tail:
-            return Refusal(ForkReason.RENDER_DIFFERS, "the template repeats earlier messages after the recorded reply")
+            return ExtensionRefusal(
+                ForkReason.RENDER_DIFFERS, "the template repeats earlier messages after the recorded reply"
+            )
         if len(tail) == 1:
-            return Refusal(ForkReason.RENDER_REFUSED, "no generation prompt")
+            return ExtensionRefusal(ForkReason.RENDER_REFUSED, "no generation prompt")
         whole = rendered(old, field, new)
     except BadRequest as refused:
-        return Refusal(ForkReason.RENDER_REFUSED, refused.message)
+        return ExtensionRefusal(ForkReason.RENDER_REFUSED, refused.message)
     if whole[: cut + 1] != skeleton[: cut + 1]:
-        return Refusal(
+        return ExtensionRefusal(
             ForkReason.RENDER_DIFFERS, "the template renders earlier messages differently, depending on the new ones"
         )
     keeps_own = last_id in format.stop_ids
@@ -105,7 +109,7 @@ def extend(
     return whole[cut:]
 
 
-class _Old:
+class _Nonces:
     """A wording of what is old: nonces, fresh so that nothing that is new can contain them."""
 
     __slots__ = ("context", "reply")

@@ -29,7 +29,7 @@ _JOIN = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Folding:
+class MessageFolding:
     """Which rows of the table hold for one model. The default folds nothing."""
 
     no_system: bool = False
@@ -76,7 +76,7 @@ def short_call_id(call_id: str) -> str:
     return hashlib.blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]
 
 
-def probe(format: Renderer) -> Folding:
+def probe(format: Renderer) -> MessageFolding:
     """Find out what the template of `format` can't take: about ten renderings of a few messages each."""
     system, user, answer = _say("system"), _say("user"), {"role": "assistant", "content": "ok"}
     short, long = _call("abcdefghi"), _call("call_0123456789ab_0")
@@ -86,7 +86,7 @@ def probe(format: Renderer) -> Folding:
     user_after_user = not _takes(format, [user, _say("user")])
     user_after_tool = not _takes(format, [user, *call, _say("user")]) and _takes(format, [user, *call])
     late = [[user, answer, _say("system"), _say("user")], [user, answer, _say("user"), _say("system")]]
-    return Folding(
+    return MessageFolding(
         no_system=no_system,
         one_system=not no_system and not _takes(format, [system, _say("system"), user]),
         late_system=not all(_takes(format, messages) for messages in late),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from steno.contracts.chat import ToolCallPiece
-from steno_worker.chat.interfaces import Parsed
+from steno_worker.chat.interfaces import ParsedText
 
 THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -59,7 +59,7 @@ class HermesParser:
         self._bare = True  # reasoning or content has shown nothing yet: line breaks at its start are dropped
         self._after_call = False
         self._gap = ""  # white space dropped before <tool_call>; comes back if that was no call
-        self._steps: dict[_Mode, Callable[[Parsed, bool], bool]] = {
+        self._steps: dict[_Mode, Callable[[ParsedText, bool], bool]] = {
             _Mode.START: self._start,
             _Mode.REASONING: self._reasoning,
             _Mode.CONTENT: self._content,
@@ -68,9 +68,9 @@ class HermesParser:
             _Mode.TAIL: self._tail,
         }
 
-    def feed(self, text: str, ids: Sequence[int] = (), *, final: bool = False) -> Parsed:
+    def feed(self, text: str, ids: Sequence[int] = (), *, final: bool = False) -> ParsedText:
         """`ids` are not looked at: the markers are text in every tokenizer."""
-        parsed = Parsed()
+        parsed = ParsedText()
         self._text += text
         while (self._text or (final and self._mode is _Mode.HEAD)) and self._steps[self._mode](parsed, final):
             pass
@@ -78,7 +78,7 @@ class HermesParser:
 
     # Each step takes what it can from self._text and says whether another step may find more to do.
 
-    def _start(self, parsed: Parsed, final: bool) -> bool:
+    def _start(self, parsed: ParsedText, final: bool) -> bool:
         bare = self._text.lstrip()
         if bare.startswith(THINK):
             self._text = bare[len(THINK) :]
@@ -90,7 +90,7 @@ class HermesParser:
         self._bare = False
         return True
 
-    def _reasoning(self, parsed: Parsed, final: bool) -> bool:
+    def _reasoning(self, parsed: ParsedText, final: bool) -> bool:
         if self._bare:
             self._text = self._text.lstrip("\n")
         before, marker, after = self._text.partition(THINK_END)
@@ -104,7 +104,7 @@ class HermesParser:
         parsed.reasoning += self._take(len(self._text) - keep)
         return False
 
-    def _content(self, parsed: Parsed, final: bool) -> bool:
+    def _content(self, parsed: ParsedText, final: bool) -> bool:
         if self._bare:
             self._text = self._text.lstrip("\n")
         if not self._tools:
@@ -127,7 +127,7 @@ class HermesParser:
         parsed.content += emitted
         return False
 
-    def _head(self, parsed: Parsed, final: bool) -> bool:
+    def _head(self, parsed: ParsedText, final: bool) -> bool:
         head = _HEAD.match(self._text, 0, _HEAD_CHARS)
         name = _string(head[1]) if head else None
         if head and name:
@@ -149,7 +149,7 @@ class HermesParser:
         self._close(closed=bool(marker))
         return True
 
-    def _arguments(self, parsed: Parsed, final: bool) -> bool:
+    def _arguments(self, parsed: ParsedText, final: bool) -> bool:
         end = self._scan(final)
         done = self._depth == 0 or self._text.startswith(CALL_END, end)
         if end:
@@ -184,7 +184,7 @@ class HermesParser:
                     self._depth = 0
                     return position
 
-    def _tail(self, parsed: Parsed, final: bool) -> bool:
+    def _tail(self, parsed: ParsedText, final: bool) -> bool:
         bare = self._text.lstrip()
         rest = bare[1:].lstrip() if bare.startswith("}") else bare
         if rest.startswith(CALL_END):
@@ -199,7 +199,7 @@ class HermesParser:
         self._after_call = False
         return True
 
-    def _tell(self, parsed: Parsed, name: str, arguments: str = "") -> None:
+    def _tell(self, parsed: ParsedText, name: str, arguments: str = "") -> None:
         parsed.tool_calls.append(ToolCallPiece(self._calls, arguments, "", name))
         self._calls += 1
 

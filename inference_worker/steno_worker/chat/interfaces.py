@@ -18,7 +18,7 @@ END_OF_PROMPT = frozenset({OPEN_END, CONTINUES})
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedText:
     """What a parser made of some new text. Tool-call ids here are the model's own ("" where the format has none)."""
 
     content: str = ""
@@ -29,7 +29,7 @@ class Parsed:
 class Parser(Protocol):
     """Incremental, one per completion. It has seen no ids before the last assistant header."""
 
-    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed: ...
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> ParsedText: ...
 
 
 class Decoder(Protocol):

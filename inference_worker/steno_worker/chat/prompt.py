@@ -19,7 +19,7 @@ from steno.contracts.errors import BadRequest
 from steno.contracts.records import ForkReason, ids_to_bytes
 from steno.contracts.wire.frames import Started
 from steno_worker.chat.check import FormatReport, called, extend_folded
-from steno_worker.chat.extend import Refusal
+from steno_worker.chat.extend import ExtensionRefusal
 from steno_worker.chat.interfaces import END_OF_PROMPT, Renderer
 
 _QUESTION: Message = {"role": "user", "content": "ok?"}
@@ -56,7 +56,7 @@ def started_of(stream: int, prompt: Prompt, law: Sampling, *, grammar: bool) -> 
     )
 
 
-class Prompter:
+class PromptRenderer:
     """Makes the prompts of one format. Not to be used from two threads at once."""
 
     def __init__(self, format: Renderer, report: FormatReport) -> None:
@@ -74,7 +74,7 @@ class Prompter:
             result = extend_folded(
                 self._format, report.folding, job.messages, job.tools, options, prefix_messages, last_id, report.counted
             )
-            if isinstance(result, Refusal):
+            if isinstance(result, ExtensionRefusal):
                 refusal = result
             else:
                 new = result

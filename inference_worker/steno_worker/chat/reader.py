@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from steno.contracts.chat import FinishReason, Sampling
-from steno_worker.chat.interfaces import ChatFormat, Parsed, Parser
+from steno_worker.chat.interfaces import ChatFormat, ParsedText, Parser
 from steno_worker.chat.stops import StopMatcher
 from steno_worker.interfaces import TokenStep
 
@@ -21,11 +21,11 @@ ONE_CALL = "parallel_tool_calls"
 """`Finish.stop` of a turn that was ended after its first call."""
 
 
-class Read(msgspec.Struct):
+class StepText(msgspec.Struct):
     """What became of one step. reason: the completion ends here."""
 
     ids: list[int]
-    parsed: Parsed
+    parsed: ParsedText
     reason: FinishReason | None = None
     stop: str = ""
 
@@ -50,7 +50,7 @@ class CompletionReader:
         self._one_call = one_call and hasattr(parser, "closed_calls")
         self._called = False
 
-    def read(self, step: TokenStep) -> Read:
+    def read(self, step: TokenStep) -> StepText:
         self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
         self.timings.update(step.timings)
         by_token = self._matcher is not None or self._one_call
@@ -61,18 +61,18 @@ class CompletionReader:
             read.reason = "tool_calls"
         return read
 
-    def _at_once(self, step: TokenStep) -> Read:
+    def _at_once(self, step: TokenStep) -> StepText:
         final = step.finish is not None
         ids, stop = step.ids, ""
         if final and ids and ids[-1] in self._stop_token_ids:
             ids, stop = ids[:-1], str(ids[-1])  # a stop id of the request's own shows no text either
         text = self._decoder.feed(ids, final=final)
-        parsed = self._parser.feed(text, step.ids, final=final) if text or final or ids else Parsed()
-        return Read(step.ids, parsed, step.finish, stop)
+        parsed = self._parser.feed(text, step.ids, final=final) if text or final or ids else ParsedText()
+        return StepText(step.ids, parsed, step.finish, stop)
 
-    def _by_token(self, step: TokenStep) -> Read:
+    def _by_token(self, step: TokenStep) -> StepText:
         """One token after the other: a stop string or a call may be complete in the middle of a step."""
-        whole, count = Parsed(), len(step.ids)
+        whole, count = ParsedText(), len(step.ids)
         for index, token_id in enumerate(step.ids):
             final = step.finish is not None and index == count - 1
             hidden = final and token_id in self._stop_token_ids
@@ -85,12 +85,12 @@ class CompletionReader:
             ends = final or stop is not None
             merge(whole, self._parser.feed(text, [token_id], final=ends))
             if stop is not None:
-                return Read(step.ids[: index + 1], whole, "stop", stop)
+                return StepText(step.ids[: index + 1], whole, "stop", stop)
             if final:
-                return Read(step.ids, whole, step.finish, str(token_id) if hidden else "")
+                return StepText(step.ids, whole, step.finish, str(token_id) if hidden else "")
             if self._one_call and self._parser.closed_calls:  # type: ignore[attr-defined]
                 merge(whole, self._parser.feed(self._matcher.flush() if self._matcher else "", [], final=True))
-                return Read(step.ids[: index + 1], whole, "stop", ONE_CALL)
+                return StepText(step.ids[: index + 1], whole, "stop", ONE_CALL)
         if step.finish is not None:  # an engine may say that it has ended in a step of its own
             text = self._decoder.feed([], final=True)
             if self._matcher is not None:
@@ -98,17 +98,17 @@ class CompletionReader:
                 if stop is None:
                     text += self._matcher.flush()
             merge(whole, self._parser.feed(text, [], final=True))
-        return Read(step.ids, whole, step.finish)
+        return StepText(step.ids, whole, step.finish)
 
 
 class PlainText:
     """All text is content: `completions`."""
 
-    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
-        return Parsed(content=text)
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> ParsedText:
+        return ParsedText(content=text)
 
 
-def merge(whole: Parsed, part: Parsed) -> None:
+def merge(whole: ParsedText, part: ParsedText) -> None:
     """Add what came later; pieces of one call become one."""
     whole.content += part.content
     whole.reasoning += part.reasoning

@@ -14,8 +14,8 @@ import msgspec
 
 from steno.contracts.chat import Sampling, ToolCallPiece
 from steno.contracts.wire.frames import Shown
-from steno_worker.chat.interfaces import Parsed
-from steno_worker.chat.reader import CompletionReader, Read, merge
+from steno_worker.chat.interfaces import ParsedText
+from steno_worker.chat.reader import CompletionReader, StepText, merge
 from steno_worker.interfaces import TokenStep
 
 
@@ -35,13 +35,13 @@ def law_of_the_rest(law: Sampling, sampled: int, attempt: int) -> Sampling:
     )
 
 
-def replay(reader: CompletionReader, ids: Sequence[int], law: Sampling, stops: frozenset[int]) -> Read:
+def replay(reader: CompletionReader, ids: Sequence[int], law: Sampling, stops: frozenset[int]) -> StepText:
     """Have the reader take in what was sampled, one token after the other. `parsed` of what is returned is all of it, and
     `reason` is set where the completion had ended with it: what told so was lost with its worker.
 
     Args: law: of the whole completion. stops: ids at which the engine stops.
     """
-    whole = Read([], Parsed())
+    whole = StepText([], ParsedText())
     for index, token_id in enumerate(ids):
         step = TokenStep([token_id], None, "")
         if index + 1 == len(ids):
@@ -55,7 +55,7 @@ def replay(reader: CompletionReader, ids: Sequence[int], law: Sampling, stops: f
     return whole
 
 
-class Unshown:
+class UnshownPart:
     """Takes what a client has off what a parser shows, until all of it has been taken off."""
 
     def __init__(self, shown: Shown) -> None:
@@ -65,12 +65,12 @@ class Unshown:
         self._known = len(shown.calls)
         self.over = not (self._reasoning or self._content or self._known)
 
-    def of(self, parsed: Parsed) -> Parsed:
+    def of(self, parsed: ParsedText) -> ParsedText:
         """What of this is new."""
         reasoning, self._reasoning = _after(parsed.reasoning, self._reasoning)
         content, self._content = _after(parsed.content, self._content)
         calls = [new for piece in parsed.tool_calls if (new := self._piece(piece)) is not None]
-        return Parsed(content, reasoning, calls)
+        return ParsedText(content, reasoning, calls)
 
     def _piece(self, piece: ToolCallPiece) -> ToolCallPiece | None:
         if piece.index >= self._known:

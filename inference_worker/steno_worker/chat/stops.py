@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Stopped(NamedTuple):
+class StopMatch(NamedTuple):
     """`text` may be shown. `stop`: the string that matched, or None: go on."""
 
     text: str
@@ -26,19 +26,19 @@ class StopMatcher:
         self._shown = shown
         self._held = ""
 
-    def feed(self, text: str) -> Stopped:
+    def feed(self, text: str) -> StopMatch:
         if not text:
-            return Stopped("", None)
+            return StopMatch("", None)
         text = self._held + text
         # The match that is complete first, as if characters came one by one, then the longest reach back.
         found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
             _, start, stop = min(found, key=lambda match: match[:2])
             self._held = ""
-            return Stopped(text[: start + len(stop) if self._shown else start], stop)
+            return StopMatch(text[: start + len(stop) if self._shown else start], stop)
         keep = self._may_begin(text)
         self._held = text[len(text) - keep :]
-        return Stopped(text[: len(text) - keep], None)
+        return StopMatch(text[: len(text) - keep], None)
 
     def flush(self) -> str:
         """What is still held back, at the end of the text."""

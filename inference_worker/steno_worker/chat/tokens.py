@@ -12,7 +12,7 @@ from typing import Protocol
 from steno.contracts.errors import BadRequest, BodyTooLarge
 from steno.contracts.records import bytes_to_ids, ids_to_bytes
 from steno.contracts.wire.frames import Count, Counted
-from steno_worker.chat.prompt import Prompter
+from steno_worker.chat.prompt import PromptRenderer
 
 MAX_ANSWER_BYTES = 4 * 2**20
 """It goes in one packet, which the proxy reads in one go: the ids of a million tokens."""
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def tokenized(asked: Count, tokenizer: Tokenizer, prompter: Prompter) -> Counted:
+def tokenized(asked: Count, tokenizer: Tokenizer, prompter: PromptRenderer) -> Counted:
     """Raises: BadRequest: the template refuses, or a later proxy wants what is not known here. ContextOverflow: the format knows
     without counting. BodyTooLarge: the answer would be."""
     if asked.wants not in ("ids", "strings", "text"):

@@ -40,8 +40,8 @@ from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
 from steno_worker.interfaces import Engine
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.relay.generations import Streams
-from steno_worker.weights.update_runner import Updates
+from steno_worker.relay.generations import Generations
+from steno_worker.weights.update_runner import UpdateRunner
 
 logger = logging.getLogger(__name__)
 COALESCE_S = 0.002
@@ -100,7 +100,7 @@ class ProxyConnection:
     on_engine_death: called with the reason, once an engine shows that it is dead."""
 
     def __init__(
-        self, url: str, settings: WorkerSettings, *, boot_id: str, engine: Engine, updates: Updates, metrics: WorkerMetrics,
+        self, url: str, settings: WorkerSettings, *, boot_id: str, engine: Engine, updates: UpdateRunner, metrics: WorkerMetrics,
         on_engine_death: Callable[[str], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.url = url
@@ -307,7 +307,7 @@ class ProxyConnection:
         """A channel of this peer: nothing of an earlier one can be said on it."""
         self._peer = peer
         self._outlet = ChannelOutlet(self, peer)
-        self.streams = Streams(self._engine, self._outlet, self._metrics, self._on_trouble, self._updates.gate)
+        self.streams = Generations(self._engine, self._outlet, self._metrics, self._on_trouble, self._updates.gate)
 
     def _renew(self) -> None:
         """After a channel's end: a new one, to be offered on the next socket."""

@@ -27,7 +27,7 @@ from steno.contracts.wire.frames import (
 )
 from steno_worker.interfaces import Engine
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.weights.gate import Gate
+from steno_worker.weights.gate import WeightsGate
 
 logger = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 2000
@@ -46,21 +46,21 @@ class Outlet(Protocol):
     async def room(self) -> None: ...
 
 
-class Streams:
+class Generations:
     """Args: send: of this channel alone, so that old stream numbers never mean anything on the next one.
     on_trouble: called when the engine raised what may mean that it is dead.
     gate: what events pass; shut while new weights are being proved."""
 
     def __init__(
         self, engine: Engine, send: Outlet, metrics: WorkerMetrics, on_trouble: Callable[[], None],
-        gate: Gate | None = None,
+        gate: WeightsGate | None = None,
     ) -> None:  # fmt: skip
-        self._gate = gate or Gate()
+        self._gate = gate or WeightsGate()
         self._engine = engine
         self._send = send
         self._metrics = metrics
         self._on_trouble = on_trouble
-        self._running: dict[int, _Stream] = {}
+        self._running: dict[int, _Generation] = {}
         self._counting: set[asyncio.Task[None]] = set()
         self._last = 0
 
@@ -141,19 +141,19 @@ class Streams:
             )
 
     def _start(self, request: Generate) -> None:
-        stream = _Stream(request, self._engine, self._send, self._metrics, self._on_trouble, self._gate)
+        stream = _Generation(request, self._engine, self._send, self._metrics, self._on_trouble, self._gate)
         self._running[request.stream] = stream
         self._metrics.streams.inc()
         stream.task.add_done_callback(lambda task: self._ended(request.stream, stream))
 
-    def _ended(self, number: int, stream: _Stream) -> None:
+    def _ended(self, number: int, stream: _Generation) -> None:
         self._metrics.streams.dec()
         self._metrics.generations.labels(stream.end).inc()
         if self._running.get(number) is stream:
             del self._running[number]
 
 
-class _Stream:
+class _Generation:
     """One generation.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Stream:
 
     def __init__(
         self, request: Generate, engine: Engine, send: Outlet, metrics: WorkerMetrics,
-        on_trouble: Callable[[], None], gate: Gate,
+        on_trouble: Callable[[], None], gate: WeightsGate,
     ) -> None:  # fmt: skip
         self.end = "cancelled"
         self._number = request.stream

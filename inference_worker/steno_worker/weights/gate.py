@@ -13,7 +13,7 @@ import asyncio
 from steno.contracts.errors import EngineFailed
 
 
-class Gate:
+class WeightsGate:
     """Attributes: shut: to be looked at first, since it is once per delta; so is `era`: grows with every condemnation, and again
     when others have been proved. What began in an earlier one is over."""
 

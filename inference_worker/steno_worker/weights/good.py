@@ -23,7 +23,7 @@ UNKNOWN = "0" * 32
 
 
 @dataclass(frozen=True, slots=True)
-class Good:
+class ProvenWeights:
     """scored: a probe, with the log-probabilities that this engine gave by these weights; None: nothing but numbers is known."""
 
     staged: StagedUpdate

@@ -12,7 +12,7 @@ from steno.contracts.policy import Probe
 QUANTILE = 0.9
 
 
-class Distance(NamedTuple):
+class LogprobDistance(NamedTuple):
     """Of absolute differences, in nats. p90: the smallest that nine tenths of them do not exceed."""
 
     mean: float
@@ -20,7 +20,7 @@ class Distance(NamedTuple):
     largest: float
 
     @classmethod
-    def between(cls, ours: Sequence[float], theirs: Sequence[float]) -> Distance:
+    def between(cls, ours: Sequence[float], theirs: Sequence[float]) -> LogprobDistance:
         """Args: as many of each, at least one, all finite."""
         off = sorted(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         return cls(math.fsum(off) / len(off), off[math.ceil(QUANTILE * len(off)) - 1], off[-1])
@@ -34,7 +34,7 @@ def check_numbers(logprobs: Sequence[float]) -> None:
         )
 
 
-def compare(probe: Probe, logprobs: Sequence[float]) -> Distance:
+def compare(probe: Probe, logprobs: Sequence[float]) -> LogprobDistance:
     """Args: logprobs: as the engine scored `probe.token_ids[1:]`.
 
     Raises: EngineFailed: not one per token. WeightsRefused: further away than the probe lets pass, or no numbers; says how far,
@@ -43,8 +43,8 @@ def compare(probe: Probe, logprobs: Sequence[float]) -> Distance:
     if len(logprobs) != len(probe.logprobs):
         raise EngineFailed(f"probe: the engine scored {len(logprobs)} tokens of {len(probe.logprobs)}")
     check_numbers(logprobs)
-    distance = Distance.between(logprobs, probe.logprobs)
-    limits = Distance(probe.mean_tolerance or math.inf, probe.p90_tolerance or math.inf, probe.tolerance)
+    distance = LogprobDistance.between(logprobs, probe.logprobs)
+    limits = LogprobDistance(probe.mean_tolerance or math.inf, probe.p90_tolerance or math.inf, probe.tolerance)
     if any(off > limit for off, limit in zip(distance, limits, strict=True)):
         places = ("on average", "at the 90th percentile", "at most")
         said = ", ".join(

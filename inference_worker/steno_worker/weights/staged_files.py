@@ -34,7 +34,7 @@ SPARE_BYTES = 64 * 2**20
 """What a disk must keep free beside the shards."""
 
 
-class Abandoned(Exception):
+class UpdateAbandoned(Exception):
     """Whoever wanted these bytes no longer does."""
 
 
@@ -204,7 +204,7 @@ def _feed(check: ShardCheck, path: Path, abandoned: threading.Event, on_bytes: C
         with open_regular(path) as file:
             while count := file.readinto(buffer):
                 if abandoned.is_set():
-                    raise Abandoned
+                    raise UpdateAbandoned
                 check.feed(buffer[:count])
                 on_bytes(count)
     except OSError as error:

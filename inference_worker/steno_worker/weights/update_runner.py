@@ -26,12 +26,12 @@ from steno.contracts.policy import Probe, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
 from steno_worker.interfaces import Engine, StagedUpdate
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.weights.gate import Gate
-from steno_worker.weights.good import Good, base_update
+from steno_worker.weights.gate import WeightsGate
+from steno_worker.weights.good import ProvenWeights, base_update
 from steno_worker.weights.prove import check_numbers, compare
 from steno_worker.weights.shard_files import check_manifest
 from steno_worker.weights.stage import Stager
-from steno_worker.weights.staged_files import Abandoned
+from steno_worker.weights.staged_files import UpdateAbandoned
 from steno_worker.weights.update_state import Send, UpdateStep, WeightUpdate
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ ANY_IDS = list(range(8))
 """Scored where there is no probe: every vocabulary has them, and broken weights give no numbers for any."""
 
 
-class Updates:
+class UpdateRunner:
     """Of one engine, for all proxies. Lives in one event loop.
 
     Args:
@@ -58,7 +58,7 @@ class Updates:
     ) -> None:  # fmt: skip
         self.healthy = True
         self.reason = ""
-        self.gate = Gate()
+        self.gate = WeightsGate()
         self._engine = engine
         self._metrics = metrics
         self._announce = announce
@@ -67,7 +67,7 @@ class Updates:
         self._updates: dict[str, WeightUpdate] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
-        self._good: Good | None = None  # what was proved last; None: nothing was asked of this engine yet
+        self._good: ProvenWeights | None = None  # what was proved last; None: nothing was asked of this engine yet
         self._refused: tuple[str, StenoError] | None = None  # the last update whose probe failed, and how
 
     def cards(self) -> list[ModelCard]:
@@ -193,7 +193,7 @@ class Updates:
             update.staged = StagedUpdate(update.id, update.spec, await self._stager.stage(update))
             logger.info("update %s is staged: %d bytes", update.version, update.received)
             update.move(UpdateStep.READY)
-        except Abandoned:
+        except UpdateAbandoned:
             return
         except StenoError as error:
             self._failed(update, error)
@@ -240,7 +240,7 @@ class Updates:
             else:
                 update.load_s = self._clock() - started
                 self.gate.open()
-                self._good = Good(update.staged, scored)
+                self._good = ProvenWeights(update.staged, scored)
                 self._stager.keep(update)
                 self._serve(update)
             if not self.healthy:
@@ -264,7 +264,7 @@ class Updates:
         )
         return probe.model_copy(update={"logprobs": scores})
 
-    async def _base(self, probe: Probe | None) -> Good | None:
+    async def _base(self, probe: Probe | None) -> ProvenWeights | None:
         """What the engine was started from, and what it says of the first probe by that. None: it can't be loaded again."""
         folder = self._engine.checkpoint()
         staged = base_update(folder, self._engine.cards()[0]) if folder is not None else None
@@ -276,7 +276,7 @@ class Updates:
             except StenoError as error:
                 logger.warning("the weights that this worker was started with can't be probed: %s", error.message)
                 return None
-        return Good(staged, probe)
+        return ProvenWeights(staged, probe)
 
     async def _go_back(self) -> None:
         """Load what was proved last and prove it again, so that agents have something to go on with. Else nothing is generated

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.claude_script import SLOW_THOUGHT, SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
@@ -43,7 +43,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def pointed(stack: Stack, trial_id: str, task: str) -> tuple[str, dict[str, str]]:
-    setup = AGENTS["claude-code"].setup(Target(trial_id, urls(stack.url, trial_id)))
+    setup = AGENTS["claude-code"].setup(AgentTarget(trial_id, urls(stack.url, trial_id)))
     return setup.command, {"PATH": f"{npm_programs()}:{os.environ['PATH']}", "TASK": task, **setup.variables}
 
 

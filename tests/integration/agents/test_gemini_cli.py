@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.gemini_script import STEPS
 from tests.integration.agents.support import (
@@ -42,7 +42,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def run_gemini(stack: Stack, trial_id: str, task: str, folder: Path) -> list[dict[str, Any]]:
     """The turns on record. Its work is in `folder/work`."""
     work, home = places(folder, git=True)
-    setup = AGENTS["gemini-cli"].setup(Target(trial_id, urls(stack.url, trial_id)))
+    setup = AGENTS["gemini-cli"].setup(AgentTarget(trial_id, urls(stack.url, trial_id)))
     for name, content in setup.files.items():
         file = home / name.removeprefix("~/")
         file.parent.mkdir(parents=True)

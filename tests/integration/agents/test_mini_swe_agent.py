@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.mini_script import COMMANDS
 from tests.integration.agents.support import is_fixed, output, prompt_ids, run, scripted
@@ -28,7 +28,7 @@ def run_mini(
 ) -> subprocess.CompletedProcess[str]:
     home = folder / "home"
     home.mkdir()
-    setup = AGENTS["mini-swe-agent"].setup(Target(trial_id, urls(stack.url, trial_id)))
+    setup = AGENTS["mini-swe-agent"].setup(AgentTarget(trial_id, urls(stack.url, trial_id)))
     programs = Path(os.environ["STENO_AGENTS_VENV"]) / "bin"
     path = {"PATH": f"{programs}:{os.environ['PATH']}", "TASK": task, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     return run(setup.command, folder, home, path | setup.variables)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.opencode_script import SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def run_opencode(stack: Stack, trial_id: str, task: str, folder: Path, context: int = 200_000) -> list[dict[str, Any]]:
     """The events that it prints. Its work is in `folder/work`."""
     work, home = places(folder, git=True)
-    setup = AGENTS["opencode"].setup(Target(trial_id, urls(stack.url, trial_id), context_tokens=context))
+    setup = AGENTS["opencode"].setup(AgentTarget(trial_id, urls(stack.url, trial_id), context_tokens=context))
     variables = {
         "PATH": f"{npm_programs()}:{os.environ['PATH']}", "TASK": task, "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "npm_config_registry": NOWHERE, **setup.variables,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.plain_script import COMMANDS, CUT_TOKENS
 from tests.integration.agents.support import (
@@ -59,7 +59,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def run_kind(stack: Stack, kind: Kind, trial_id: str, task: str, folder: Path) -> subprocess.CompletedProcess[str]:
     work, home = places(folder, git=True)
-    setup = AGENTS["openai" if kind.command else kind.name].setup(Target(trial_id, urls(stack.url, trial_id)))
+    setup = AGENTS["openai" if kind.command else kind.name].setup(AgentTarget(trial_id, urls(stack.url, trial_id)))
     for file, content in setup.files.items():
         place = home / file.removeprefix("~/")
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import shell, urls
 from tests.support.stack import Stack, running
 
@@ -41,7 +41,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_an_agent_is_pointed_at_its_trial_by_what_is_printed(name: str, stack: Stack, tmp_path: Path) -> None:
-    setup = AGENTS[name].setup(Target(name, urls(stack.url, name), model="a-model"))
+    setup = AGENTS[name].setup(AgentTarget(name, urls(stack.url, name), model="a-model"))
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()

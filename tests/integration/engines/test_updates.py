@@ -19,8 +19,8 @@ from steno.contracts.wire.frames import Apply, Delta, Failed, Finish, Frame, Gen
 from steno.models import TINY
 from steno_worker.engines.transformers.engine import build
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.relay.generations import Streams
-from steno_worker.weights.update_runner import Updates
+from steno_worker.relay.generations import Generations
+from steno_worker.weights.update_runner import UpdateRunner
 from tests.support.outlet import Outlet
 from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of
 
@@ -32,8 +32,8 @@ class Worker:
         fields = {"model": str(TINY), "policy": "default", "max_streams": 8, "context_tokens": None, "engine_args": []}
         self.engine = build(SimpleNamespace(**fields))  # type: ignore[arg-type]
         metrics = WorkerMetrics(CollectorRegistry())
-        self.updates = Updates(self.engine, metrics, announce=lambda: None, staging_dir=staging)
-        self.streams = Streams(self.engine, Outlet(self.send), metrics, lambda: None, self.updates.gate)
+        self.updates = UpdateRunner(self.engine, metrics, announce=lambda: None, staging_dir=staging)
+        self.streams = Generations(self.engine, Outlet(self.send), metrics, lambda: None, self.updates.gate)
         self.frames: list[Frame] = []
         self._told = asyncio.Event()
 

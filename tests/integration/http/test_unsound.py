@@ -26,10 +26,10 @@ from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
 from steno_trainer.data.advantages import Estimator
-from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Reason
 from steno_trainer.data.overlong import Overlong
-from steno_trainer.data.rows import Terms
+from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.step.assemble import assemble
 from steno_worker.config import WorkerSettings
@@ -258,9 +258,9 @@ async def test_a_record_that_can_not_be_read_is_served_with_the_reason_and_the_t
             for chosen, rows in ((ExportFormat.ATIF, 8), (ExportFormat.CHAT, 8), (ExportFormat.SFT, 4)):
                 file = tmp_path / f"of-{chosen}"
                 assert await asyncio.to_thread(export_sessions, steno, trials, file, chosen) == rows
-        async with AsyncSteno(proxy.url) as client, Feed(client, run_id=run, consumer="t", ahead=1) as feed:
+        async with AsyncSteno(proxy.url) as client, LeaseFeed(client, run_id=run, consumer="t", ahead=1) as feed:
             [leased] = await asyncio.wait_for(feed.take(1), 60)
-            terms = Terms(
+            terms = TrainingTerms(
                 VersionHistory((PolicyVersion("base", 0),)),
                 max_staleness_steps=4,
                 max_tokens=1000,

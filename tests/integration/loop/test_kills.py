@@ -35,7 +35,7 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
         with one.client() as client:
             had = await thread(client.run, RUN)
         assert had.groups.leased + had.groups.used >= 4, "nobody gives back what it had"
-        second = one.train(die="steno_trainer.data.lease_feed:Feed.acknowledge:1", **settings)
+        second = one.train(die="steno_trainer.data.lease_feed:LeaseFeed.acknowledge:1", **settings)
         await thread(second.died)
         saved = second.saved()
         [_, _, (b, at)] = saved["path"]

@@ -17,7 +17,7 @@ from steno_worker.config import WorkerSettings
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay import connection
 from steno_worker.relay.connection import ProxyConnection
-from steno_worker.weights.update_runner import Updates
+from steno_worker.weights.update_runner import UpdateRunner
 from tests.integration.relay.conftest import drain, relay
 from tests.support.counting import CountingEngine, ids_of, job
 from tests.support.tcprelay import TcpRelay
@@ -69,7 +69,7 @@ async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_befor
 ) -> None:
     monkeypatch.setattr(connection, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
     metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
-    updates = Updates(engine, metrics, announce=lambda: None)
+    updates = UpdateRunner(engine, metrics, announce=lambda: None)
     one = ProxyConnection(
         "ws://127.0.0.1:1", WorkerSettings(worker_id="w"), boot_id=uuid.uuid4().hex, engine=engine, updates=updates,
         metrics=metrics, on_engine_death=lambda reason: None,

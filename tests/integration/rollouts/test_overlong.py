@@ -15,12 +15,12 @@ from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Limits, SamplingPolicy, Turn
 from steno.contracts.rest import Completion, GroupSpec
 from steno_trainer.data.advantages import Estimator
-from steno_trainer.data.lease_feed import Feed, Leased
+from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
-from steno_trainer.data.rows import Terms
+from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
-from steno_trainer.step.assemble import Assembled, assemble
+from steno_trainer.step.assemble import AssembledStep, assemble
 from tests.support.stack import running
 
 ASKED = {"g.0": (300, 300, 300), "g.1": (1, 300), "g.2": (300, 300, 300, 300)}
@@ -72,12 +72,12 @@ def speak(base_url: str, asked: tuple[int, ...]) -> None:
         said += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "And then?"}]
 
 
-async def taken(client: AsyncSteno) -> list[Leased]:
+async def taken(client: AsyncSteno) -> list[LeasedGroup]:
     """As a trainer takes it; the lease stays."""
     leases: list[Lease] = []
     while not leases:
         leases = await client.lease(LeaseRequest(run_id="r", consumer="t", wait_s=20))
-    feed = Feed(client, run_id="r", consumer="t", ahead=1, trained=set())
+    feed = LeaseFeed(client, run_id="r", consumer="t", ahead=1, trained=set())
     return [await feed._read(lease) for lease in leases]
 
 
@@ -85,9 +85,9 @@ def tokens(turns: list[Turn]) -> int:
     return sum(turn.completion_tokens for turn in turns)
 
 
-def step_of(group: Leased, filtering: OverlongFiltering) -> Assembled:
+def step_of(group: LeasedGroup, filtering: OverlongFiltering) -> AssembledStep:
     [version] = {span.version for sample in group.samples for span in sample.spans}
-    terms = Terms(
+    terms = TrainingTerms(
         VersionHistory((PolicyVersion.parse(version),)), max_staleness_steps=0, max_tokens=4096, vocabulary=10**6
     )
     return assemble([group], terms, Estimator.GRPO, Overlong(filtering))

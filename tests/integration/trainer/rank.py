@@ -46,8 +46,8 @@ def main(folder: Path) -> None:
     refusals = [refusal(Path(root), run, stepper) for root, run in job.get("refused", [])]
     resumed = checkpoints.resume(job.get("run", "r")) if job.get("resume") else None
     run = resumed or RunState.of("r", VersionHistory((PolicyVersion("a", 0),)), Ledger(), set())
-    limits = ProbeTolerance.of(settings.precision)
-    probe = PolicyProbe(stepper.engine, tokens=job["probe"], limits=limits).make() if "probe" in job else None
+    tolerance = ProbeTolerance.of(settings.precision)
+    probe = PolicyProbe(stepper.engine, tokens=job["probe"], tolerance=tolerance).make() if "probe" in job else None
     reports = []
     states = [whole_states(stepper.engine)] if job.get("states") and resumed else []
     gradients = Gradients(stepper.engine) if job.get("gradients") else None

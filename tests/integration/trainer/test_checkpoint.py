@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from steno_trainer.data.ledger import Ledger
-from steno_trainer.weights.copies import Copy
+from steno_trainer.weights.copies import WeightsCopy
 from tests.integration.trainer.launching import RANK, end, forked, run_ranks, start_ranks
 from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference
@@ -84,7 +84,7 @@ def test_the_checkpoint_holds_the_full_model_and_older_ones_go(tmp_path: Path) -
     kept = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert sorted(kept) == ["latest", "step-00000004"]
     [copy] = (tmp_path / "checkpoints" / "step-00000004").glob("weights-*")
-    assert Copy.read(copy).version == "a/4"
+    assert WeightsCopy.read(copy).version == "a/4"
     written = {name: tensor for shard in copy.glob("*.safetensors") for name, tensor in load_file(shard).items()}
     assert written.keys() == found["weights"].keys()
     assert all(torch.equal(written[name], weight) for name, weight in found["weights"].items())

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import Probe
-from steno_worker.weights.prove import Distance, compare
+from steno_worker.weights.prove import LogprobDistance, compare
 from tests.integration.trainer.launching import run_ranks
 from tests.integration.trainer.materials import random_model
 from tests.support.trained import logprobs_of
@@ -47,7 +47,7 @@ class Case:
         )
         return loaded.to(dtype).train(False)
 
-    def distance(self, engine: Any) -> Distance:
+    def distance(self, engine: Any) -> LogprobDistance:
         engine.config.use_cache = False
         return compare(self.probe, logprobs_of(engine, self.probe.token_ids))
 

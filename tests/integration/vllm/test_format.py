@@ -11,7 +11,7 @@ import pytest
 
 from steno.contracts.chat import Job, Message
 from steno.contracts.errors import BadRequest
-from steno_worker.chat.interfaces import Parsed, ToolCallPiece
+from steno_worker.chat.interfaces import ParsedText, ToolCallPiece
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.chat_decode import SlowDecoder
 from steno_worker.engines.vllm.chat_format import VllmFormat
@@ -42,10 +42,10 @@ def load(model_dir: Path) -> Callable[..., VllmFormat]:
     return load
 
 
-def parse(format: VllmFormat, job: Job, text: str, step: int, prompt: list[int] | None = None) -> Parsed:
+def parse(format: VllmFormat, job: Job, text: str, step: int, prompt: list[int] | None = None) -> ParsedText:
     """What comes of a completion that reaches the parser in steps of so many tokens."""
     prompt = format.render(job.messages or TALK, job.tools, job.template_kwargs) if prompt is None else prompt
-    parser, decoder, whole = format.parser(job, format.generation_prompt(prompt)), format.decoder(), Parsed()
+    parser, decoder, whole = format.parser(job, format.generation_prompt(prompt)), format.decoder(), ParsedText()
     ids = format.encode(text)
     for at in range(0, len(ids), step):
         final = at + step >= len(ids)

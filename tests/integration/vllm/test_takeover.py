@@ -13,7 +13,7 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.wire.frames import Generate, ModelCard
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.engines.vllm.engine import VllmTokens
-from steno_worker.interfaces import Tally, TokenStep
+from steno_worker.interfaces import TokenStep, TokenTally
 from tests.support.takeover import generate, rest_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
@@ -52,7 +52,7 @@ class Told:
     """A `TokenEngine` that says what it is told, after what was said before."""
 
     def __init__(self, ids: list[int], prompt_tokens: int, steps_of: int) -> None:
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._ids, self._prompt_tokens, self._steps_of = ids, prompt_tokens, steps_of
 
     def card(self) -> ModelCard:

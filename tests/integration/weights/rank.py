@@ -63,7 +63,7 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 
     from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.weights import copies as module
-    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     written: list[str] = []
@@ -74,7 +74,7 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
         return real(path, tensors)
 
     module.write_shard = counted
-    copies = Copies(folder / "copies", ranks=ranks)
+    copies = WeightsCopies(folder / "copies", ranks=ranks)
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
     first = copies.write(PolicyVersion("run", 0), source)
     losses = [_step(engine, ranks.rank) for _ in range(2)]
@@ -100,7 +100,7 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """Peak memory of a copy beyond what the rank holds anyway, bytes, and the most that was gathered at one time."""
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
@@ -109,7 +109,7 @@ def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     ranks.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
     before = _status("VmRSS")
-    Copies(folder / "memory", ranks=ranks).write(PolicyVersion("run", 0), source)
+    WeightsCopies(folder / "memory", ranks=ranks).write(PolicyVersion("run", 0), source)
     peak = _status("VmHWM") - before
     gathered = 0
     for bucket in source.buckets():
@@ -123,7 +123,7 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
     from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.errors import CopyFailed
     from steno_trainer.weights import copies as module
-    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     real = module.write_shard
@@ -133,7 +133,7 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 
     if ranks.rank == 1:
         module.write_shard = full
-    copies = Copies(folder / "failing", ranks=ranks)
+    copies = WeightsCopies(folder / "failing", ranks=ranks)
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
     try:
         copies.write(PolicyVersion("run", 0), source)
@@ -148,7 +148,7 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """What each rank hears of an update that the first one posts, and the probe that each of them makes."""
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights.copies import Copies
+    from steno_trainer.weights.copies import WeightsCopies
     from steno_trainer.weights.exchange import beside_first
     from steno_trainer.weights.probe import make_probe, probe_ids
     from steno_trainer.weights.publisher import Publisher
@@ -158,7 +158,7 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 
     probe = make_probe(engine.module, probe_ids(engine.module.config.vocab_size))
     proxy = FakeProxy()
-    transport = StreamTransport(Copies(folder / "published", ranks=ranks, writers=beside_first(ranks)))
+    transport = StreamTransport(WeightsCopies(folder / "published", ranks=ranks, writers=beside_first(ranks)))
     with Publisher(transport, [proxy] if ranks.first else [], ranks=ranks) as publisher:
         published = publisher.publish(
             PolicyVersion("run", 0), ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"]), probe

@@ -23,7 +23,7 @@ from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
 from steno_trainer.weights import follow
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
@@ -53,7 +53,7 @@ def model_after(steps: int) -> PreTrainedModel:
 
 
 def transport(kind: str, folder: Path) -> Transport:
-    copies = Copies(folder)
+    copies = WeightsCopies(folder)
     return FilesystemTransport(copies) if kind == "filesystem" else StreamTransport(copies)
 
 
@@ -125,7 +125,7 @@ def test_what_was_published_is_what_is_sampled_from(stack: Stack, tmp_path: Path
 
 def test_a_worker_that_comes_late_catches_up_from_the_copy_before_it_gets_traffic(stack: Stack, tmp_path: Path) -> None:
     model = model_after(3)
-    with publisher(stack, StreamTransport(Copies(tmp_path / "copies"))) as sending:
+    with publisher(stack, StreamTransport(WeightsCopies(tmp_path / "copies"))) as sending:
         publication = sending.publish(PolicyVersion("run", 3), *sources(model))
         sending.wait(publication, PATIENCE_S)
         first = stack.workers[0]
@@ -144,7 +144,7 @@ def test_an_update_that_nobody_could_take_reaches_the_worker_that_comes_afterwar
     monkeypatch.setattr(follow, "FAILED_PAUSE_S", 0.5)
     model = model_after(1)
     kill(stack.workers.pop())
-    with publisher(stack, StreamTransport(Copies(tmp_path / "copies")), deadline_s=5.0) as sending:
+    with publisher(stack, StreamTransport(WeightsCopies(tmp_path / "copies")), deadline_s=5.0) as sending:
         publication = sending.publish(PolicyVersion("run", 1), *sources(model))
         assert sending.wait(publication, PATIENCE_S).state == "failed"
         stack.start_worker("--worker-id", "back")
@@ -155,7 +155,7 @@ def test_an_update_that_nobody_could_take_reaches_the_worker_that_comes_afterwar
 def test_two_workers_are_brought_to_it_by_one_upload(stack: Stack, tmp_path: Path) -> None:
     stack.start_worker("--worker-id", "second", name="second")
     until(lambda: len(stack.get("/workers")["items"]) == 2)
-    with publisher(stack, StreamTransport(Copies(tmp_path / "copies"))) as sending:
+    with publisher(stack, StreamTransport(WeightsCopies(tmp_path / "copies"))) as sending:
         publication = sending.publish(PolicyVersion("run", 1), *sources(model_after(1)))
         update = sending.wait(publication, PATIENCE_S)
         assert [worker.state for worker in update.workers] == ["served", "served"]
@@ -166,7 +166,7 @@ def test_a_proxy_killed_in_an_update_gets_it_again_when_it_is_back(tmp_path: Pat
     model = model_after(1)
     with (
         running(tmp_path / "stack", ("--worker-id", "w")) as stack,
-        publisher(stack, StreamTransport(Copies(tmp_path / "copies"))) as sending,
+        publisher(stack, StreamTransport(WeightsCopies(tmp_path / "copies"))) as sending,
     ):
         kill(stack.proxy)
         publication = sending.publish(PolicyVersion("run", 1), *sources(model))
@@ -215,7 +215,7 @@ def test_whoever_is_killed_in_the_middle_of_an_upload_has_the_weights_in_the_end
                 kill(stack.workers.pop())
                 stack.start_worker(*arguments)
 
-        with Publisher(StreamTransport(Copies(tmp_path / "copies")), [Cut(stack.url, act)]) as sending:
+        with Publisher(StreamTransport(WeightsCopies(tmp_path / "copies")), [Cut(stack.url, act)]) as sending:
             publication = sending.publish(PolicyVersion("run", 1), *sources(model))
             sending.wait(publication, PATIENCE_S)
             until(lambda: versions(stack).get("run/1") == ["w"])
@@ -224,9 +224,9 @@ def test_whoever_is_killed_in_the_middle_of_an_upload_has_the_weights_in_the_end
 
 
 def test_a_version_with_other_weights_is_refused_by_the_proxy(stack: Stack, tmp_path: Path) -> None:
-    with publisher(stack, FilesystemTransport(Copies(tmp_path / "one"))) as sending:
+    with publisher(stack, FilesystemTransport(WeightsCopies(tmp_path / "one"))) as sending:
         sending.wait(sending.publish(PolicyVersion("run", 1), *sources(model_after(1))), PATIENCE_S)
-    with publisher(stack, FilesystemTransport(Copies(tmp_path / "other"))) as other:
+    with publisher(stack, FilesystemTransport(WeightsCopies(tmp_path / "other"))) as other:
         publication = other.publish(PolicyVersion("run", 1), *sources(model_after(2)))
         with pytest.raises(PushFailed, match="run/1"):
             other.wait(publication, PATIENCE_S)
@@ -234,7 +234,7 @@ def test_a_version_with_other_weights_is_refused_by_the_proxy(stack: Stack, tmp_
 
 def test_weights_of_another_model_are_refused_and_the_old_ones_go_on(stack: Stack, tmp_path: Path) -> None:
     model = model_after(1)
-    with publisher(stack, FilesystemTransport(Copies(tmp_path))) as sending:
+    with publisher(stack, FilesystemTransport(WeightsCopies(tmp_path))) as sending:
         sending.wait(sending.publish(PolicyVersion("run", 1), *sources(model)), PATIENCE_S)
         publication = sending.publish(PolicyVersion("run", 2), ModelWeights(qwen()), None)
         assert sending.wait(publication, PATIENCE_S).state == "failed"

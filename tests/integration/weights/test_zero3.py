@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from steno_trainer.weights.copies import Copy
+from steno_trainer.weights.copies import WeightsCopy
 from steno_trainer.weights.probe import make_probe, probe_ids
 from tests.integration.trainer.launching import fork, launch
 from tests.unit.trainer.weights.models import qwen
@@ -111,7 +111,7 @@ def test_a_copy_takes_the_memory_of_a_few_buckets_not_of_the_model(
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 18))
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 18))
     seen = run(launch, tmp_path, ["memory"], bucket, layers=16, hidden=512, vocab=256)
-    size = Copy.read(tmp_path / "memory" / "weights-run-0").manifest.size
+    size = WeightsCopy.read(tmp_path / "memory" / "weights-run-0").manifest.size
     assert size > 100 << 20
     for rank in seen:
         assert rank["memory"]["gathered"] <= bucket and rank["memory"]["left"] == 0

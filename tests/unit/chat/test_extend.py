@@ -13,9 +13,9 @@ from steno.contracts.chat import Job, Message
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import ForkReason
 from steno_worker.chat.check import check_format
-from steno_worker.chat.extend import Refusal, extend
-from steno_worker.chat.fold import Folding
-from steno_worker.chat.prompt import Prompt, Prompter
+from steno_worker.chat.extend import ExtensionRefusal, extend
+from steno_worker.chat.fold import MessageFolding
+from steno_worker.chat.prompt import Prompt, PromptRenderer
 from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format, encoded, one_by_one
 
 EVERY = [(family, kind) for family in FAMILIES for kind in TOKENIZERS]
@@ -109,7 +109,7 @@ class Conversation:
     def __post_init__(self) -> None:
         self.format = chat_format(self.family, self.kind)
         self.report = check_format(self.format)
-        self.prompter = Prompter(self.format, self.report)
+        self.prompter = PromptRenderer(self.format, self.report)
         self.stops = [
             next(id_ for id_ in self.format.stop_ids if self.format.token_text(id_)[0] == token)
             for token in FAMILIES[self.family].stops
@@ -316,12 +316,12 @@ def refuses_assistant_messages(messages: list[Message], tools: Any) -> str:
 def test_templates_that_cannot_be_extended_say_why(template: Any, new: list[Message], reason: ForkReason) -> None:
     messages = [{"role": "system", "content": "You are brief."}, user("Hello?"), says("Hello."), *new]
     refusal = extend(Templated(template), messages, [], {}, prefix_messages=3, last_id=0)
-    assert isinstance(refusal, Refusal) and refusal.reason == reason and refusal.detail
+    assert isinstance(refusal, ExtensionRefusal) and refusal.reason == reason and refusal.detail
 
 
 def test_equal_prefix_is_continuous_even_if_nothing_can_be_rendered_alone() -> None:
     format = Templated(last_user_gets_the_system)
-    prompter = Prompter(format, check_format(format))
+    prompter = PromptRenderer(format, check_format(format))
     talk = [{"role": "system", "content": "Brief."}, user("Hello?"), says("Hello."), user("And?")]
     record = encoded("chatml", "byte_level", turns(talk[1:3]).rstrip("\n"))
     prompt = prompter.chat(Job(messages=talk), array("i", record), 3)
@@ -351,7 +351,7 @@ def test_templates_that_count_see_how_much_there_was() -> None:
             : -len(encoded("chatml", "byte_level", "\n<|im_start|>assistant\n"))
         ]
         talk = [*talk, reply, *results(reply)]
-        prompt = Prompter(format, report).chat(Job(messages=talk), array("i", record), len(talk) - 1)
+        prompt = PromptRenderer(format, report).chat(Job(messages=talk), array("i", record), len(talk) - 1)
         assert prompt.kept_tokens == len(record) and prompt.ids == format.render(talk, [], {})
 
 
@@ -359,7 +359,7 @@ def test_check_format_reports_what_is_wrong() -> None:
     assert check_format(Templated(refuses_assistant_messages)).extends == frozenset()
     assert len(check_format(Templated(no_end_of_turn)).problems) == 2
     good = check_format(chat_format("qwen3"))
-    assert good.problems == [] and good.extends == {"user", "tool"} and good.folding == Folding()
+    assert good.problems == [] and good.extends == {"user", "tool"} and good.folding == MessageFolding()
 
 
 @every_format

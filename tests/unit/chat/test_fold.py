@@ -8,7 +8,7 @@ import pytest
 
 from steno.contracts.chat import Message
 from steno_worker.chat.check import check_format
-from steno_worker.chat.fold import Folding, probe, short_call_id
+from steno_worker.chat.fold import MessageFolding, probe, short_call_id
 from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format
 
 
@@ -28,36 +28,36 @@ T: Message = {"role": "tool", "content": "t", "tool_call_id": "call_0123456789ab
 @pytest.mark.parametrize(
     ("folding", "messages", "folded"),
     [
-        (Folding(), [S, S, U, U, A, S, T, U], [S, S, U, U, A, S, T, U]),
-        (Folding(no_system=True), [S, S, U], [say("user", "s\n\ns\n\nu")]),
-        (Folding(no_system=True), [S, A], [say("user", "s"), A]),
-        (Folding(no_system=True), [U, A, S, U], [U, A, say("user", "s"), U]),
-        (Folding(one_system=True), [S, S, U, S], [say("system", "s\n\ns"), U, S]),
-        (Folding(late_system=True), [S, U, A, S, U], [S, U, A, say("user", "s"), U]),
-        (Folding(late_system=True, user_after_user=True), [U, S, U, A], [say("user", "u\n\ns\n\nu"), A]),
-        (Folding(user_after_tool=True, late_system=True), [T, U, S], [{**T, "content": "t\n\nu\n\ns"}]),
-        (Folding(user_after_user=True), [U, say("user", "")], [U]),
+        (MessageFolding(), [S, S, U, U, A, S, T, U], [S, S, U, U, A, S, T, U]),
+        (MessageFolding(no_system=True), [S, S, U], [say("user", "s\n\ns\n\nu")]),
+        (MessageFolding(no_system=True), [S, A], [say("user", "s"), A]),
+        (MessageFolding(no_system=True), [U, A, S, U], [U, A, say("user", "s"), U]),
+        (MessageFolding(one_system=True), [S, S, U, S], [say("system", "s\n\ns"), U, S]),
+        (MessageFolding(late_system=True), [S, U, A, S, U], [S, U, A, say("user", "s"), U]),
+        (MessageFolding(late_system=True, user_after_user=True), [U, S, U, A], [say("user", "u\n\ns\n\nu"), A]),
+        (MessageFolding(user_after_tool=True, late_system=True), [T, U, S], [{**T, "content": "t\n\nu\n\ns"}]),
+        (MessageFolding(user_after_user=True), [U, say("user", "")], [U]),
         (
-            Folding(user_after_user=True),
+            MessageFolding(user_after_user=True),
             [U, say("user", [{"type": "text", "text": "v"}])],
             [say("user", [{"type": "text", "text": text} for text in ("u", "\n\n", "v")])],
         ),
     ],
 )
-def test_table(folding: Folding, messages: list[Message], folded: list[Message]) -> None:
+def test_table(folding: MessageFolding, messages: list[Message], folded: list[Message]) -> None:
     before = [dict(message) for message in messages]
     assert folding.apply(messages) == folded
     assert messages == before
 
 
 def test_folding_what_is_new_is_folding_the_whole() -> None:
-    folding = Folding(one_system=True, late_system=True, user_after_user=True, user_after_tool=True)
+    folding = MessageFolding(one_system=True, late_system=True, user_after_user=True, user_after_tool=True)
     old, new = [S, S, U, U, A], [U, S, U, CALL, T, U, S]
     assert folding.apply([*old, *new]) == [*folding.apply(old), *folding.apply([A, *new])[1:]]
 
 
 def test_short_call_ids_agree_between_call_and_result() -> None:
-    call, result = Folding(short_call_ids=True).apply([CALL, T])
+    call, result = MessageFolding(short_call_ids=True).apply([CALL, T])
     assert call["tool_calls"][0]["id"] == result["tool_call_id"] == short_call_id("call_0123456789ab_0")
     assert len(result["tool_call_id"]) == 9 and short_call_id("abcdefgh1") == "abcdefgh1"
 
@@ -65,9 +65,9 @@ def test_short_call_ids_agree_between_call_and_result() -> None:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_what_each_family_needs(kind: str) -> None:
     needs = {family: check_format(chat_format(family, kind)).folding for family in FAMILIES}
-    assert needs["chatml"] == needs["qwen3"] == needs["llama3"] == Folding()
-    assert needs["deepseek"] == needs["glm"] == Folding(late_system=True)
-    assert needs["mistral"] == Folding(
+    assert needs["chatml"] == needs["qwen3"] == needs["llama3"] == MessageFolding()
+    assert needs["deepseek"] == needs["glm"] == MessageFolding(late_system=True)
+    assert needs["mistral"] == MessageFolding(
         one_system=True, late_system=True, user_after_user=True, user_after_tool=True, short_call_ids=True
     )
 

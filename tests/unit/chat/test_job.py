@@ -18,7 +18,7 @@ from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
 from steno.contracts.wire.frames import Count, Counted, Delta, Finish, Generate, ModelCard, Started
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.chat.reader import ONE_CALL
-from steno_worker.interfaces import Tally, TokenStep
+from steno_worker.interfaces import TokenStep, TokenTally
 from tests.unit.chat.families import TOOLS, chat_format, encoded, one_by_one
 
 FORMAT = chat_format("qwen3")
@@ -39,7 +39,7 @@ class Told:
     """A `TokenEngine` that gives the steps it was told, and remembers what it was asked and whether it was closed."""
 
     def __init__(self, *steps: TokenStep, context: int = 4096, grammar: bool = False, synthetic: bool = False) -> None:
-        self.tally = Tally()
+        self.tally = TokenTally()
         self.steps, self.grammar, self.closed = steps, grammar, False
         self.prompt: list[int] = []
         self.law = Sampling()

@@ -13,13 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 from steno.contracts.errors import ConfigError
-from steno_cli.agents import AGENTS, Target
+from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import shell, urls
 from steno_cli.main import app
 
 runner = CliRunner()
 URL = "https://proxy.example:8443/rl"
-ODD = Target("t.1", urls(URL, "t.1"), "sk-steno-'$(touch x)`\"\\", "a model; with 'quotes'")
+ODD = AgentTarget("t.1", urls(URL, "t.1"), "sk-steno-'$(touch x)`\"\\", "a model; with 'quotes'")
 """A model name and a key that no shell may take apart."""
 
 
@@ -94,7 +94,7 @@ def test_json_says_the_same_as_the_shell_lines() -> None:
     words = ["env", "gemini-cli", "t.1", "--agent-key", "k", "--proxy", URL, "--model", "m"]
     plain, machine = runner.invoke(app, words), runner.invoke(app, [*words, "--json"])
     assert (plain.exit_code, machine.exit_code) == (0, 0), plain.output
-    setup = AGENTS["gemini-cli"].setup(Target("t.1", urls(URL, "t.1"), "k", "m"))
+    setup = AGENTS["gemini-cli"].setup(AgentTarget("t.1", urls(URL, "t.1"), "k", "m"))
     assert plain.stdout == shell(setup)
     found = json.loads(machine.stdout)
     assert (found["variables"], found["command"]) == (setup.variables, setup.command)

@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig
 
 from steno_rollouts.config import RolloutSettings
-from steno_trainer.model.memory_estimate import SAMPLES, Machine, MemoryOptions, Shape, longest_sample
+from steno_trainer.model.memory_estimate import SAMPLES, Machine, MemoryOptions, ModelShape, longest_sample
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 
@@ -123,7 +123,7 @@ def test_the_micro_batch_fits_the_gpus_that_there_are(run: RunSettings) -> None:
         num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
     ).to_dict()  # fmt: skip
     example = RunSettings.load({}, EXAMPLE / "train.yaml")
-    assert example.micro_batch_tokens <= longest_sample(Shape.of(small), Machine(GPUS_OF_A_NODE), MemoryOptions())
+    assert example.micro_batch_tokens <= longest_sample(ModelShape.of(small), Machine(GPUS_OF_A_NODE), MemoryOptions())
 
 
 def test_copies_do_not_go_to_the_checkpoints_volume(run: RunSettings) -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadBatch
-from steno_trainer.objective.aggregation import Aggregation, Part, Silent, token_weights
+from steno_trainer.objective.aggregation import Aggregation, SampleShare, SilentTotals, token_weights
 
-FORKED = [Part("a", 3), Part("b", 4), Part("a", 5), Part("c", 0), Part("a", 0)]
+FORKED = [SampleShare("a", 3), SampleShare("b", 4), SampleShare("a", 5), SampleShare("c", 0), SampleShare("a", 0)]
 
 
 def test_token_mean_is_one_over_all_trained_tokens():
@@ -30,11 +30,11 @@ def test_the_constant_knows_no_lengths():
 @pytest.mark.parametrize("mode", [Aggregation.TOKEN_MEAN, Aggregation.ROLLOUT_MEAN, Aggregation.CONSTANT])
 def test_silent_trials_count_in_what_is_divided_by(mode):
     constant = 100 if mode is Aggregation.CONSTANT else None
-    quiet = [Part("d", 7), Part("e", 2), Part("d", 1), Part("f", 0)]
-    assert Silent.of(quiet) == Silent(10, 2)
+    quiet = [SampleShare("d", 7), SampleShare("e", 2), SampleShare("d", 1), SampleShare("f", 0)]
+    assert SilentTotals.of(quiet) == SilentTotals(10, 2)
     among = token_weights([*FORKED, *quiet], mode, constant)
-    assert token_weights(FORKED, mode, constant, Silent.of(quiet)) == among[: len(FORKED)]
-    assert Silent(10, 2).share(4) == Silent(2.5, 0.5)
+    assert token_weights(FORKED, mode, constant, SilentTotals.of(quiet)) == among[: len(FORKED)]
+    assert SilentTotals(10, 2).share(4) == SilentTotals(2.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_a_constant_belongs_to_its_mode(mode, constant):
 
 def test_counts_are_counts():
     with pytest.raises(BadBatch, match="-1 trained"):
-        token_weights([Part("a", -1)], Aggregation.TOKEN_MEAN)
+        token_weights([SampleShare("a", -1)], Aggregation.TOKEN_MEAN)
 
 
 def test_nothing_to_train_weighs_nothing():
-    assert token_weights([Part("a", 0)], Aggregation.ROLLOUT_MEAN) == [0.0]
+    assert token_weights([SampleShare("a", 0)], Aggregation.ROLLOUT_MEAN) == [0.0]
     assert token_weights([], Aggregation.TOKEN_MEAN) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 50)), min_size=1, max_size=20))
 def test_the_weights_of_a_step_sum_to_one(parts):
-    made = [Part(trial, tokens) for trial, tokens in parts]
+    made = [SampleShare(trial, tokens) for trial, tokens in parts]
     for mode in (Aggregation.TOKEN_MEAN, Aggregation.ROLLOUT_MEAN):
         weights = token_weights(made, mode)
         assert sum(w * part.trained_tokens for w, part in zip(weights, made, strict=True)) == pytest.approx(
@@ -69,13 +69,13 @@ def test_the_weights_of_a_step_sum_to_one(parts):
 @given(st.integers(1, 40), st.lists(st.integers(1, 39), unique=True, max_size=6))
 def test_a_trial_that_forks_weighs_what_it_would_as_one(tokens, cuts):
     edges = sorted({0, tokens, *(cut for cut in cuts if cut < tokens)})
-    forked = [Part("a", b - a) for a, b in itertools.pairwise(edges)]
+    forked = [SampleShare("a", b - a) for a, b in itertools.pairwise(edges)]
     for mode, constant in (
         (Aggregation.TOKEN_MEAN, None),
         (Aggregation.ROLLOUT_MEAN, None),
         (Aggregation.CONSTANT, 64),
     ):
-        whole, other = token_weights([Part("a", tokens), Part("b", 7)], mode, constant)
-        *pieces, same = token_weights([*forked, Part("b", 7)], mode, constant)
+        whole, other = token_weights([SampleShare("a", tokens), SampleShare("b", 7)], mode, constant)
+        *pieces, same = token_weights([*forked, SampleShare("b", 7)], mode, constant)
         assert set(pieces) == {whole}
         assert same == other

@@ -11,13 +11,13 @@ import torch
 
 from steno.contracts.records import SampledRange, TokenSpan, bytes_to_ids
 from steno_trainer.data.ledger import UNKNOWN_VERSION, Account, Ledger, Reason, book_missing, received
-from steno_trainer.data.rows import Terms, drop_groups, read_samples
+from steno_trainer.data.rows import TrainingTerms, drop_groups, read_samples
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import LedgerImbalance
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
 HISTORY = VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 5)))
-TERMS = Terms(HISTORY, max_staleness_steps=4, max_tokens=1000, vocabulary=VOCABULARY)
+TERMS = TrainingTerms(HISTORY, max_staleness_steps=4, max_tokens=1000, vocabulary=VOCABULARY)
 
 
 def read(recording, terms=TERMS, **fields):
@@ -124,7 +124,7 @@ def test_a_scripted_session_is_booked_as_synthetic():
 def test_each_reason_to_refuse_a_sample_is_counted(reason, version, fields, terms):
     recording = Recording()
     recording.turn(None, 3, 6, version=version, constrained=[(0, 2)])
-    rows, ledger = read(recording, Terms(**{**vars(TERMS), **terms}), **fields)
+    rows, ledger = read(recording, TrainingTerms(**{**vars(TERMS), **terms}), **fields)
     assert rows == []
     assert ledger.accounts()[version].untrained == {reason: 4, Reason.CONSTRAINED: 2}
 
@@ -241,7 +241,7 @@ def test_whatever_a_session_looks_like_its_ledger_balances(seed):
                 superseded_by="f" * 12 if rng.random() < 0.2 else None,
             )
         )  # fmt: skip
-    terms = Terms(
+    terms = TrainingTerms(
         HISTORY, max_staleness_steps=rng.randint(0, 5), max_tokens=rng.choice([15, 1000]), vocabulary=VOCABULARY
     )
     rows, _ = read(recording, terms, reward=rng.choice([None, 0.0, 1.0, 1.0]))

@@ -6,17 +6,19 @@ import pytest
 import torch
 
 from steno_trainer.data.ledger import Account, Ledger, Reason
-from steno_trainer.data.rows import Terms, read_samples
+from steno_trainer.data.rows import TrainingTerms, read_samples
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.packing.collate import DUMMY_TOKENS, book, collate
 from steno_trainer.packing.plan import CostModel
-from steno_trainer.step.step_plan import Layout, Orders, StepBatch, draw_up
+from steno_trainer.step.step_plan import Layout, StepBatch, StepOrders, draw_up
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
-TERMS = Terms(VersionHistory((PolicyVersion("a", 5),)), max_staleness_steps=9, max_tokens=1000, vocabulary=VOCABULARY)
+TERMS = TrainingTerms(
+    VersionHistory((PolicyVersion("a", 5),)), max_staleness_steps=9, max_tokens=1000, vocabulary=VOCABULARY
+)
 
 
 def rows():
@@ -96,7 +98,7 @@ def test_a_row_keeps_its_completions_on_its_way_to_other_ranks():
     made = rows()
     batch = StepBatch(made, {"g.0": 0.5, "g.1": -1.0})
     layout = Layout(2, 100, 100, Aggregation.TOKEN_MEAN, None, CostModel(1.0, 1.0, 1.0))
-    sent = Orders.decode(draw_up(batch, layout, seed="s").encode()).rows()
+    sent = StepOrders.decode(draw_up(batch, layout, seed="s").encode()).rows()
     assert [row.completion_starts for row in sent] == [row.completion_starts for row in made] == [(3, 6), (2,)]
 
 

@@ -30,7 +30,7 @@ from steno_proxy.store.memory.store import MemoryStore
 from steno_rollouts.admission import admissible_groups
 from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.checkpoints.lineages import Lineages
-from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.run import loop as loop_module
@@ -205,7 +205,7 @@ class Life:
             total_steps=STEPS,
             checkpoint_every=every,
         )
-        self.feed = Feed(self, run_id=RUN, consumer=self.name, ahead=PER_STEP, trained=state.trained)  # type: ignore[arg-type]
+        self.feed = LeaseFeed(self, run_id=RUN, consumer=self.name, ahead=PER_STEP, trained=state.trained)  # type: ignore[arg-type]
         mute: Any = Mute()
         return Loop(settings, self, self.feed, state, SampleLimits(50, 1000), trackers=mute, view=mute, status=self)  # type: ignore[arg-type]
 

@@ -11,14 +11,14 @@ from steno.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreac
 from steno.contracts.records import Timings, TokenSpan, Turn
 from steno.contracts.rest import UnreadableTurn
 from steno_trainer.data import lease_feed as feed_module
-from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Reason
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy, lease
 
 
-def feed_of(proxy: FakeProxy, **options: object) -> Feed:
-    return Feed(proxy, run_id="r", consumer="t", ahead=2, **options)  # type: ignore[arg-type]
+def feed_of(proxy: FakeProxy, **options: object) -> LeaseFeed:
+    return LeaseFeed(proxy, run_id="r", consumer="t", ahead=2, **options)  # type: ignore[arg-type]
 
 
 async def test_groups_come_in_their_order_and_no_more_are_held_than_asked() -> None:

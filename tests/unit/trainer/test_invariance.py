@@ -20,19 +20,21 @@ from torch import nn
 
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
 from steno_trainer.data.ledger import Ledger, received
-from steno_trainer.data.rows import Terms, drop_groups, read_samples
+from steno_trainer.data.rows import TrainingTerms, drop_groups, read_samples
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.model.logprobs import LogprobHead
-from steno_trainer.objective.aggregation import Aggregation, Part, token_weights
+from steno_trainer.objective.aggregation import Aggregation, SampleShare, token_weights
 from steno_trainer.objective.loss import Objective, Tokens, means, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
 from steno_trainer.objective.ratios import RatioLevel, Sequences
 from steno_trainer.packing.collate import book, collate
-from steno_trainer.packing.plan import CostModel, Item, plan_step
+from steno_trainer.packing.plan import CostModel, PackingItem, plan_step
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
 D = 5
-TERMS = Terms(VersionHistory((PolicyVersion("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
+TERMS = TrainingTerms(
+    VersionHistory((PolicyVersion("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY
+)
 COST = CostModel(per_token=10.0, per_pair=1.0, per_trained=5.0)
 OBJECTIVE = Objective(0.01, 0.02, entropy_bonus=0.01, mismatch=Mismatch(Correction.MASKED, low=0.2, high=5.0))
 
@@ -84,7 +86,7 @@ def prepared(seed, mode):
     rewards = {row.trial_id: ScoredTrial(row.trial_id, row.group_id, reward_of[row.trial_id]) for row in rows}
     advantages = group_advantages(rewards.values(), Estimator.GRPO)
     rows = drop_groups(rows, advantages.dropped, ledger)
-    parts = [Part(row.trial_id, row.trained_tokens) for row in rows]
+    parts = [SampleShare(row.trial_id, row.trained_tokens) for row in rows]
     weights = token_weights(parts, mode, 64 if mode is Aggregation.CONSTANT else None)
     return rows, advantages.by_trial, weights, ledger
 
@@ -134,7 +136,7 @@ def one_by_one(rows, advantages, mode, level):
 
 def in_pieces(rows, advantages, weights, level, ranks, budget, chunk, ledger):
     """As ranks do it under DeepSpeed, which divides by ranks and by accumulation steps."""
-    items = [Item(row.tokens, row.trained_tokens) for row in rows]
+    items = [PackingItem(row.tokens, row.trained_tokens) for row in rows]
     plan = plan_step(items, ranks=ranks, budget_tokens=budget, chunk_tokens=chunk, cost=COST)
     model, total, sums, maxima = Toy(), 0.0, [], []
     for batches in plan.ranks:

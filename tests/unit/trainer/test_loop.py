@@ -20,7 +20,7 @@ from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Group
 from steno_rollouts.admission import admissible_groups
 from steno_trainer.data import lease_feed as feed_module
-from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import NotFinite, PushFailed
@@ -186,7 +186,7 @@ async def looped(world: World, crew: Crew, **fields: Any) -> AsyncIterator[Loop]
         return SimpleNamespace(groups=groups, rollouts_over=world.over)
 
     counts = says_something if settings.dynamic_sampling else lambda lease: True
-    feed = Feed(
+    feed = LeaseFeed(
         world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained, counts=counts,  # type: ignore[arg-type]
     )  # fmt: skip
     mute: Any = Mute()

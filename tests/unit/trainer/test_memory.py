@@ -34,7 +34,7 @@ from steno_trainer.model.memory_estimate import (
     SAMPLES,
     Machine,
     MemoryOptions,
-    Shape,
+    ModelShape,
     estimate,
     longest_sample,
     table,
@@ -71,7 +71,7 @@ def built(kind: str, **fields: Any) -> PreTrainedModel:
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_are_those_of_the_model(kind: str, tied: bool) -> None:
     model = built(kind, tie_word_embeddings=tied, num_key_value_heads=2)
-    shape = Shape.of(model.config.to_dict())
+    shape = ModelShape.of(model.config.to_dict())
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -97,7 +97,7 @@ def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, in
             states, attention_mask=None, position_embeddings=embeddings, position_ids=positions, segments=segments
         )
     measured = sum(size for size, _ in kept.values()) / tokens
-    assert Shape.of(model.config.to_dict()).saved_per_token == pytest.approx(measured, rel=0.05)
+    assert ModelShape.of(model.config.to_dict()).saved_per_token == pytest.approx(measured, rel=0.05)
 
 
 def test_every_choice_takes_what_it_should_off_the_gpu() -> None:
@@ -161,7 +161,7 @@ def test_the_table_in_the_docs_is_the_one_that_is_computed() -> None:
 
 def test_a_models_own_configuration_is_read() -> None:
     config = json.loads((ROOT / "steno/models/tiny/config.json").read_text())
-    shape = Shape.of(config)
+    shape = ModelShape.of(config)
     assert (shape.qk_norm, shape.attention_bias, shape.tied, shape.head_size) == (True, False, False, 32)
 
 
@@ -170,4 +170,4 @@ def test_a_model_whose_layers_are_others_is_refused_with_its_counts() -> None:
     with pytest.raises(
         ConfigError, match=r"model_type qwen3_5_text: [\d,]+ parameters, [\d,]+ active per token; no estimate"
     ):
-        Shape.of(config)
+        ModelShape.of(config)

@@ -12,7 +12,7 @@ from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.errors import BadBatch, BadPlan
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.packing.plan import CostModel
-from steno_trainer.step.step_plan import Layout, Orders, StepBatch, draw_up, make_batch
+from steno_trainer.step.step_plan import Layout, StepBatch, StepOrders, draw_up, make_batch
 from tests.unit.trainer.rows import row
 
 LAYOUT = Layout(
@@ -25,7 +25,7 @@ BATCH = StepBatch(ROWS, {f"t{i}": float(i) - 1.5 for i in range(4)})
 
 def test_every_rank_reads_what_the_first_one_drew_up() -> None:
     orders = draw_up(BATCH, LAYOUT, seed="s")
-    read = Orders.decode(orders.encode())
+    read = StepOrders.decode(orders.encode())
     assert read == orders
     rows = read.rows()
     read.check(rows)
@@ -70,7 +70,7 @@ def test_what_can_not_be_trained_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(BadPlan, match="in a budget of 10"):
         draw_up(BATCH, replace(LAYOUT, budget_tokens=10), seed="s")
     with pytest.raises(BadBatch, match="not the orders"):
-        Orders.decode(b"\x01")
+        StepOrders.decode(b"\x01")
 
 
 def test_a_trial_without_samples_is_part_of_its_groups_mean() -> None:

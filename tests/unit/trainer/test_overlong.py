@@ -9,26 +9,28 @@ import pytest
 from steno.contracts.leases import Lease
 from steno.contracts.records import Group, Sample, SampledRange, Session
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
-from steno_trainer.data.lease_feed import Leased
+from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
-from steno_trainer.data.rows import Terms
+from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
-from steno_trainer.step.assemble import Assembled, assemble
+from steno_trainer.step.assemble import AssembledStep, assemble
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
-TERMS = Terms(VersionHistory((PolicyVersion("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY)
+TERMS = TrainingTerms(
+    VersionHistory((PolicyVersion("a", 9),)), max_staleness_steps=9, max_tokens=400, vocabulary=VOCABULARY
+)
 OFF, COMPLETION, TRIAL = OverlongFiltering
 
 
-def leased(*trials: tuple[Session, Recording]) -> Leased:
+def leased(*trials: tuple[Session, Recording]) -> LeasedGroup:
     books, tokens = Ledger(), {}
     for trial, recording in trials:
         tokens[trial.trial_id] = {"a/1": sum(turn.completion_tokens for turn in recording.turns)}
         books.sampled("a/1", tokens[trial.trial_id]["a/1"])
     group = Group(group_id="g", size=len(trials), created_at=0.0)
     lease = Lease(lease_id="l", group=group, trials=[t for t, _ in trials], tokens=tokens, expires_at=1e12)
-    return Leased(lease, [sample for trial, recording in trials for sample in recording.samples(trial)], books)
+    return LeasedGroup(lease, [sample for trial, recording in trials for sample in recording.samples(trial)], books)
 
 
 def spoken(*turns: tuple[int, dict[str, Any]]) -> Recording:
@@ -47,7 +49,7 @@ CUT = {"finish_reason": "length"}
 BROKEN = {"finish_reason": "cancelled", "partial": True}
 
 
-def assembled(overlong: Overlong, *trials: tuple[Session, Recording]) -> Assembled:
+def assembled(overlong: Overlong, *trials: tuple[Session, Recording]) -> AssembledStep:
     """Balanced, with what the rows hold booked as trained."""
     found = assemble([leased(*trials)], TERMS, Estimator.GRPO, overlong)
     books = Ledger()
@@ -59,11 +61,11 @@ def assembled(overlong: Overlong, *trials: tuple[Session, Recording]) -> Assembl
     return found
 
 
-def trained(found: Assembled) -> dict[str, int]:
+def trained(found: AssembledStep) -> dict[str, int]:
     return {row.trial_id: row.trained_tokens for row in found.batch.rows}
 
 
-def untrained(found: Assembled) -> dict[Reason, int]:
+def untrained(found: AssembledStep) -> dict[Reason, int]:
     return found.books.total().untrained
 
 

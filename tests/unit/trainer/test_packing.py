@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadPlan
-from steno_trainer.packing.plan import CostModel, Item, MicroBatch, PackingPlan, plan_step
+from steno_trainer.packing.plan import CostModel, MicroBatch, PackingItem, PackingPlan, plan_step
 
 COST = CostModel.of(parameters=7_000_000_000, layers=28, attention_width=3584, hidden=3584, vocabulary=152_064)
 BUDGET = 4096
@@ -25,11 +25,12 @@ def plan(items, ranks=4, budget=BUDGET, chunk=256):
 def some_items(n, seed=0, longest=BUDGET):
     rng = random.Random(seed)
     lengths = [min(longest, max(2, int(rng.lognormvariate(6, 1)))) for _ in range(n)]
-    return [Item(length, rng.randint(0, length - 1)) for length in lengths]
+    return [PackingItem(length, rng.randint(0, length - 1)) for length in lengths]
 
 
 items_strategy = st.lists(
-    st.integers(1, 500).flatmap(lambda tokens: st.builds(Item, st.just(tokens), st.integers(0, tokens))), max_size=40
+    st.integers(1, 500).flatmap(lambda tokens: st.builds(PackingItem, st.just(tokens), st.integers(0, tokens))),
+    max_size=40,
 )
 
 
@@ -57,7 +58,7 @@ def test_samples_that_share_no_call_are_as_many_calls(items, ranks):
 def test_samples_that_share_no_call_are_as_many_calls_also_where_they_cost_nothing():
     """A micro-batch that costs nothing is as cheap as an empty one."""
     head_only = CostModel(per_token=0.0, per_pair=0.0, per_trained=1.0)
-    items = [Item(10, trained) for trained in (0, 3, 0, 0, 1)]
+    items = [PackingItem(10, trained) for trained in (0, 3, 0, 0, 1)]
     made = plan_step(items, ranks=2, budget_tokens=BUDGET, chunk_tokens=64, cost=head_only, alone=True)
     assert [len(batches) for batches in made.ranks] == [3, 3]
     assert sorted(batch.items for batches in made.ranks for batch in batches) == [(), (0,), (1,), (2,), (3,), (4,)]
@@ -103,7 +104,7 @@ def test_what_runs_at_the_same_time_costs_alike(seed):
 def test_balance_is_of_flops_not_of_tokens():
     """One sample of 4,000 tokens costs more than forty of 500 where attention dominates."""
     attention = CostModel(per_token=1.0, per_pair=1.0, per_trained=0.0)
-    items = [Item(4000, 0), *[Item(500, 0)] * 40]
+    items = [PackingItem(4000, 0), *[PackingItem(500, 0)] * 40]
     made = plan_step(items, ranks=2, budget_tokens=40_000, chunk_tokens=1, cost=attention)
     with_long = next(batch for batches in made.ranks for batch in batches if 0 in batch.items)
     assert with_long.items == (0,)
@@ -113,7 +114,7 @@ def test_a_micro_batch_without_room_for_one_sample_gets_a_smaller_one():
     """By cost, the square of the tokens: 7 goes alone, 3 + 3 + 3 together, where 2 has no room, but 1 has. Nothing beats 53: at
     least two tokens of the others' twelve must go with the 7."""
     squares = CostModel(per_token=0.0, per_pair=1.0, per_trained=0.0)
-    items = [Item(tokens, 0) for tokens in (7, 3, 3, 3, 2, 1)]
+    items = [PackingItem(tokens, 0) for tokens in (7, 3, 3, 3, 2, 1)]
     made = plan_step(items, ranks=2, budget_tokens=10, chunk_tokens=1, cost=squares)
     assert len(made.chunks) == 1
     assert sorted(sum(squares.flops(items[i]) for i in batches[0].items) for batches in made.ranks) == [28, 53]
@@ -121,27 +122,27 @@ def test_a_micro_batch_without_room_for_one_sample_gets_a_smaller_one():
 
 def test_the_rank_with_the_least_work_so_far_gets_the_most_expensive_of_the_next_round():
     linear = CostModel(per_token=1.0, per_pair=0.0, per_trained=0.0)
-    made = plan_step([Item(n, 0) for n in (10, 8, 7, 6)], ranks=2, budget_tokens=10, chunk_tokens=1, cost=linear)
+    made = plan_step([PackingItem(n, 0) for n in (10, 8, 7, 6)], ranks=2, budget_tokens=10, chunk_tokens=1, cost=linear)
     assert [[batch.tokens for batch in batches] for batches in made.ranks] == [[10, 6], [8, 7]]
 
 
 def test_few_rounds_as_the_budget_allows():
-    assert len(plan([Item(1000, 1)] * 8, ranks=2, budget=4096).chunks) == 1
-    assert len(plan([Item(1000, 1)] * 9, ranks=2, budget=4096).chunks) == 2
-    tight = [Item(tokens, 1) for tokens in (6, 6, 4, 4, 5, 5)]
+    assert len(plan([PackingItem(1000, 1)] * 8, ranks=2, budget=4096).chunks) == 1
+    assert len(plan([PackingItem(1000, 1)] * 9, ranks=2, budget=4096).chunks) == 2
+    tight = [PackingItem(tokens, 1) for tokens in (6, 6, 4, 4, 5, 5)]
     assert len(plan(tight, ranks=3, budget=10).chunks) == 1, "only a dense packing comes out"
 
 
 def test_a_rank_without_samples_runs_dummies():
-    made = plan([Item(10, 3)], ranks=3)
+    made = plan([PackingItem(10, 3)], ranks=3)
     assert sorted(batches[0].tokens for batches in made.ranks) == [0, 0, 10]
     assert made.chunks == (1,)
 
 
-@pytest.mark.parametrize("item", [Item(BUDGET + 1, 1), Item(0, 0), Item(5, 6), Item(5, -1)])
+@pytest.mark.parametrize("item", [PackingItem(BUDGET + 1, 1), PackingItem(0, 0), PackingItem(5, 6), PackingItem(5, -1)])
 def test_a_sample_that_can_not_be_is_refused(item):
     with pytest.raises(BadPlan, match="sample 1"):
-        plan([Item(5, 1), item])
+        plan([PackingItem(5, 1), item])
 
 
 @pytest.mark.parametrize("name", ["ranks", "budget", "chunk"])
@@ -165,7 +166,7 @@ def test_a_rank_sees_a_plan_that_is_not_of_these_samples():
         with pytest.raises(BadPlan, match=what):
             wrong.check(items)
     with pytest.raises(BadPlan):
-        made.check([*items[:-1], Item(items[-1].tokens + 1, 0)])
+        made.check([*items[:-1], PackingItem(items[-1].tokens + 1, 0)])
 
 
 def test_flops_are_those_of_a_transformer_counted_by_hand():
@@ -175,4 +176,4 @@ def test_flops_are_those_of_a_transformer_counted_by_hand():
     dense = 3 * 2 * 1000 * tokens
     attention = 3 * 3 * (2 * tokens * tokens * 8 + 2 * tokens * tokens * 8) / 2
     head = 3 * 2 * 16 * 50 * trained
-    assert cost.flops(Item(tokens, trained)) == dense + attention + head
+    assert cost.flops(PackingItem(tokens, trained)) == dense + attention + head

@@ -41,7 +41,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 def _probe(policy: Policy) -> PolicyProbe:
     engine: Any = policy
-    return PolicyProbe(engine, tokens=3, limits=ProbeTolerance.of("bfloat16"))
+    return PolicyProbe(engine, tokens=3, tolerance=ProbeTolerance.of("bfloat16"))
 
 
 def test_ids_are_kept_while_the_policy_would_still_say_them(policy: Policy) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.run import main
-from steno_trainer.run.main import Duties
+from steno_trainer.run.main import RankDuties
 from steno_trainer.run_config import RunSettings
 from steno_trainer.weights.nccl import NcclTransport
 
@@ -39,7 +39,7 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
 def test_a_group_over_nccl_has_room_for_every_process_of_an_engine() -> None:
     given = settings(transport="nccl", nccl_processes=4)
     given.check()
-    nccl = Duties._transport(SimpleNamespace(_settings=given, _ranks=None))  # type: ignore[arg-type]
+    nccl = RankDuties._transport(SimpleNamespace(_settings=given, _ranks=None))  # type: ignore[arg-type]
     assert isinstance(nccl, NcclTransport)
     nccl._workers, nccl._address = (lambda: {"a": 1.0, "b": 1.0}), lambda: "127.0.0.1"
     assert '"world_size":9' in nccl._meet() and '"rank_offsets":{"a":1,"b":5}' in nccl._meet()

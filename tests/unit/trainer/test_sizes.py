@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_trainer.model.memory_estimate import Shape
+from steno_trainer.model.memory_estimate import ModelShape
 from steno_trainer.model.model import cost_model
 from steno_trainer.model.sizes import sizes_of, skeleton
 
@@ -53,7 +53,7 @@ def test_a_public_model_has_the_parameters_that_were_published(name: str) -> Non
 @pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "Mixtral-8x7B", "Qwen3-8B"])
 def test_memory_counts_all_experts_and_work_the_chosen_ones(name: str) -> None:
     total, active, config = PUBLIC[name]
-    shape = Shape.of(config)
+    shape = ModelShape.of(config)
     assert shape.parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
     inner = shape.active_parameters - 2 * shape.head_parameters

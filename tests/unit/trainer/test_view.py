@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from steno_trainer.data.ledger import Account, Reason
-from steno_trainer.reporting.console import View, curve, ledger_line, step_line
+from steno_trainer.reporting.console import ConsoleView, curve, ledger_line, step_line
 
 LEDGER = Account(1200, 800, {Reason.CONSTRAINED: 100, Reason.ZERO_VARIANCE: 300})
 VALUES = {"reward/mean": 0.5, "batch/trained_tokens": 800.0, "loss": 0.25}
@@ -30,7 +30,7 @@ def test_the_curve_spans_its_values() -> None:
 
 def test_a_log_gets_a_line_a_step_and_the_ledger() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
-    with View(console, run="r", steps=2) as view:
+    with ConsoleView(console, run="r", steps=2) as view:
         view.phase("waiting")
         view.stepped("a/1", VALUES, LEDGER, {"a/0": Account(8, 8)})
         view.evaluated(1, 0.75)
@@ -44,7 +44,7 @@ def test_a_log_gets_a_line_a_step_and_the_ledger() -> None:
 
 def test_a_terminal_gets_a_picture_of_the_loop() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    view = View(console, run="r", steps=9)
+    view = ConsoleView(console, run="r", steps=9)
     view.phase("training on 800 tokens")
     view.push("pushing a/1")
     view.queue(running=3, ready=1)

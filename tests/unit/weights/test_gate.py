@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from steno.contracts.errors import EngineFailed
-from steno_worker.weights.gate import Gate
+from steno_worker.weights.gate import WeightsGate
 
 
 async def test_only_what_bears_the_new_version_waits() -> None:
-    gate = Gate()
+    gate = WeightsGate()
     await gate.passed("run/1")
     gate.close("run/1")
     old, unnamed, waiting = (asyncio.create_task(gate.passed(version)) for version in ("base/0", "", "run/1"))
@@ -25,7 +25,7 @@ async def test_only_what_bears_the_new_version_waits() -> None:
 
 
 async def test_condemned_weights_let_nothing_pass_until_others_are_loaded() -> None:
-    gate = Gate()
+    gate = WeightsGate()
     gate.close("run/1")
     waiting = asyncio.create_task(gate.passed("run/1"))
     await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_condemned_weights_let_nothing_pass_until_others_are_loaded() -> N
 
 
 async def test_a_stream_of_the_time_of_condemned_weights_is_over_even_if_it_is_looked_at_later() -> None:
-    gate = Gate()
+    gate = WeightsGate()
     before = gate.era
     gate.close("run/1")
     gate.condemn("the probe failed")
@@ -54,7 +54,7 @@ async def test_a_stream_of_the_time_of_condemned_weights_is_over_even_if_it_is_l
 
 
 async def test_whoever_stops_waiting_leaves_the_others_waiting() -> None:
-    gate = Gate()
+    gate = WeightsGate()
     gate.close("run/1")
     one, two = (asyncio.create_task(gate.passed("run/1")) for _ in range(2))
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import WeightsRefused
-from steno_worker.weights.staged_files import Abandoned, StreamStaging, check_folder
+from steno_worker.weights.staged_files import StreamStaging, UpdateAbandoned, check_folder
 from tests.support.shards import manifest_of, shard_bytes, two_shards, write
 
 SHARDS = two_shards()
@@ -111,5 +111,5 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_reading_ends_when_nobody_wants_it(tmp_path: Path) -> None:
     abandoned = threading.Event()
     abandoned.set()
-    with pytest.raises(Abandoned):
+    with pytest.raises(UpdateAbandoned):
         check_folder(str(tmp_path), write(tmp_path, SHARDS), abandoned, lambda count: None)

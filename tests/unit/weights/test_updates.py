@@ -20,7 +20,7 @@ from steno_worker.interfaces import StagedUpdate
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights import stage, staged_files
 from steno_worker.weights import update_state as one_update
-from steno_worker.weights.update_runner import Updates
+from steno_worker.weights.update_runner import UpdateRunner
 from tests.support.shards import digest, manifest_of, shard_bytes, spec, two_shards, write
 from tests.support.waiting import until
 
@@ -121,7 +121,7 @@ class Bench:
         self.log: list[object] = []
         self.metrics = WorkerMetrics(CollectorRegistry())
         self.root = root
-        self.updates = Updates(
+        self.updates = UpdateRunner(
             self.engine,
             self.metrics,
             announce=self._announced,

@@ -25,8 +25,8 @@ from steno.contracts.wire.frames import (
     StreamEvent,
 )
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.relay.generations import Streams
-from steno_worker.weights.gate import Gate
+from steno_worker.relay.generations import Generations
+from steno_worker.weights.gate import WeightsGate
 from tests.support.counting import CountingEngine, job
 from tests.support.outlet import Outlet
 
@@ -39,7 +39,7 @@ class Bench:
         self.frames: list[Frame] = []
         self.trouble = 0
         self.outlet = Outlet(self.frames.append)
-        self.streams = Streams(self.engine, self.outlet, WorkerMetrics(CollectorRegistry()), self._on_trouble)
+        self.streams = Generations(self.engine, self.outlet, WorkerMetrics(CollectorRegistry()), self._on_trouble)
 
     def _on_trouble(self) -> None:
         self.trouble += 1
@@ -248,8 +248,8 @@ async def test_what_a_count_wants_waits_for_room_and_a_number_does_not() -> None
 
 async def test_ids_that_wait_for_their_weights_to_be_proved_when_they_are_cancelled_are_counted() -> None:
     bench = Bench()
-    gate = Gate()
-    bench.streams = Streams(
+    gate = WeightsGate()
+    bench.streams = Generations(
         bench.engine, Outlet(bench.frames.append), WorkerMetrics(CollectorRegistry()), bench._on_trouble, gate
     )
     gate.close("base/0")

@@ -33,7 +33,7 @@ from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.source import ModelWeights
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,9 @@ class Checkpoints:
         torch.save(_random_state(), writing / f"random-{ranks.rank}.pt")
         lm = self._engine.lm
         version = run.history.current
-        Copies(writing, ranks=ranks, extra=_configuration(self._engine.settings.model)).write(version, ModelWeights(lm))
+        WeightsCopies(writing, ranks=ranks, extra=_configuration(self._engine.settings.model)).write(
+            version, ModelWeights(lm)
+        )
         _sync_files(writing, only=ranks.rank, of=ranks.size)
         ranks.barrier()
         lost = self._superseded() if ranks.first else None

@@ -21,7 +21,7 @@ from steno_trainer.data.staleness import FIRST, PolicyVersion
 FOLDER = "lineages"
 
 
-class Start(msgspec.Struct, kw_only=True, frozen=True):
+class TrainerStart(msgspec.Struct, kw_only=True, frozen=True):
     """parent: the version that it went on from. pushed: the last step of its weights that may have been served. epoch: of its
     tenure; 0: the proxy knows of none. digest: of its first weights, once they were handed over."""
 
@@ -38,11 +38,13 @@ class Lineages:
 
     def __init__(self, checkpoint_dir: Path, run: str) -> None:
         self._folder, self._run = checkpoint_dir / FOLDER, run
-        self._mine: Start | None = None
+        self._mine: TrainerStart | None = None
 
     def begin(self, lineage: str, parent: PolicyVersion, epoch: int | None) -> None:
         """A new start. From here on an older one writes no checkpoint any more."""
-        self._write(Start(run=self._run, lineage=lineage, parent=str(parent), epoch=epoch or 0, pushed=parent.step))
+        self._write(
+            TrainerStart(run=self._run, lineage=lineage, parent=str(parent), epoch=epoch or 0, pushed=parent.step)
+        )
 
     def pushing(self, version: PolicyVersion) -> None:
         """Weights that workers may serve from now on."""
@@ -75,21 +77,21 @@ class Lineages:
             if not self._is_mine(start) and not self._began_elsewhere(start)
         }
 
-    def _is_mine(self, start: Start) -> bool:
+    def _is_mine(self, start: TrainerStart) -> bool:
         return self._mine is not None and start.lineage == self._mine.lineage
 
-    def _began_elsewhere(self, start: Start) -> bool:
+    def _began_elsewhere(self, start: TrainerStart) -> bool:
         """Weights that come of no checkpoint are the same if their digests are."""
         mine = self._mine
         if mine is None or start.parent != mine.parent or PolicyVersion.parse(start.parent).lineage != FIRST:
             return False
         return bool(start.digest and mine.digest) and start.digest != mine.digest
 
-    def _starts(self) -> list[Start]:
+    def _starts(self) -> list[TrainerStart]:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:
-                start = msgspec.json.decode(path.read_bytes(), type=Start)
+                start = msgspec.json.decode(path.read_bytes(), type=TrainerStart)
                 PolicyVersion.parse(start.parent)
             except (OSError, msgspec.DecodeError, ValueError):
                 continue
@@ -97,7 +99,7 @@ class Lineages:
                 found.append(start)
         return found
 
-    def _write(self, start: Start) -> None:
+    def _write(self, start: TrainerStart) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         beside = self._folder / f".writing-{start.lineage}"
         with beside.open("wb") as file:

@@ -1,7 +1,7 @@
 """Completed groups on their way from the proxy into steps: leased ahead, read while a step runs, given back when they must be.
 
 Owns the leases of one trainer and what is read for them; decides nothing about training. A group is held from its lease until
-it is acknowledged, which is after the step that used it is durable (`Feed.acknowledge`), or released.
+it is acknowledged, which is after the step that used it is durable (`LeaseFeed.acknowledge`), or released.
 
 A group may be served again while it is here, since leases can be lost. It is held under its new lease and nothing else: what it
 brings is the same, it is trained once, and acknowledged no earlier than its step is durable. One that a checkpoint knows was
@@ -39,7 +39,7 @@ AGAIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Leased:
+class LeasedGroup:
     """A group as it was served. samples: of all trials that can be trained, by session and in commit order of the leaves.
 
     books: what these trials sampled (as the lease says) and what of it no sample holds: a ledger of its own, so that a group
@@ -55,7 +55,7 @@ class Leased:
         return self.lease.group.group_id
 
 
-class Feed:
+class LeaseFeed:
     """Groups of one run, oldest first. Use as a context manager: leaving gives back what is held.
 
     Args:
@@ -83,8 +83,8 @@ class Feed:
         self._ahead, self._counts = ahead, counts
         self._trained: MutableSet[str] = trained if trained is not None else set()
         self._taken: dict[str, bool] = {}  # by a step that is not durable yet -> whether it has used them
-        self._waiting: deque[Leased] = deque()
-        self._aside: list[Leased] = []  # what does not count
+        self._waiting: deque[LeasedGroup] = deque()
+        self._aside: list[LeasedGroup] = []  # what does not count
         self._held: dict[str, Lease] = {}
         self._changed = asyncio.Condition()
         self._no_more = False
@@ -131,7 +131,7 @@ class Feed:
             self._no_more = True
             self._changed.notify_all()
 
-    async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[Leased]:
+    async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[LeasedGroup]:
         """The oldest `groups` that count, once there are so many, and all that do not; or these alone, once they are so many.
         They stay held until they are acknowledged.
 
@@ -238,7 +238,7 @@ class Feed:
         if not counts:
             await self._extend(group_id, lease)
 
-    async def _read(self, lease: Lease) -> Leased:
+    async def _read(self, lease: Lease) -> LeasedGroup:
         books = Ledger()
         for tokens in lease.tokens.values():
             for version, count in tokens.items():
@@ -247,7 +247,7 @@ class Feed:
         read = await asyncio.gather(*(self._session(trial_id, lease.tokens[trial_id], books) for trial_id in trained))
         for trial_id in lease.tokens.keys() - set(trained):
             _book_deleted(lease.tokens[trial_id], books)
-        return Leased(lease, [sample for samples in read for sample in samples], books)
+        return LeasedGroup(lease, [sample for samples in read for sample in samples], books)
 
     async def _session(self, trial_id: str, tokens: Mapping[str, int], books: Ledger) -> list[Sample]:
         async with self._readers:

@@ -25,7 +25,7 @@ from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge
 
 
 @dataclass(frozen=True)
-class Terms:
+class TrainingTerms:
     """What a sample must meet to be trained.
 
     policy: the one in training. max_staleness_steps: see `staleness`. max_tokens: of one sample; what a micro-batch may hold.
@@ -74,7 +74,7 @@ class TrainingRow:
 
 
 def read_samples(
-    samples: Iterable[Sample], terms: Terms, ledger: Ledger, left_out: LeaveOut = lambda sample, part: False
+    samples: Iterable[Sample], terms: TrainingTerms, ledger: Ledger, left_out: LeaveOut = lambda sample, part: False
 ) -> list[TrainingRow]:
     """The rows of the samples that can be trained, in their order. Everything else that they bring is booked as not trained.
 
@@ -119,7 +119,7 @@ def all_trained(token_ids: Sequence[int]) -> TrainingRow:
     )
 
 
-def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> TrainingRow | None:
+def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveOut) -> TrainingRow | None:
     """A row, or None; books what is not trained either way."""
     view = _View.of(sample, terms, left_out)
     if view is None:
@@ -161,7 +161,7 @@ def _read(sample: Sample, terms: Terms, ledger: Ledger, left_out: LeaveOut) -> T
 
 
 def _refuse(
-    sample: Sample, view: _View, trained_T: NDArray[np.bool_], verdict: StalenessVerdict, terms: Terms
+    sample: Sample, view: _View, trained_T: NDArray[np.bool_], verdict: StalenessVerdict, terms: TrainingTerms
 ) -> Reason | None:
     if not np.isfinite(view.logprobs_T[trained_T]).all():
         return Reason.MISSING_LOGPROB
@@ -191,7 +191,7 @@ class _View:
     versions: tuple[str, ...]
 
     @classmethod
-    def of(cls, sample: Sample, terms: Terms, left_out: LeaveOut) -> _View | None:
+    def of(cls, sample: Sample, terms: TrainingTerms, left_out: LeaveOut) -> _View | None:
         """None: the sample contradicts itself."""
         n = len(sample.loss_mask)
         if len(sample.token_ids) != 4 * n or len(sample.sampling_logprobs) != 4 * n:

@@ -45,7 +45,7 @@ class PolicyVersion(NamedTuple):
         return f"{self.lineage}/{self.step}"
 
 
-class Behind(NamedTuple):
+class VersionLag(NamedTuple):
     """How far a version is from the current weights. steps: optimizer steps between the two. lost: of these, those that a crash
     took back."""
 
@@ -102,7 +102,7 @@ class VersionHistory:
         crash. It is its own step but where lost steps are being taken again."""
         return max([step, *(reached for since, reached in self.lost if since <= step)])
 
-    def behind(self, version: PolicyVersion) -> Behind | None:
+    def behind(self, version: PolicyVersion) -> VersionLag | None:
         """How far `version` is from the current weights; None: nothing connects the two."""
         lost = 0
         for _ in range(len(self.parents) + 1):
@@ -114,7 +114,7 @@ class VersionHistory:
                     if version.step < first or (over and number in (0, len(self.path) - 1)):
                         return None
                     lost += over
-                    return Behind(self.current.step - version.step + over + lost, lost)
+                    return VersionLag(self.current.step - version.step + over + lost, lost)
                 first = last.step
             parent = self.parents.get(version.lineage)
             if parent is None or version.step < parent.step:

@@ -21,7 +21,7 @@ Duty = Callable[[Any], Any]
 _DISMISSED = b""
 
 
-class Crew:
+class CollectiveCalls:
     """Args: duties: by name; the same names on every rank."""
 
     def __init__(self, ranks: Ranks, duties: Mapping[str, Duty]) -> None:

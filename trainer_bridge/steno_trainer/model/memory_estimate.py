@@ -43,7 +43,7 @@ KINDS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Of a model, as its config.json says. qk_norm: queries and keys are normalised per head (Qwen3). experts: of each layer, of
     the size `intermediate`, 0 in a dense model; chosen: how many of them a token is sent to."""
 
@@ -61,7 +61,7 @@ class Shape:
     chosen: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
+    def of(cls, config: Mapping[str, Any]) -> ModelShape:
         """From a config.json of a model of the Llama, Qwen2, Qwen3, Mixtral or Qwen3-MoE kind.
 
         Raises: ConfigError: a model of another kind: its layers are not of this shape, which shows in how many parameters they
@@ -166,35 +166,36 @@ class Estimate:
         return sum(self.gpu.values())
 
 
-def estimate(shape: Shape, machine: Machine, choice: MemoryOptions, sample_tokens: int) -> Estimate:
+def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample_tokens: int) -> Estimate:
     """Of a step whose largest micro-batch is `sample_tokens`."""
     share = shape.parameters / machine.gpus
-    tokens = sample_tokens / choice.sequence_parallel
-    models = 2 if choice.reference else 1
+    tokens = sample_tokens / options.sequence_parallel
+    models = 2 if options.reference else 1
     states = 2.0 * shape.layers * shape.hidden * tokens
     # The backward pass of a layer: what it kept, gradients of the widest activations, its weights and their gradients.
     per_token = shape.saved_per_token + 6 * shape.intermediate * max(1, shape.chosen) + 12 * shape.hidden
     gpu = {
-        "weights": 0.0 if choice.offload_parameters else 2.0 * share * models,
-        "gradients": 0.0 if choice.offload_optimizer else 4.0 * share,
-        "optimizer": 0.0 if choice.offload_optimizer else 12.0 * share,
+        "weights": 0.0 if options.offload_parameters else 2.0 * share * models,
+        "gradients": 0.0 if options.offload_optimizer else 4.0 * share,
+        "optimizer": 0.0 if options.offload_optimizer else 12.0 * share,
         # A bucket and what is sent of it: in float32 where gradients are reduced, half of them, in bfloat16 where weights come.
-        "gathered": 2.0 * choice.live + 6.0 * choice.buckets + 8.0 * shape.head_parameters,
+        "gathered": 2.0 * options.live + 6.0 * options.buckets + 8.0 * shape.head_parameters,
         # And what is between the last layer and the loss, in bfloat16: normed in float32, trained positions, gradients.
-        "states": (0.0 if choice.activation_offload else states) + 16.0 * shape.hidden * tokens,
+        "states": (0.0 if options.activation_offload else states) + 16.0 * shape.hidden * tokens,
         "layer": per_token * tokens + 4.0 * shape.layer_parameters,
-        "chunk": 12.0 * choice.chunk_tokens * shape.vocabulary,
-        "nccl": _sending_bytes(shape) if choice.nccl else 0.0,
+        "chunk": 12.0 * options.chunk_tokens * shape.vocabulary,
+        "nccl": _sending_bytes(shape) if options.nccl else 0.0,
         "reserve": float(RESERVE_BYTES),
     }
     # In the host: 12 bytes of state, 4 of accumulated gradients and 4 of those that Adam reads, per parameter.
     host = (
-        20.0 * shape.parameters * choice.offload_optimizer + 2.0 * models * shape.parameters * choice.offload_parameters
+        20.0 * shape.parameters * options.offload_optimizer
+        + 2.0 * models * shape.parameters * options.offload_parameters
     )
-    return Estimate(gpu, host + states * machine.gpus * choice.activation_offload)
+    return Estimate(gpu, host + states * machine.gpus * options.activation_offload)
 
 
-def _sending_bytes(shape: Shape) -> float:
+def _sending_bytes(shape: ModelShape) -> float:
     """Largest tensors are packed and gathered alone, whatever a buffer or a bucket is to hold. Each end of the transfer has two
     buffers; the sender gathers one bucket, copies it, and has some waiting."""
     from steno_trainer.weights.nccl import PACKED_BUFFERS, PACKED_BYTES, QUEUED_BUCKETS
@@ -204,11 +205,11 @@ def _sending_bytes(shape: Shape) -> float:
     return PACKED_BUFFERS * (PACKED_BYTES + largest) + (QUEUED_BUCKETS + 2) * max(DEFAULT_BUCKET_BYTES, largest)
 
 
-def longest_sample(shape: Shape, machine: Machine, choice: MemoryOptions, granule: int = 1024) -> int:
+def longest_sample(shape: ModelShape, machine: Machine, options: MemoryOptions, granule: int = 1024) -> int:
     """Tokens of the longest sample that fits, in multiples of `granule`; 0: nothing does."""
 
     def fits(tokens: int) -> bool:
-        found = estimate(shape, machine, choice, tokens)
+        found = estimate(shape, machine, options, tokens)
         return found.gpu_total <= machine.gpu_bytes * (1 - FRAGMENTED) and found.host <= machine.host_bytes
 
     low, high = 0, 2**24 // granule
@@ -218,20 +219,20 @@ def longest_sample(shape: Shape, machine: Machine, choice: MemoryOptions, granul
     return low * granule
 
 
-SAMPLES: dict[str, tuple[str, Shape, MemoryOptions]] = {
+SAMPLES: dict[str, tuple[str, ModelShape, MemoryOptions]] = {
     "7b": (
         "Qwen2.5-7B",
-        Shape(3584, 18944, 28, 28, 4, 128, 152064, attention_bias=True),
+        ModelShape(3584, 18944, 28, 28, 4, 128, 152064, attention_bias=True),
         MemoryOptions(),
     ),
     "14b": (
         "Qwen2.5-14B",
-        Shape(5120, 13824, 48, 40, 8, 128, 152064, attention_bias=True),
+        ModelShape(5120, 13824, 48, 40, 8, 128, 152064, attention_bias=True),
         MemoryOptions(offload_optimizer=True),
     ),
     "32b": (
         "Qwen2.5-32B",
-        Shape(5120, 27648, 64, 40, 8, 128, 152064, attention_bias=True),
+        ModelShape(5120, 27648, 64, 40, 8, 128, 152064, attention_bias=True),
         MemoryOptions(offload_optimizer=True, live=300_000_000, buckets=100_000_000),
     ),
 }  # fmt: skip
@@ -246,10 +247,10 @@ def table(machine: Machine = Machine()) -> str:
     )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, (model, shape, plain) in SAMPLES.items():
-        for extra, choice in _variants(shape, plain):
-            found = estimate(shape, machine, choice, 1024).gpu
-            longest = longest_sample(shape, machine, choice)
-            host = estimate(shape, machine, choice, longest).host
+        for extra, options in _variants(shape, plain):
+            found = estimate(shape, machine, options, 1024).gpu
+            longest = longest_sample(shape, machine, options)
+            host = estimate(shape, machine, options, longest).host
             static = found["weights"] + found["gradients"] + found["optimizer"]
             per_kilo = found["states"] + found["layer"] - 4.0 * shape.layer_parameters
             cells = (
@@ -260,7 +261,7 @@ def table(machine: Machine = Machine()) -> str:
     return "\n".join(lines)
 
 
-def _variants(shape: Shape, plain: MemoryOptions) -> Iterator[tuple[str, MemoryOptions]]:
+def _variants(shape: ModelShape, plain: MemoryOptions) -> Iterator[tuple[str, MemoryOptions]]:
     sample = " (the sample)"
     yield "none" + sample * (not plain.offload_optimizer), replace(plain, offload_optimizer=False)
     yield "`offload_optimizer`" + sample * plain.offload_optimizer, replace(plain, offload_optimizer=True)
@@ -294,16 +295,16 @@ def main() -> None:
         print(table(machine))
         return
     try:
-        shape = Shape.of(json.loads(given.config.read_text()))
+        shape = ModelShape.of(json.loads(given.config.read_text()))
     except ConfigError as error:
         parser.error(str(error))
-    choice = MemoryOptions(
+    options = MemoryOptions(
         given.offload_optimizer, given.offload_parameters, given.activation_offload, given.sequence_parallel,
         given.chunk_tokens, given.reference, given.nccl,
     )  # fmt: skip
-    longest = longest_sample(shape, machine, choice)
+    longest = longest_sample(shape, machine, options)
     tokens = given.tokens or longest
-    found = estimate(shape, machine, choice, tokens)
+    found = estimate(shape, machine, options, tokens)
     active = f", {shape.active_parameters / 1e9:.2f} B active per token" if shape.experts else ""
     print(
         f"{shape.parameters / 1e9:.2f} B parameters{active}; a sample of {tokens:,} tokens takes, on each of {given.gpus} GPUs:"

@@ -20,7 +20,7 @@ BY_TOKEN = [field.name for field in fields(PackedBatch) if field.name.endswith("
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """A rank's part of a micro-batch. packed: its tokens, and the trained tokens that these predict; its starts are those of
     the whole. segments: of the whole micro-batch, padded. chosen: which of the micro-batch's trained tokens these are, int64."""
 
@@ -29,7 +29,7 @@ class Share:
     chosen: Tensor
 
 
-def take_share(packed: PackedBatch, *, ranks: int = 1, rank: int = 0, group: Any = None) -> Share:
+def take_share(packed: PackedBatch, *, ranks: int = 1, rank: int = 0, group: Any = None) -> RankShare:
     """The part of the rank-th of `ranks`. The end is padded with a sample of its own, so that parts are equally long."""
     starts_Q1, ids_1S, positions_1S = packed.starts_Q1, packed.input_ids_1S, packed.position_ids_1S
     missing = -ids_1S.shape[1] % ranks
@@ -49,4 +49,4 @@ def take_share(packed: PackedBatch, *, ranks: int = 1, rank: int = 0, group: Any
         predictor_N=packed.predictor_N[chosen] - first,
         **{name: getattr(packed, name)[chosen] for name in BY_TOKEN},
     )
-    return Share(mine, segments, chosen)
+    return RankShare(mine, segments, chosen)

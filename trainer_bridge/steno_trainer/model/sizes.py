@@ -21,7 +21,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """Elements. total: all, tied ones once. active: those that one token meets. outer: of embedding and head, part of both."""
 
     total: int
@@ -29,7 +29,7 @@ class Sizes:
     outer: int
 
 
-def sizes_of(lm: Any) -> Sizes:
+def sizes_of(lm: Any) -> ModelSizes:
     """Args: lm: a causal language model of transformers; whole, partitioned by ZeRO-3, or on the meta device.
 
     Raises: ConfigError: it has experts that can't be counted; names the kind of model and the fields that were looked at.
@@ -42,7 +42,7 @@ def sizes_of(lm: Any) -> Sizes:
         total += size
         active += size * whole_of.get(id(parameter), 1.0)
     found = sum(full_numel(parameter) for parameter in lm.parameters() if id(parameter) in outer)
-    return Sizes(int(total), round(active), found)
+    return ModelSizes(int(total), round(active), found)
 
 
 def skeleton(config: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.coverage import examine
 from steno_trainer.model.deepspeed_config import deepspeed_config, reference_config, start_deepspeed
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
-from steno_trainer.model.sequence_parallel import Share
+from steno_trainer.model.sequence_parallel import RankShare
 from steno_trainer.model.sizes import full_numel
 from steno_trainer.packing.plan import CostModel
 
@@ -103,14 +103,14 @@ class PolicyEngine:
             self.settings.micro_batch_tokens, int(getattr(self.lm.config, "max_position_embeddings", None) or 2**31)
         )
 
-    def logprobs(self, share: Share, chunks: int) -> tuple[Tensor, Tensor]:
+    def logprobs(self, share: RankShare, chunks: int) -> tuple[Tensor, Tensor]:
         """With gradients. A collective, as are all below."""
         self.deepspeed.train()
         found: tuple[Tensor, Tensor] = self.deepspeed(share.packed, share.segments, chunks)
         return found
 
     @torch.no_grad()
-    def score(self, share: Share, chunks: int, *, reference: bool) -> Tensor:
+    def score(self, share: RankShare, chunks: int, *, reference: bool) -> Tensor:
         """Log-probabilities without gradients, by the policy as it is or by the reference. [N] float32."""
         engine: Any = self.reference if reference else self.deepspeed
         engine.eval()
@@ -118,7 +118,7 @@ class PolicyEngine:
         return found[0]
 
     @torch.no_grad()
-    def logits(self, share: Share) -> Tensor:
+    def logits(self, share: RankShare) -> Tensor:
         """Of the trained tokens of this rank's share, before any is chosen. [N, V] float32."""
         self.deepspeed.eval()
         found: tuple[Tensor, Tensor] = self.deepspeed(share.packed, share.segments, 1, logits=True)

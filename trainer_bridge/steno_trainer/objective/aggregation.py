@@ -40,7 +40,7 @@ class Aggregation(StrEnum):
 
 
 @dataclass(frozen=True)
-class Part:
+class SampleShare:
     """What one sample trains of its trial."""
 
     trial_id: str
@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Silent:
+class SilentTotals:
     """Trained tokens and trials of groups whose rewards are all equal: only the denominators count them. Fractions of either,
     where mini-batches share them."""
 
@@ -56,15 +56,18 @@ class Silent:
     trials: float = 0.0
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Silent:
+    def of(cls, parts: Sequence[SampleShare]) -> SilentTotals:
         return cls(sum(part.trained_tokens for part in parts), len({p.trial_id for p in parts if p.trained_tokens}))
 
-    def share(self, count: int) -> Silent:
-        return Silent(self.tokens / count, self.trials / count)
+    def share(self, count: int) -> SilentTotals:
+        return SilentTotals(self.tokens / count, self.trials / count)
 
 
 def token_weights(
-    parts: Sequence[Part], mode: Aggregation, constant_tokens: int | None = None, silent: Silent = Silent()
+    parts: Sequence[SampleShare],
+    mode: Aggregation,
+    constant_tokens: int | None = None,
+    silent: SilentTotals = SilentTotals(),
 ) -> list[float]:
     """The weight of each trained token of each sample, in the order of `parts`. Dimensionless.
 
@@ -88,7 +91,7 @@ def token_weights(
     total = sum(by_trial.values()) + silent.tokens
     rollouts = sum(1 for tokens in by_trial.values() if tokens) + silent.trials
 
-    def weight(part: Part) -> float:
+    def weight(part: SampleShare) -> float:
         if not part.trained_tokens:
             return 0.0
         match mode:

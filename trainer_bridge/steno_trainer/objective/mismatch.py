@@ -53,7 +53,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedWeights:
     """weights_N: float, 0 outside the mask. masked_N, truncated_N: tokens of the mask that the correction took out, or whose
     weight it cut. ratios_N: rho by token, 1 outside the mask. log_ratios_N: log rho by token as it is, not cut, 0 outside."""
 
@@ -67,7 +67,7 @@ class Corrected:
 def correct(
     settings: Mismatch, proximal_logprobs_N: Tensor, sampling_logprobs_N: Tensor, mask_N: Tensor,
     sequences: Sequences | None = None,
-) -> Corrected:  # fmt: skip
+) -> CorrectedWeights:  # fmt: skip
     """Importance weights, detached. A collective of the ranks that share the micro-batch, given sequences.
 
     Args: mask_N: bool, the tokens to train. sequences: what has one weight; None: every token.
@@ -90,4 +90,4 @@ def correct(
             kept_N = mask_N & (rho_N >= settings.low) & (rho_N <= settings.high)
         case _:
             raise ConfigError(f"unknown correction: {settings.correction}", field="mismatch.correction")
-    return Corrected(weights_N.masked_fill(~kept_N, 0.0), mask_N & ~kept_N, truncated_N, ratios_N, log_ratios_N)
+    return CorrectedWeights(weights_N.masked_fill(~kept_N, 0.0), mask_N & ~kept_N, truncated_N, ratios_N, log_ratios_N)

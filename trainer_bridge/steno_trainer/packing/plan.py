@@ -24,7 +24,7 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadPlan
 
 
-class Item(NamedTuple):
+class PackingItem(NamedTuple):
     """A sample as the plan sees it: its tokens, and how many of them are trained (the head runs for those only)."""
 
     tokens: int
@@ -50,7 +50,7 @@ class CostModel:
     def of(cls, *, parameters: int, layers: int, attention_width: int, hidden: int, vocabulary: int) -> CostModel:
         return cls(6.0 * parameters, 6.0 * layers * attention_width, 6.0 * hidden * vocabulary)
 
-    def flops(self, item: Item) -> float:
+    def flops(self, item: PackingItem) -> float:
         return (self.per_token + self.per_pair * item.tokens) * item.tokens + self.per_trained * item.trained
 
 
@@ -86,7 +86,7 @@ class PackingPlan(msgspec.Struct, frozen=True, array_like=True):
         """Equal on two ranks exactly if their plans are."""
         return blake2b(self.encode(), digest_size=16).hexdigest()
 
-    def check(self, items: Sequence[Item]) -> None:
+    def check(self, items: Sequence[PackingItem]) -> None:
         """Whether this is a plan of these samples that ranks can run in lockstep. Raises: BadPlan: saying what is not."""
         placed = sorted(i for batches in self.ranks for batch in batches for i in batch.items)
         if placed != list(range(len(items))):
@@ -103,7 +103,7 @@ class PackingPlan(msgspec.Struct, frozen=True, array_like=True):
                 if trained > self.chunks[i] * self.chunk_tokens or self.chunks[i] < 1:
                     raise BadPlan(f"rank {r}, micro-batch {i}: {trained} trained tokens in {self.chunks[i]} chunks")
 
-    def balance(self, items: Sequence[Item], cost: CostModel) -> float:
+    def balance(self, items: Sequence[PackingItem], cost: CostModel) -> float:
         """Work over (ranks x the time of the slowest, at each position): 1.0 if no rank ever waits, 0.0 without work."""
         by_batch = [[sum(cost.flops(items[i]) for i in batch.items) for batch in batches] for batches in self.ranks]
         slowest = sum(max(column) for column in zip(*by_batch, strict=True))
@@ -111,7 +111,13 @@ class PackingPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def plan_step(
-    items: Sequence[Item], *, ranks: int, budget_tokens: int, chunk_tokens: int, cost: CostModel, alone: bool = False
+    items: Sequence[PackingItem],
+    *,
+    ranks: int,
+    budget_tokens: int,
+    chunk_tokens: int,
+    cost: CostModel,
+    alone: bool = False,
 ) -> PackingPlan:
     """Pack a step's samples into as few rounds of micro-batches as the budget allows, balanced by estimated FLOPs.
 
@@ -149,7 +155,7 @@ def plan_step(
 Bin = list[int]
 
 
-def _best_fit(items: Sequence[Item], budget: int) -> list[Bin]:
+def _best_fit(items: Sequence[PackingItem], budget: int) -> list[Bin]:
     """Best fit decreasing by tokens: into the fullest bin that still has room."""
     bins: list[Bin] = []
     room: list[tuple[int, int]] = []  # (free tokens, bin), sorted
@@ -165,7 +171,7 @@ def _best_fit(items: Sequence[Item], budget: int) -> list[Bin]:
     return bins
 
 
-def _spread(items: Sequence[Item], costs: Sequence[float], count: int, budget: int) -> list[Bin] | None:
+def _spread(items: Sequence[PackingItem], costs: Sequence[float], count: int, budget: int) -> list[Bin] | None:
     """Longest processing time first: the most expensive sample into the cheapest bin that has room. None: there is none."""
     bins: list[Bin] = [[] for _ in range(count)]
     used = [0] * count
@@ -206,5 +212,5 @@ def _slowest(row: list[Bin], costs: Sequence[float]) -> float:
     return max(sum(costs[i] for i in b) for b in row)
 
 
-def _sums(indices: Sequence[int], items: Sequence[Item]) -> tuple[int, int]:
+def _sums(indices: Sequence[int], items: Sequence[PackingItem]) -> tuple[int, int]:
     return sum(items[i].tokens for i in indices), sum(items[i].trained for i in indices)

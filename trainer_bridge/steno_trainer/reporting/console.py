@@ -62,7 +62,7 @@ def curve(values: list[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in values)
 
 
-class View:
+class ConsoleView:
     """Use as a context manager. On a terminal a live picture, else lines; `say` writes a line either way."""
 
     def __init__(self, console: Console, *, run: str, steps: int | None) -> None:

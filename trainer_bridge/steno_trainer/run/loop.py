@@ -25,13 +25,13 @@ from typing import Any, Protocol
 from steno.contracts.errors import StenoError, Superseded
 from steno.contracts.leases import RunView
 from steno_trainer.checkpoints.checkpoint import RunState
-from steno_trainer.data.lease_feed import Feed, Leased
+from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Account, Ledger, Reason
-from steno_trainer.data.rows import Terms
+from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
-from steno_trainer.distributed.collective_calls import Crew
+from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.errors import NotFinite, PushFailed
-from steno_trainer.reporting.console import View
+from steno_trainer.reporting.console import ConsoleView
 from steno_trainer.reporting.trackers import Trackers
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import assemble
@@ -101,11 +101,11 @@ class Loop:
     each."""
 
     def __init__(
-        self, settings: RunSettings, crew: Crew, feed: Feed, state: TrainingState, limits: SampleLimits, *,
-        trackers: Trackers, view: View, status: RunStatus, evaluate: Evaluate | None = None,
+        self, settings: RunSettings, calls: CollectiveCalls, feed: LeaseFeed, state: TrainingState, limits: SampleLimits, *,
+        trackers: Trackers, view: ConsoleView, status: RunStatus, evaluate: Evaluate | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
-        self._crew, self._feed, self.state = crew, feed, state
+        self._calls, self._feed, self.state = calls, feed, state
         self._limits = limits
         self._trackers, self._view = trackers, view
         self._status, self._evaluate = status, evaluate
@@ -176,7 +176,7 @@ class Loop:
 
     # -- a step ------------------------------------------------------------------------------------------------------------
 
-    async def _take(self) -> list[Leased]:
+    async def _take(self) -> list[LeasedGroup]:
         settings = self._settings
         at_least = 1 if settings.take_s is not None else None
         watching = asyncio.create_task(self._until_over())
@@ -200,9 +200,9 @@ class Loop:
                 await self._feed.no_more()
                 return
 
-    async def _step(self, groups: Sequence[Leased], waited_s: float) -> None:
+    async def _step(self, groups: Sequence[LeasedGroup], waited_s: float) -> None:
         settings, state = self._settings, self.state
-        terms = Terms(
+        terms = TrainingTerms(
             history=state.history,
             max_staleness_steps=settings.max_staleness_steps,
             max_tokens=self._limits.max_tokens,
@@ -217,7 +217,7 @@ class Loop:
         report: StepReport | None = None
         if ready.batch.rows:
             self._view.phase(f"training on {ready.trained_tokens:,} tokens")
-            report = await self._crew.do("step", ready.batch)
+            report = await self._calls.do("step", ready.batch)
             ready.books.add(report.ledger)
         updated = report is not None and report.updated
         if updated:
@@ -278,7 +278,7 @@ class Loop:
         self._check()
         started = time.monotonic()
         self._view.phase("writing a checkpoint")
-        await self._crew.do("save", self.state)
+        await self._calls.do("save", self.state)
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
         if served := [group_id for group_id in unsaved if group_id not in self._unserved]:
@@ -312,7 +312,7 @@ class Loop:
         self._check()
         started = time.monotonic()
         self._view.phase("handing the weights over")
-        publication: Publication = await self._crew.do("publish", self.state.version)
+        publication: Publication = await self._calls.do("publish", self.state.version)
         self._newest = publication
         serving = asyncio.create_task(self._let_go_once_served(publication, list(self._unserved)))
         self._serving.add(serving)

@@ -29,12 +29,12 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.evaluation import Evaluator, greedy
 from steno_trainer.checkpoints.checkpoint import Checkpoints, RunState
 from steno_trainer.checkpoints.lineages import Lineages
-from steno_trainer.data.lease_feed import Feed
+from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
-from steno_trainer.distributed.collective_calls import Crew
+from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.zero_engine import PolicyEngine
-from steno_trainer.reporting.console import View
+from steno_trainer.reporting.console import ConsoleView
 from steno_trainer.reporting.trackers import (
     Prometheus,
     TensorBoard,
@@ -50,7 +50,7 @@ from steno_trainer.step.assemble import says_something
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
 from steno_trainer.weights.address import meeting_address
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.exchange import beside_first
 from steno_trainer.weights.probe import ProbeTolerance
 from steno_trainer.weights.publication import Publication
@@ -71,18 +71,18 @@ def train(settings: RunSettings) -> None:
     )  # fmt: skip
     # Every start is a lineage of its own: a version that a killed trainer pushed and did not save is never given again (I10).
     lineage = secrets.token_hex(4) if ranks.first else None
-    with _hold(settings, ranks, lineage) as hold:
+    with _hold(settings, ranks, lineage) as tenure:
         if not (lineage := ranks.share(lineage.encode() if lineage is not None else None).decode()):
             return
         engine = PolicyEngine.open(settings, ranks)
-        duties = Duties(settings, engine, lineage, hold.epoch if hold is not None else None)
-        crew = Crew(ranks, duties.table())
+        duties = RankDuties(settings, engine, lineage, tenure.epoch if tenure is not None else None)
+        calls = CollectiveCalls(ranks, duties.table())
         lost: Superseded | None = None
-        if hold is not None:
-            lost = asyncio.run(_lead(settings, engine, crew, duties, hold))
+        if tenure is not None:
+            lost = asyncio.run(_lead(settings, engine, calls, duties, tenure))
         else:
             _leave_signals_to_the_first()
-            crew.follow()
+            calls.follow()
         duties.close()
         ranks.barrier()
         ranks.close()
@@ -110,20 +110,20 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
         return
     with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client:
         try:
-            hold = TenureHolder.take(
+            tenure = TenureHolder.take(
                 client, settings.run, consumer_of(lineage), force=settings.take_over,
                 known=Lineages(settings.checkpoint_dir, settings.run).newest_epoch(), patience_s=settings.push_deadline_s,
             )  # fmt: skip
         except StenoError:
             ranks.share(b"")
             raise
-        with hold:
+        with tenure:
             try:
                 _check_meeting(client, settings)
             except StenoError:
                 ranks.share(b"")
                 raise
-            yield hold
+            yield tenure
 
 
 def _check_meeting(client: Steno, settings: RunSettings) -> None:
@@ -138,14 +138,14 @@ def consumer_of(lineage: str) -> str:
     return f"{host}-{lineage}"
 
 
-class Duties:
+class RankDuties:
     """What all ranks do together. The same object on every rank; only the first one's is given arguments."""
 
     def __init__(self, settings: RunSettings, engine: PolicyEngine, lineage: str, epoch: int | None) -> None:
         self._settings, self._engine, self._ranks = settings, engine, engine.ranks
         self._stepper = Stepper(engine)
-        limits = ProbeTolerance.of(settings.probe_precision, settings.probe_tolerance)
-        self._probe = PolicyProbe(engine, tokens=settings.probe_tokens, limits=limits)
+        tolerance = ProbeTolerance.of(settings.probe_precision, settings.probe_tolerance)
+        self._probe = PolicyProbe(engine, tokens=settings.probe_tokens, tolerance=tolerance)
         self._lineages = Lineages(settings.checkpoint_dir, settings.run)
         self._checkpoints = Checkpoints(
             settings.checkpoint_dir, self._stepper, keep=settings.checkpoints_kept, lineages=self._lineages
@@ -203,8 +203,10 @@ class Duties:
                 deadline_s=settings.push_deadline_s,
             )  # fmt: skip
         if settings.transport == "stream":
-            return StreamTransport(Copies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks)))
-        copies = Copies(settings.weights_dir, ranks=self._ranks)
+            return StreamTransport(
+                WeightsCopies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks))
+            )
+        copies = WeightsCopies(settings.weights_dir, ranks=self._ranks)
         seen_as = settings.weights_dir_at_workers
         return FilesystemTransport(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
 
@@ -217,7 +219,7 @@ def _leave_signals_to_the_first() -> None:
 
 
 async def _lead(
-    settings: RunSettings, engine: PolicyEngine, crew: Crew, duties: Duties, hold: TenureHolder
+    settings: RunSettings, engine: PolicyEngine, calls: CollectiveCalls, duties: RankDuties, tenure: TenureHolder
 ) -> Superseded | None:
     """The first rank's part. Returns: that another trainer has taken over; then all ranks end as after any other run, so that
     what their launcher is told is this rank's exit code."""
@@ -227,26 +229,28 @@ async def _lead(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(trackers.close)
         client = await stack.enter_async_context(
-            AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=hold.epoch)
+            AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=tenure.epoch)
         )
         evaluate = await _evaluation(settings, stack)
-        feed = Feed(
-            client, run_id=settings.run, consumer=hold.trainer, ahead=settings.groups_per_step,
+        feed = LeaseFeed(
+            client, run_id=settings.run, consumer=tenure.trainer, ahead=settings.groups_per_step,
             trained=state.trained, ttl_s=settings.lease_ttl_s,
             counts=says_something if settings.dynamic_sampling else lambda lease: True,
         )  # fmt: skip
-        view = stack.enter_context(View(Console(stderr=True), run=settings.run, steps=settings.total_steps))
-        loop = Loop(settings, crew, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate)
+        view = stack.enter_context(ConsoleView(Console(stderr=True), run=settings.run, steps=settings.total_steps))
+        loop = Loop(
+            settings, calls, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, loop.stop)
         here = asyncio.get_running_loop()
-        hold.on_lost(lambda error: here.call_soon_threadsafe(loop.fail, error))
+        tenure.on_lost(lambda error: here.call_soon_threadsafe(loop.fail, error))
         lost = None
         try:
             await loop.run()
         except Superseded as error:  # between two duties: the others listen
             lost = error
-        await crew.dismiss()
+        await calls.dismiss()
         return lost
 
 

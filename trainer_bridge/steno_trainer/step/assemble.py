@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from steno.contracts.leases import Lease
 from steno.contracts.records import MAX_REWARD
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
-from steno_trainer.data.lease_feed import Leased
+from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering, own_completions, was_cut
-from steno_trainer.data.rows import Terms, TrainingRow, read_samples
+from steno_trainer.data.rows import TrainingRow, TrainingTerms, read_samples
 from steno_trainer.step.step_plan import StepBatch, make_batch
 
 
 @dataclass(frozen=True)
-class Assembled:
+class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
     step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it."""
 
@@ -43,8 +43,13 @@ def says_something(lease: Lease) -> bool:
 
 
 def assemble(
-    groups: Sequence[Leased], terms: Terms, estimator: Estimator, overlong: Overlong, *, count_silent: bool = True
-) -> Assembled:
+    groups: Sequence[LeasedGroup],
+    terms: TrainingTerms,
+    estimator: Estimator,
+    overlong: Overlong,
+    *,
+    count_silent: bool = True,
+) -> AssembledStep:
     """Everything that these groups bring to a step by weights that `terms.history` ends in. count_silent: as in `make_batch`."""
     books = Ledger()
     for leased in groups:
@@ -72,11 +77,11 @@ def assemble(
     values = _values(groups, scored, batch, dropped)
     if completions:
         values["length/truncated_fraction"] = _mean([was_cut(part) for _, part in completions])
-    return Assembled(batch, books, values | _overlong(overlong, scored, books), malformed)
+    return AssembledStep(batch, books, values | _overlong(overlong, scored, books), malformed)
 
 
 def _values(
-    groups: Sequence[Leased], scored: Sequence[ScoredTrial], batch: StepBatch, dropped: dict[str, Reason]
+    groups: Sequence[LeasedGroup], scored: Sequence[ScoredTrial], batch: StepBatch, dropped: dict[str, Reason]
 ) -> dict[str, float]:
     rows = batch.rows
     values: dict[str, float] = {

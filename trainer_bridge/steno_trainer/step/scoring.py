@@ -47,8 +47,8 @@ class PolicyProbe:
     model would never say, log-probabilities are far from 0, and so are two engines from each other. Weights that training has
     moved away from the ids draw new ones."""
 
-    def __init__(self, engine: PolicyEngine, *, tokens: int, limits: ProbeTolerance) -> None:
-        self._engine, self._tokens, self._limits = engine, tokens, limits
+    def __init__(self, engine: PolicyEngine, *, tokens: int, tolerance: ProbeTolerance) -> None:
+        self._engine, self._tokens, self._tolerance = engine, tokens, tolerance
         self._ids: list[int] = []
         self._drawn_at = 0.0  # mean log-probability of the ids, by the weights that drew them
 
@@ -67,7 +67,7 @@ class PolicyProbe:
             logprobs = score_tokens(self._engine, self._ids)
             self._drawn_at = fmean(logprobs)
             log.info("the probe's %d ids were drawn in %.1f s", len(self._ids), time.monotonic() - started)
-        return as_probe(self._ids, logprobs, self._limits)
+        return as_probe(self._ids, logprobs, self._tolerance)
 
 
 def draw_tokens(engine: PolicyEngine, count: int, *, seed: int = 0) -> list[int]:

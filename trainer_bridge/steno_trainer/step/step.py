@@ -21,7 +21,7 @@ from torch import Tensor
 from steno_trainer.config import TrainerSettings
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.rows import TrainingRow
-from steno_trainer.model.sequence_parallel import Share, take_share
+from steno_trainer.model.sequence_parallel import RankShare, take_share
 from steno_trainer.model.zero_engine import PolicyEngine, learning_rate
 from steno_trainer.objective import loss as objective_
 from steno_trainer.objective.aggregation import Aggregation
@@ -29,8 +29,8 @@ from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, polic
 from steno_trainer.objective.mismatch import Correction, Mismatch
 from steno_trainer.objective.ratios import CLIP, RatioLevel, Sequences
 from steno_trainer.packing.collate import collate
-from steno_trainer.packing.plan import Item, PackingPlan
-from steno_trainer.step.step_plan import Layout, Orders, Pass, StepBatch, draw_up
+from steno_trainer.packing.plan import PackingItem, PackingPlan
+from steno_trainer.step.step_plan import Layout, OptimizerPass, StepBatch, StepOrders, draw_up
 
 SCALARS = (
     "loss", "optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped_passes", "pack/balance", "pack/fill",
@@ -98,7 +98,7 @@ class Stepper:
             draw_up(batch, self._layout, seed=f"{self.settings.seed}:{self.steps_done}") if batch is not None else None
         )
         # On gloo, so that waiting for data (minutes, if agents are slow) holds no device.
-        orders = Orders.decode(self.ranks.share(drawn.encode() if drawn is not None else None))
+        orders = StepOrders.decode(self.ranks.share(drawn.encode() if drawn is not None else None))
         rows = orders.rows()
         orders.check(rows)
         started = time.perf_counter()
@@ -151,7 +151,7 @@ class Stepper:
         return StepReport(self.steps_done, metrics, booked, slots[-1], bool(totals), groups)
 
     def _run(
-        self, part: Pass, orders: Orders, rows: Sequence[TrainingRow], slots: Sequence[int],
+        self, part: OptimizerPass, orders: StepOrders, rows: Sequence[TrainingRow], slots: Sequence[int],
         proximal_N: Tensor | None, reference_N: Tensor | None, masked_N: Tensor,
     ) -> _Sums:  # fmt: skip
         """Forward and backward over this rank's micro-batches of a pass. Marks in masked_N what the correction takes out."""
@@ -180,7 +180,7 @@ class Stepper:
             masked_N[where] = found.mismatch_masked_N.to("cpu", torch.uint8)
         return sums
 
-    def _score(self, orders: Orders, rows: Sequence[TrainingRow], *, reference: bool) -> Tensor:
+    def _score(self, orders: StepOrders, rows: Sequence[TrainingRow], *, reference: bool) -> Tensor:
         """Log-probabilities of all trained tokens before the step, on every rank. float32 [N]."""
         slots = _slots(rows)
         scored_N = torch.zeros(slots[-1], dtype=torch.float32)
@@ -191,7 +191,7 @@ class Stepper:
         # Each token is one rank's, and zero everywhere else: the sum is the value, bit by bit.
         return self.ranks.add(scored_N)
 
-    def _share(self, rows: Sequence[TrainingRow], orders: Orders, weights: Sequence[float]) -> Share:
+    def _share(self, rows: Sequence[TrainingRow], orders: StepOrders, weights: Sequence[float]) -> RankShare:
         packed = collate(rows, orders.advantages, weights, self._level).to(self.ranks.device)
         return take_share(
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
@@ -202,7 +202,9 @@ class Stepper:
         both = self.ranks.add(torch.cat([sums.means_M2.flatten(), torch.tensor([sums.loss], dtype=torch.float64)]))
         return _Sums(float(both[-1]), both[:-1].view_as(sums.means_M2), self.ranks.maximum(sums.maxima_X))
 
-    def _costs(self, orders: Orders, rows: Sequence[TrainingRow], score_s: float, train_s: float) -> dict[str, float]:
+    def _costs(
+        self, orders: StepOrders, rows: Sequence[TrainingRow], score_s: float, train_s: float
+    ) -> dict[str, float]:
         """Times of the slowest rank; tokens/s and MFU of the passes, forward and backward, over all devices."""
         cuda = self.ranks.device.type == "cuda"
         peak = float(torch.cuda.max_memory_allocated() if cuda else getrusage(RUSAGE_SELF).ru_maxrss * 1024)
@@ -211,7 +213,7 @@ class Stepper:
         ).tolist()
         tokens = sum(rows[i].tokens for part in orders.passes for i in part.rows)
         flops = sum(
-            self.engine.cost.flops(Item(rows[i].tokens, rows[i].trained_tokens))
+            self.engine.cost.flops(PackingItem(rows[i].tokens, rows[i].trained_tokens))
             for part in orders.passes
             for i in part.rows
         )
@@ -262,14 +264,14 @@ def _picked(values_N: Tensor | None, where: Tensor, like: Tensor) -> Tensor | No
     return None if values_N is None else values_N[where].to(like.device)
 
 
-def _packing(orders: Orders, rows: Sequence[TrainingRow], layout: Layout) -> dict[str, float]:
+def _packing(orders: StepOrders, rows: Sequence[TrainingRow], layout: Layout) -> dict[str, float]:
     """Over all passes: how even the work is among ranks, how full micro-batches are, how many a rank runs."""
     micro_batches = sum(len(part.plan.chunks) for part in orders.passes)
     tokens = sum(rows[i].tokens for part in orders.passes for i in part.rows)
 
-    def balance(part: Pass) -> float:
+    def balance(part: OptimizerPass) -> float:
         plan: PackingPlan = part.plan
-        return plan.balance([Item(rows[i].tokens, rows[i].trained_tokens) for i in part.rows], layout.cost)
+        return plan.balance([PackingItem(rows[i].tokens, rows[i].trained_tokens) for i in part.rows], layout.cost)
 
     return {
         "pack/balance": sum(map(balance, orders.passes)) / len(orders.passes),

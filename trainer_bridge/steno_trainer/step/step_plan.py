@@ -21,8 +21,8 @@ from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.rows import TrainingRow, drop_groups
 from steno_trainer.data.staleness import StalenessVerdict
 from steno_trainer.errors import BadBatch
-from steno_trainer.objective.aggregation import Aggregation, Part, Silent, token_weights
-from steno_trainer.packing.plan import CostModel, Item, PackingPlan, plan_step
+from steno_trainer.objective.aggregation import Aggregation, SampleShare, SilentTotals, token_weights
+from steno_trainer.packing.plan import CostModel, PackingItem, PackingPlan, plan_step
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StepBatch:
 
     rows: Sequence[TrainingRow]
     advantages: Mapping[str, float]
-    silent: Silent = field(default_factory=Silent)
+    silent: SilentTotals = field(default_factory=SilentTotals)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Layout:
     alone: bool = False
 
 
-class Pass(msgspec.Struct, frozen=True, array_like=True):
+class OptimizerPass(msgspec.Struct, frozen=True, array_like=True):
     """One optimizer step. rows: indices into the orders' rows; the plan's indices are into this list. weights: of these rows."""
 
     rows: tuple[int, ...]
@@ -72,19 +72,19 @@ class SentRow(msgspec.Struct, frozen=True, array_like=True):
     completion_starts: tuple[int, ...]
 
 
-class Orders(msgspec.Struct, frozen=True, array_like=True):
+class StepOrders(msgspec.Struct, frozen=True, array_like=True):
     """scoring: the plan by which log-probabilities are computed before the first pass, where some are needed."""
 
     sent: tuple[SentRow, ...]
     advantages: dict[str, float]
-    passes: tuple[Pass, ...]
+    passes: tuple[OptimizerPass, ...]
     scoring: PackingPlan
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def decode(cls, raw: bytes) -> Orders:
+    def decode(cls, raw: bytes) -> StepOrders:
         """Raises: BadBatch: not encoded orders."""
         try:
             return msgspec.msgpack.decode(raw, type=cls)
@@ -103,7 +103,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
             part.plan.check([items[i] for i in part.rows])
 
 
-def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> Orders:
+def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> StepOrders:
     """The orders of a step.
 
     Mini-batches are cut between trials, so that a trial's samples stay together, in an order that `seed` alone decides; each is
@@ -123,11 +123,11 @@ def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> Orders:
         silent = batch.silent.share(len(cut))
         for part in cut:
             chosen = [rows[i] for i in part]
-            parts = [Part(row.trial_id, row.trained_tokens) for row in chosen]
+            parts = [SampleShare(row.trial_id, row.trained_tokens) for row in chosen]
             weights = token_weights(parts, layout.aggregation, layout.constant_tokens, silent)
-            passes.append(Pass(tuple(part), tuple(weights), _plan(chosen, layout)))
+            passes.append(OptimizerPass(tuple(part), tuple(weights), _plan(chosen, layout)))
     trials = {row.trial_id for row in rows}
-    return Orders(
+    return StepOrders(
         sent=tuple(_sent(row) for row in rows),
         advantages={trial: batch.advantages[trial] for trial in sorted(trials)},
         passes=tuple(passes),
@@ -152,7 +152,7 @@ def make_batch(
     """
     found = group_advantages(scored, estimator)
     quiet = [row for row in rows if found.dropped.get(row.group_id) is Reason.ZERO_VARIANCE] if count_silent else []
-    silent = Silent.of([Part(row.trial_id, row.trained_tokens) for row in quiet])
+    silent = SilentTotals.of([SampleShare(row.trial_id, row.trained_tokens) for row in quiet])
     return StepBatch(drop_groups(rows, found.dropped, ledger), found.by_trial, silent), found.dropped
 
 
@@ -167,8 +167,8 @@ def _plan(rows: Sequence[TrainingRow], layout: Layout) -> PackingPlan:
     )
 
 
-def _item(row: TrainingRow) -> Item:
-    return Item(row.tokens, row.trained_tokens)
+def _item(row: TrainingRow) -> PackingItem:
+    return PackingItem(row.tokens, row.trained_tokens)
 
 
 def _mini_batches(rows: Sequence[TrainingRow], count: int, seed: str) -> list[list[int]]:

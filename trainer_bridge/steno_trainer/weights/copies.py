@@ -32,7 +32,7 @@ from steno.contracts.policy import Manifest, ShardEntry, TensorEntry
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import CopyFailed
-from steno_trainer.weights.exchange import Exchange
+from steno_trainer.weights.exchange import GlooExchange
 from steno_trainer.weights.shards import shard_name, write_shard
 from steno_trainer.weights.source import WeightSource
 
@@ -46,7 +46,7 @@ DEFAULT_KEEP = 2
 
 
 @dataclass(frozen=True)
-class Copy:
+class WeightsCopy:
     """A complete copy. version: `<lineage>/<step>`."""
 
     folder: Path
@@ -54,7 +54,7 @@ class Copy:
     manifest: Manifest
 
     @classmethod
-    def read(cls, folder: Path) -> Copy:
+    def read(cls, folder: Path) -> WeightsCopy:
         """Raises: CopyFailed: not a copy, or one that can't be read."""
         try:
             body = json.loads((folder / DESCRIPTION).read_text())
@@ -67,7 +67,7 @@ Written = tuple[int, ShardEntry, list[TensorEntry]]
 """(number of the bucket, its file, its tensors)"""
 
 
-class Copies:
+class WeightsCopies:
     """The copies under one folder.
 
     `write` is a collective; all ranks of `writers` must see the folder under this path. Several trainers may write to one folder.
@@ -92,13 +92,13 @@ class Copies:
         if keep < 1:
             raise ValueError(f"keep: {keep} would remove the newest copy")
         self.root = root
-        self._exchange = Exchange(ranks)
+        self._exchange = GlooExchange(ranks)
         self._rank = self._exchange.rank
         self._writers = list(writers) if writers is not None else list(range(self._exchange.size))
         self._keep = keep
         self._extra = list(extra)
 
-    def write(self, version: PolicyVersion, source: WeightSource) -> Copy:
+    def write(self, version: PolicyVersion, source: WeightSource) -> WeightsCopy:
         """A full copy of `source` as `version`. A collective; it returns on all ranks, or raises on all.
 
         Idempotent: a version that is there with the same weights stays. Peak memory beside the source's bucket: two of a
@@ -110,9 +110,9 @@ class Copies:
             folder = Path(self._exchange.first(lambda: str(self._begin(version, cleanup)), failure=CopyFailed))
             outcomes = self._exchange.gather(self._write_mine(folder, source))
             done = self._exchange.first(lambda: self._finish(folder, version, outcomes or []), failure=CopyFailed)
-        return Copy(Path(done["folder"]), str(version), Manifest.model_validate(done["manifest"]))
+        return WeightsCopy(Path(done["folder"]), str(version), Manifest.model_validate(done["manifest"]))
 
-    def complete(self) -> list[Copy]:
+    def complete(self) -> list[WeightsCopy]:
         """Oldest first, by when they were completed."""
         described = list(self.root.glob(f"{PREFIX}*/{DESCRIPTION}"))
         found = []
@@ -121,7 +121,7 @@ class Copies:
                 found.append((path.stat().st_mtime_ns, path.parent))
             except FileNotFoundError:
                 continue  # removed by another trainer since it was listed
-        return [Copy.read(folder) for _, folder in sorted(found)]
+        return [WeightsCopy.read(folder) for _, folder in sorted(found)]
 
     # -- one rank's part ------------------------------------------------------------------------------------------------------
 
@@ -194,9 +194,9 @@ class Copies:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if Copy.read(final).manifest.digest != manifest.digest:
+            if WeightsCopy.read(final).manifest.digest != manifest.digest:
                 raise CopyFailed(f"{final} holds other weights of version {version}") from None
-            return body | {"folder": str(final)} | {"manifest": Copy.read(final).manifest.model_dump()}
+            return body | {"folder": str(final)} | {"manifest": WeightsCopy.read(final).manifest.model_dump()}
         self._prune()
         return body | {"folder": str(final)}
 

@@ -14,7 +14,7 @@ from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import PushFailed, TrainerError
 
 
-class Exchange:
+class GlooExchange:
     """Collectives on the gloo group, which is patient. Args: ranks: None: this process alone."""
 
     def __init__(self, ranks: Ranks | None) -> None:
@@ -62,5 +62,5 @@ class Exchange:
 
 def beside_first(ranks: Ranks | None) -> list[int]:
     """The ranks on the first one's machine, which share its disks. A collective."""
-    hosts = Exchange(ranks).everywhere(socket.gethostname())
+    hosts = GlooExchange(ranks).everywhere(socket.gethostname())
     return [rank for rank, host in enumerate(hosts) if host == hosts[0]]

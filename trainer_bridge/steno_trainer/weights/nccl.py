@@ -26,11 +26,11 @@ from steno.contracts.policy import Manifest, NcclRendezvous, TensorEntry
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import PushFailed, WeightsUnavailable
-from steno_trainer.weights.exchange import Exchange
+from steno_trainer.weights.exchange import GlooExchange
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.shards import DIGEST_BYTES, check_numbers, tensor_bytes
 from steno_trainer.weights.source import TensorMeta, WeightSource
-from steno_trainer.weights.transports import Staged
+from steno_trainer.weights.transports import StagedWeights
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class NcclTransport:
             address: of the first rank's machine, as these workers reach it (`meeting_address`).
             deadline_s: for a group to form, and again for a whole transfer.
         """
-        self._exchange = Exchange(ranks)
+        self._exchange = GlooExchange(ranks)
         self._device = ranks.device if ranks else torch.device("cpu")
         self._workers = workers
         self._processes = processes
@@ -92,7 +92,7 @@ class NcclTransport:
         self._group: NcclGroup | None = None
         self._attempts = 0
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
         """Digests of all tensors, each computed by one rank, and where to meet. Raises: PushFailed, on all ranks: no worker, or
         weights that are no numbers."""
         told_by_rank = self._exchange.gather(self._digests(source))
@@ -106,7 +106,7 @@ class NcclTransport:
             found = {entry["name"]: TensorEntry(**entry) for some in tensors for entry in some}
             manifest = Manifest(tensors=[found[meta.name] for bucket in source.plan() for meta in bucket])
         told = self._exchange.first(lambda: manifest.model_dump() if manifest else None)
-        return Staged(location, Manifest.model_validate(told), None)
+        return StagedWeights(location, Manifest.model_validate(told), None)
 
     def carry(self, publication: Publication, source: WeightSource) -> bool:
         """Send what was posted. A collective. Returns: False: the group has to be made anew, and the update posted again.

@@ -47,26 +47,26 @@ def probe_ids(vocabulary: int, *, count: int = PROBE_TOKENS, seed: int = 0) -> l
     return random.Random(seed).choices(range(vocabulary), k=count)
 
 
-def as_probe(token_ids: Sequence[int], logprobs: Sequence[float], limits: ProbeTolerance) -> Probe:
+def as_probe(token_ids: Sequence[int], logprobs: Sequence[float], tolerance: ProbeTolerance) -> Probe:
     """Args: logprobs: of token_ids[1:]. Raises: WeightsUnavailable: log-probabilities that are no numbers."""
     if not all(map(math.isfinite, logprobs)):
         raise WeightsUnavailable(
             "the model's log-probabilities of the probe are NaN or infinite: the weights are not sent"
         )
     return Probe(
-        token_ids=list(token_ids), logprobs=list(logprobs), tolerance=limits.largest, p90_tolerance=limits.p90,
-        mean_tolerance=limits.mean,
+        token_ids=list(token_ids), logprobs=list(logprobs), tolerance=tolerance.largest, p90_tolerance=tolerance.p90,
+        mean_tolerance=tolerance.mean,
     )  # fmt: skip
 
 
 @torch.no_grad()
-def make_probe(module: nn.Module, token_ids: Sequence[int], *, limits: ProbeTolerance | None = None) -> Probe:
+def make_probe(module: nn.Module, token_ids: Sequence[int], *, tolerance: ProbeTolerance | None = None) -> Probe:
     """Of a plain module, or of one that ZeRO-3 has partitioned (a collective then, with the same ids on all ranks), in one pass.
     The trainer's own goes through the packing and the head of a step: `scoring.PolicyProbe`.
 
     Args:
         module: maps ids int64 (1, T) to logits (1, T, V), bare or as the `logits` of what it returns.
-        limits: None: those of the module's dtype.
+        tolerance: None: those of the module's dtype.
     Returns: the probe, on all ranks. Raises: WeightsUnavailable: log-probabilities that are no numbers.
     """
     parameter = next(module.parameters())
@@ -80,4 +80,4 @@ def make_probe(module: nn.Module, token_ids: Sequence[int], *, limits: ProbeTole
     logits_TV: Tensor = getattr(out, "logits", out)[0, :-1].float()
     logprobs_T = torch.log_softmax(logits_TV, dim=-1).gather(-1, ids_1T[0, 1:, None])[:, 0].cpu()
     precision = "float32" if parameter.dtype is torch.float32 else "bfloat16"
-    return as_probe(token_ids, logprobs_T.tolist(), limits or ProbeTolerance.of(precision))
+    return as_probe(token_ids, logprobs_T.tolist(), tolerance or ProbeTolerance.of(precision))

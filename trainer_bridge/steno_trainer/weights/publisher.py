@@ -24,7 +24,7 @@ from steno.contracts.policy import Probe, Update, UpdateSpec
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import PushFailed
-from steno_trainer.weights.exchange import Exchange
+from steno_trainer.weights.exchange import GlooExchange
 from steno_trainer.weights.follow import Follower, UpdateClient
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import WeightSource
@@ -54,7 +54,7 @@ class Publisher:
         """
         self._transport = transport
         self._clients = clients
-        self._exchange = Exchange(ranks)
+        self._exchange = GlooExchange(ranks)
         self._policy, self._run_id, self._kv, self._deadline_s = policy, run_id, kv, deadline_s
         self._thread: _Thread | None = None
 

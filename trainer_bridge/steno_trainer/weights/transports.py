@@ -11,13 +11,13 @@ from typing import Literal, Protocol
 
 from steno.contracts.policy import Manifest
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import WeightSource
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedWeights:
     """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk."""
 
     location: str
@@ -31,7 +31,7 @@ class Transport(Protocol):
     @property
     def name(self) -> Literal["filesystem", "stream", "nccl"]: ...
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
         """Make `version` of what the source holds now. A collective; idempotent."""
         ...
 
@@ -50,14 +50,14 @@ class FilesystemTransport:
 
     name: Literal["filesystem"] = "filesystem"
 
-    def __init__(self, copies: Copies, *, seen_as: PurePosixPath | None = None) -> None:
+    def __init__(self, copies: WeightsCopies, *, seen_as: PurePosixPath | None = None) -> None:
         self._copies = copies
         self._seen_as = seen_as
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
         copy = self._copies.write(version, source)
         root = self._seen_as or self._copies.root.absolute()
-        return Staged(str(root / copy.folder.name), copy.manifest, copy.folder)
+        return StagedWeights(str(root / copy.folder.name), copy.manifest, copy.folder)
 
     def carry(self, publication: Publication, source: WeightSource) -> bool:
         return True
@@ -68,16 +68,16 @@ class FilesystemTransport:
 
 class StreamTransport:
     """The proxy is all that both sides reach. The first rank uploads, so its machine must have the whole copy: without a shared
-    folder, let the ranks beside it write (`Copies(writers=beside_first(ranks))`)."""
+    folder, let the ranks beside it write (`WeightsCopies(writers=beside_first(ranks))`)."""
 
     name: Literal["stream"] = "stream"
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: WeightsCopies) -> None:
         self._copies = copies
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> Staged:
+    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
         copy = self._copies.write(version, source)
-        return Staged("", copy.manifest, copy.folder)
+        return StagedWeights("", copy.manifest, copy.folder)
 
     def carry(self, publication: Publication, source: WeightSource) -> bool:
         return True

@@ -18,7 +18,7 @@ from steno.contracts.chat import Job
 from steno.contracts.errors import ConfigError, EngineFailed
 from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, StreamEvent
 from steno_worker.engines.options import engine_options
-from steno_worker.interfaces import Engine, Tally
+from steno_worker.interfaces import Engine, TokenTally
 from steno_worker.weights.fixed import FixedWeights
 
 logger = logging.getLogger(__name__)
@@ -116,11 +116,11 @@ class VllmUpstream(FixedWeights):
 
     async def start(self) -> None:
         """Raises: ConfigError: the server can't be reached, serves no such model, or is not exact as it must be."""
-        from steno_worker.engines.vllm_server.probe import NotExact
+        from steno_worker.engines.vllm_server.probe import InexactServer
 
         try:
             await self._engine.start()
-        except NotExact as error:
+        except InexactServer as error:
             await self._engine.stop()
             if self._text is None:
                 raise ConfigError(
@@ -140,7 +140,7 @@ class VllmUpstream(FixedWeights):
         await self._engine.stop()
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> TokenTally:
         return self._engine.tally
 
     def cards(self) -> list[ModelCard]:

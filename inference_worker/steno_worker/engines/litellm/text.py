@@ -20,7 +20,7 @@ from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, Sta
 from steno_worker.engines.litellm.errors import translate
 from steno_worker.engines.litellm.reader import ChunkReader
 from steno_worker.engines.litellm.request import LiteLLMRequest, asked_of
-from steno_worker.interfaces import Tally
+from steno_worker.interfaces import TokenTally
 from steno_worker.weights.fixed import FixedWeights
 
 # Or importing it fetches a list of prices from the internet.
@@ -58,7 +58,7 @@ class TextEngine(FixedWeights):
             "stream_options": {"include_usage": True}, "num_retries": 0, "max_retries": 0, "drop_params": True,
         }  # fmt: skip
         self._key = key or ""
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._slots = asyncio.Semaphore(max_streams)
         self._running = self._waiting = 0
         context = context_tokens or _context_tokens(self._name, self._provider) or UNKNOWN_CONTEXT_TOKENS

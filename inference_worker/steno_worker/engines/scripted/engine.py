@@ -27,7 +27,7 @@ from steno_worker.chat.hf import HfChatFormat
 from steno_worker.chat.interfaces import ChatFormat
 from steno_worker.engines.options import engine_options, model_directory
 from steno_worker.engines.scripted.script import Reply, ScriptFunction, request_of
-from steno_worker.interfaces import StagedUpdate, Tally, TokenStep
+from steno_worker.interfaces import StagedUpdate, TokenStep, TokenTally
 
 OPTIONS = {
     "pace_s": (0.0, "seconds between tokens, where the script does not say; 0: as fast as they can be sent"),
@@ -93,7 +93,7 @@ class ScriptedTokens:
     ) -> None:
         if pace_s < 0:
             raise ConfigError(f"engine_args: pace_s: got {pace_s}, must be at least 0")
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._script = script
         self._renderer = ReplyRenderer(chat)
         self._stop_ids = chat.stop_ids

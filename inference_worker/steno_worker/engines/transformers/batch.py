@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from steno.contracts.errors import BadRequest, StenoError, UnsoundOutput
 from steno_worker.engines.transformers.kv import SlotCache
-from steno_worker.engines.transformers.sampler import Drawn, SamplerRow, draw
+from steno_worker.engines.transformers.sampler import DrawnToken, SamplerRow, draw
 from steno_worker.interfaces import TokenStep
 
 
@@ -180,7 +180,7 @@ class RunningBatch:
         logits_BV: torch.Tensor = out.logits[:, -1]
         return logits_BV
 
-    def _take(self, sequence: Sequence, token: Drawn) -> TokenStep | StenoError:
+    def _take(self, sequence: Sequence, token: DrawnToken) -> TokenStep | StenoError:
         """Record a drawn token; a sequence that has ended leaves the batch."""
         if token.fault:
             self.drop(sequence)

@@ -25,7 +25,7 @@ from steno_worker.engines.transformers import grammar
 from steno_worker.engines.transformers.batch import RunningBatch, Sequence
 from steno_worker.engines.transformers.batch_thread import BatchThread, Steps
 from steno_worker.engines.transformers.sampler import SamplerRow
-from steno_worker.interfaces import Engine, StagedUpdate, Tally, TokenStep
+from steno_worker.interfaces import Engine, StagedUpdate, TokenStep, TokenTally
 from steno_worker.weights.tensors import TensorPlace, check_fits, places_of, read_tensors
 from steno_worker.weights.threads import in_time
 
@@ -100,7 +100,7 @@ class TransformersEngine:
         self._max_streams = max_streams
         self._prefill_tokens = prefill_tokens
         self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
         self._places: dict[str, TensorPlace] = {}
         self._failure: str | None = None

@@ -63,7 +63,7 @@ class SamplerRow:
 
 
 @dataclass(slots=True)
-class Drawn:
+class DrawnToken:
     """One token. top: alternatives [(id, logprob)], best first; those that could not be drawn are left out.
 
     fault: why nothing could be drawn; then the rest means nothing.
@@ -75,7 +75,7 @@ class Drawn:
     fault: str = ""
 
 
-def draw(logits_BV: torch.Tensor, rows: Sequence[SamplerRow]) -> list[Drawn]:
+def draw(logits_BV: torch.Tensor, rows: Sequence[SamplerRow]) -> list[DrawnToken]:
     """Draw one token for each row. Advances each row's random numbers and grammar; `drawn` is left to the caller.
 
     A row's draw depends on its seed and its logits only, never on the rest of the batch. A row whose law leaves nothing to
@@ -101,12 +101,12 @@ def draw(logits_BV: torch.Tensor, rows: Sequence[SamplerRow]) -> list[Drawn]:
     ]
 
 
-def _drawn(row: SamplerRow, token: int, logprob: float, logprobs_V: torch.Tensor) -> Drawn:
+def _drawn(row: SamplerRow, token: int, logprob: float, logprobs_V: torch.Tensor) -> DrawnToken:
     if not math.isfinite(logprob):
-        return Drawn(token, logprob, [], "the sampling law excludes every token")
+        return DrawnToken(token, logprob, [], "the sampling law excludes every token")
     if row.matcher is not None and (refused := row.matcher.accept(token)):
-        return Drawn(token, logprob, [], f"the grammar allows no next token: {refused}")
-    return Drawn(token, logprob, _alternatives(logprobs_V, row.top) if row.top else [])
+        return DrawnToken(token, logprob, [], f"the grammar allows no next token: {refused}")
+    return DrawnToken(token, logprob, _alternatives(logprobs_V, row.top) if row.top else [])
 
 
 def _bend(logits_V: torch.Tensor, row: SamplerRow) -> None:

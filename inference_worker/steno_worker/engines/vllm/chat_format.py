@@ -46,7 +46,7 @@ _TOKENIZE = TokenizeParams(max_total_tokens=None, add_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
+class VllmGrammar:
     """What constrains a job. `reasoning_kwargs`: for the engine's own reasoning parser, which frees what comes before
     `</think>`. from_start: the grammar itself allows for reasoning, so that it applies from the first token."""
 
@@ -66,7 +66,7 @@ class VllmFormat:
         self._renderer = renderer_from_config(config)
         self._tokenizer = self._renderer.get_tokenizer()
         self._parser_class = parser_class(config, args, self._tokenizer)
-        self._grammars: OrderedDict[int, tuple[Job, Grammar | None]] = OrderedDict()
+        self._grammars: OrderedDict[int, tuple[Job, VllmGrammar | None]] = OrderedDict()
         self._bytes = token_bytes(self._tokenizer)
         self._fewest = FewestTokens(self._tokenizer.backend_tokenizer, self._bytes) if self._bytes is not None else None
         self.vocab_size: int = config.model_config.get_vocab_size()
@@ -179,7 +179,7 @@ class VllmFormat:
         except VLLMClientError as error:
             raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
 
-    def grammar(self, job: Job) -> Grammar | None:
+    def grammar(self, job: Job) -> VllmGrammar | None:
         """The grammar that a job switches on: asked for, needed by its tool choice, or brought by the model's tool parser.
 
         Raises: BadRequest naming the field.
@@ -252,7 +252,7 @@ class VllmFormat:
             chat_template_kwargs=self._template_kwargs(job.template_kwargs),
         )
 
-    def _grammar(self, job: Job) -> Grammar | None:
+    def _grammar(self, job: Job) -> VllmGrammar | None:
         request = self.request(job)
         forced = job.tools and job.tool_choice not in ("auto", "none")
         if forced and not self.has_tools:
@@ -267,7 +267,7 @@ class VllmFormat:
             return None
         check_tools(job.tools, "tools")
         kwargs = {"chat_template_kwargs": self._template_kwargs(job.template_kwargs)} if self.has_reasoning else None
-        return Grammar(outputs, kwargs, from_start=request._grammar_from_parser)
+        return VllmGrammar(outputs, kwargs, from_start=request._grammar_from_parser)
 
 
 def _tool_choice(choice: str) -> str | dict[str, Any]:

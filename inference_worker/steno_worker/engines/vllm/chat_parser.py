@@ -12,7 +12,7 @@ from vllm.tool_parsers import ToolParser
 
 from steno.contracts.chat import ToolCallPiece
 from steno.contracts.errors import ConfigError
-from steno_worker.chat.interfaces import Parsed
+from steno_worker.chat.interfaces import ParsedText
 from steno_worker.engines.vllm.args import EngineArgs
 
 _RANDOM_CALL_ID = "chatcmpl-tool-"
@@ -62,10 +62,10 @@ class VllmParser:
         self._prompt_ids = generation_prompt_ids
         parser.set_prompt_token_ids(generation_prompt_ids)
 
-    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> ParsedText:
         delta = self._parser.parse_delta(text, list(ids), self._request, self._prompt_ids, finished=final)
         if delta is None:
-            return Parsed()
+            return ParsedText()
         pieces = [
             ToolCallPiece(
                 call.index,
@@ -75,11 +75,11 @@ class VllmParser:
             )
             for call in delta.tool_calls
         ]
-        return Parsed(delta.content or "", delta.reasoning or "", pieces)
+        return ParsedText(delta.content or "", delta.reasoning or "", pieces)
 
 
 class PlainParser:
     """No parser configured: everything is content, as vLLM has it."""
 
-    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> Parsed:
-        return Parsed(text)
+    def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> ParsedText:
+        return ParsedText(text)

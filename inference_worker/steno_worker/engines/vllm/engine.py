@@ -33,13 +33,13 @@ from steno.contracts.wire.frames import ModelCard
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.engines.grammars import GRAMMARS
 from steno_worker.engines.vllm.args import EngineArgs, parse_args
-from steno_worker.engines.vllm.chat_format import Grammar, VllmFormat
-from steno_worker.engines.vllm.load import LastLoad
+from steno_worker.engines.vllm.chat_format import VllmFormat, VllmGrammar
+from steno_worker.engines.vllm.load import VllmLoad
 from steno_worker.engines.vllm.params import sampling_params
 from steno_worker.engines.vllm.process import dying_with_this
-from steno_worker.engines.vllm.steps import Spans, steps_of
+from steno_worker.engines.vllm.steps import VersionSpans, steps_of
 from steno_worker.engines.vllm.weights import HalfLoaded, VllmWeights, checkpoint_folder, score
-from steno_worker.interfaces import Engine, StagedUpdate, Tally, TokenStep
+from steno_worker.interfaces import Engine, StagedUpdate, TokenStep, TokenTally
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class VllmTokens:
         except (ValueError, OSError, TypeError, AssertionError, NotImplementedError) as error:
             raise ConfigError(f"vLLM refuses these arguments: {error}", field="engine_args") from error
         self.format = VllmFormat(self._config, args)
-        self.tally = Tally()
+        self.tally = TokenTally()
         self.version = FIRST_VERSION
         self.on_death: Callable[[str], None] | None = None
         self._args = args
@@ -101,7 +101,7 @@ class VllmTokens:
         self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
         self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
         self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did
-        self._load = LastLoad(self._config)
+        self._load = VllmLoad(self._config)
         self._death = ""
 
     @property
@@ -227,7 +227,7 @@ class VllmTokens:
             reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
         )
-        spans = Spans(llm, request_id)
+        spans = VersionSpans(llm, request_id)
         kept = self._kept[request_id] = set(self._keeping)
         constrained, taken = grammar is not None, 0
         # Closing vLLM's generator is what aborts the request in the engine and forgets it here.
@@ -260,7 +260,7 @@ class VllmTokens:
             raise EngineFailed(self._death or "the engine is not running")
         return self._llm
 
-    def _reasoning_ended(self, grammar: Grammar | None, job: Job, prompt_ids: Sequence[int]) -> bool | None:
+    def _reasoning_ended(self, grammar: VllmGrammar | None, job: Job, prompt_ids: Sequence[int]) -> bool | None:
         """The engine would look for the end of reasoning in the whole prompt, where kept thinking of earlier turns ends."""
         if grammar is None:
             return None

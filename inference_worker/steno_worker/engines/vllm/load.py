@@ -9,7 +9,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
 
-class LastLoad(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked
+class VllmLoad(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """The last word of each engine's scheduler (one per data-parallel rank) on its queue and cache."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:

@@ -7,13 +7,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import BadRequest
-from steno_worker.engines.vllm.chat_format import Grammar
+from steno_worker.engines.vllm.chat_format import VllmGrammar
 
 _MIN_TEMPERATURE = 0.01
 """vLLM quietly samples at this temperature when asked for a lower one above 0."""
 
 
-def sampling_params(law: Sampling, job: Job, grammar: Grammar | None, stop_ids: frozenset[int]) -> SamplingParams:
+def sampling_params(law: Sampling, job: Job, grammar: VllmGrammar | None, stop_ids: frozenset[int]) -> SamplingParams:
     """The law in vLLM's words. Everything is said, since vLLM's defaults are those of its HTTP API.
 
     Raises: BadRequest: a value that vLLM refuses, or would change without saying so.

@@ -16,7 +16,7 @@ from steno.contracts.errors import EngineFailed
 from steno_worker.interfaces import TokenStep, ended_by_engine
 
 
-class Spans:
+class VersionSpans:
     """Which version sampled which token of one request, known as the tokens come.
 
     vLLM reports spans with the final output only. The starts of them are kept in the request's state, a list that
@@ -61,7 +61,7 @@ class Spans:
 
 
 def steps_of(
-    output: RequestOutput, spans: Spans, top: int | None, *, constrained: bool, kept: Collection[str] = ()
+    output: RequestOutput, spans: VersionSpans, top: int | None, *, constrained: bool, kept: Collection[str] = ()
 ) -> list[TokenStep]:
     """One output of the engine as steps, one per policy version in it; the last bears the finish.
 

@@ -20,13 +20,13 @@ from steno.contracts.records import bytes_to_ids
 from steno.contracts.wire.frames import TOKENIZES, Count, Counted, Delta, Generate, ModelCard, StreamEvent
 from steno_worker.chat.chat_engine import field_of, given_prompt, law_in_effect
 from steno_worker.chat.check import check_format
-from steno_worker.chat.prompt import Prompt, Prompter, started_of
+from steno_worker.chat.prompt import Prompt, PromptRenderer, started_of
 from steno_worker.chat.tokens import tokenized
 from steno_worker.engines.vllm_server.format import ServerFormat
 from steno_worker.engines.vllm_server.http import VllmServer
 from steno_worker.engines.vllm_server.probe import ServerFacts, probe
 from steno_worker.engines.vllm_server.wire import CHAT, FIELDS, PROMPT, AnswerReader, body_of, constrains
-from steno_worker.interfaces import Tally
+from steno_worker.interfaces import TokenTally
 from steno_worker.weights.fixed import FixedWeights
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class VllmServerEngine(FixedWeights):
     def __init__(
         self, server: VllmServer, model: str, *, policy: str, context_tokens: int | None, max_streams: int
     ) -> None:
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._server = server
         self._model = model
         self._policy = policy
@@ -53,7 +53,7 @@ class VllmServerEngine(FixedWeights):
         # Prompts are rendered by the server, but what is new is worked out here, by code that waits for it.
         self._renderer = ThreadPoolExecutor(1, "render")
         self._format: ServerFormat | None = None
-        self._prompter: Prompter | None = None
+        self._prompter: PromptRenderer | None = None
         self._facts: ServerFacts | None = None
         self._tools_constrain = False
         self._card = ModelCard(model, 1, policy, VERSION)
@@ -74,7 +74,7 @@ class VllmServerEngine(FixedWeights):
         report = await loop.run_in_executor(self._renderer, check_format, self._format)
         for problem in report.problems:
             logger.warning("model %s: %s", self._model, problem)
-        self._prompter = Prompter(self._format, report)
+        self._prompter = PromptRenderer(self._format, report)
         found = await loop.run_in_executor(self._renderer, self._format.find_grammar)
         self._tools_constrain = bool(found)
         if found:

@@ -16,7 +16,7 @@ _SURE = -1e-3
 _SAME = 1e-4
 
 
-class NotExact(StenoError):
+class InexactServer(StenoError):
     """The server does not give what an exact record needs; the message says what."""
 
     code = "config_error"
@@ -38,13 +38,13 @@ async def probe(server: VllmServer, model: str, format: ServerFormat) -> ServerF
         rendered = await server.post("/tokenize", {"model": model, "messages": _MESSAGES, "return_token_strs": True})
         ids = rendered["tokens"]
         if not rendered["token_strs"] or not ids:
-            raise NotExact("its /tokenize gives no token strings")
+            raise InexactServer("its /tokenize gives no token strings")
         # Two ids more than the messages have, so that a server which renders the messages instead is found out.
         await _echoes(server, model, [*ids, *ids[-2:]])
         return ServerFacts(context, await _is_processed(server, model, ids))
     except (BadRequest, EngineFailed, KeyError, TypeError, IndexError) as error:
         what = error.message if isinstance(error, StenoError) else f"an answer without {error}"
-        raise NotExact(f"it does not accept token ids: {what}") from error
+        raise InexactServer(f"it does not accept token ids: {what}") from error
 
 
 async def _context_tokens(server: VllmServer, model: str) -> int:
@@ -57,7 +57,7 @@ async def _context_tokens(server: VllmServer, model: str) -> int:
 
 
 def _unknown(model: str) -> int:
-    raise NotExact(f"it gives no max_model_len for {model}: not a vLLM server")
+    raise InexactServer(f"it gives no max_model_len for {model}: not a vLLM server")
 
 
 async def _echoes(server: VllmServer, model: str, ids: list[int]) -> None:
@@ -68,10 +68,10 @@ async def _echoes(server: VllmServer, model: str, ids: list[int]) -> None:
     }  # fmt: skip
     answer = await server.post(CHAT, body)
     if answer.get("prompt_token_ids") != ids:
-        raise NotExact("it renders chats itself and ignores the ids that they carry (vLLM before 0.32?)")
+        raise InexactServer("it renders chats itself and ignores the ids that they carry (vLLM before 0.32?)")
     choice = answer["choices"][0]
     if len(choice["token_ids"]) != 1 or choice["logprobs"]["content"][0]["logprob"] is None:
-        raise NotExact("it gives no ids or no log-probabilities of what it samples")
+        raise InexactServer("it gives no ids or no log-probabilities of what it samples")
 
 
 async def _is_processed(server: VllmServer, model: str, ids: list[int]) -> bool:

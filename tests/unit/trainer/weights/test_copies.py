@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed
 from steno_trainer.weights import copies as module
-from steno_trainer.weights.copies import Copies, Copy
+from steno_trainer.weights.copies import WeightsCopies, WeightsCopy
 from steno_trainer.weights.source import ModelWeights, TensorMeta
 from tests.unit.trainer.weights.models import qwen
 
@@ -49,26 +49,26 @@ def names(root: Path) -> list[str]:
 def test_a_copy_is_a_checkpoint_that_transformers_loads(tmp_path: Path) -> None:
     model = qwen()
     model.config.save_pretrained(tmp_path / "config")
-    copies = Copies(tmp_path / "copies", extra=[tmp_path / "config" / "config.json"])
+    copies = WeightsCopies(tmp_path / "copies", extra=[tmp_path / "config" / "config.json"])
     copy = copies.write(at(3), ModelWeights(model, bucket_bytes=20_000))
     again = AutoModelForCausalLM.from_pretrained(copy.folder, dtype=torch.float32)
     expected = model.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
-    assert copy == Copy.read(copy.folder) and copy.version == "run/3"
+    assert copy == WeightsCopy.read(copy.folder) and copy.version == "run/3"
     assert len(copy.manifest.shards) > 2
 
 
 def test_a_change_of_the_model_after_write_changes_nothing_of_the_copy(tmp_path: Path) -> None:
     model = qwen()
-    copy = Copies(tmp_path).write(at(0), ModelWeights(model))
+    copy = WeightsCopies(tmp_path).write(at(0), ModelWeights(model))
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    again = Copies(tmp_path / "again").write(at(0), ModelWeights(model))
-    assert again.manifest.digest != copy.manifest.digest == Copy.read(copy.folder).manifest.digest
+    again = WeightsCopies(tmp_path / "again").write(at(0), ModelWeights(model))
+    assert again.manifest.digest != copy.manifest.digest == WeightsCopy.read(copy.folder).manifest.digest
 
 
 def test_the_newest_copies_are_kept(tmp_path: Path) -> None:
-    copies = Copies(tmp_path, keep=2)
+    copies = WeightsCopies(tmp_path, keep=2)
     for step in range(4):
         copies.write(at(step), Fixed(step))
     assert [copy.version for copy in copies.complete()] == ["run/2", "run/3"]
@@ -77,20 +77,20 @@ def test_the_newest_copies_are_kept(tmp_path: Path) -> None:
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep"):
-        Copies(tmp_path, keep=0)
+        WeightsCopies(tmp_path, keep=0)
 
 
 def test_the_same_version_again_is_the_same_copy(tmp_path: Path) -> None:
-    first = Copies(tmp_path).write(at(1), Fixed(1.0))
-    assert Copies(tmp_path).write(at(1), Fixed(1.0)) == first
+    first = WeightsCopies(tmp_path).write(at(1), Fixed(1.0))
+    assert WeightsCopies(tmp_path).write(at(1), Fixed(1.0)) == first
     assert names(tmp_path) == ["weights-run-1"]
 
 
 def test_a_version_with_other_weights_is_refused_and_the_old_ones_stay(tmp_path: Path) -> None:
-    first = Copies(tmp_path).write(at(1), Fixed(1.0))
+    first = WeightsCopies(tmp_path).write(at(1), Fixed(1.0))
     with pytest.raises(CopyFailed, match="other weights of version run/1"):
-        Copies(tmp_path).write(at(1), Fixed(2.0))
-    assert Copy.read(first.folder) == first
+        WeightsCopies(tmp_path).write(at(1), Fixed(2.0))
+    assert WeightsCopy.read(first.folder) == first
     assert names(tmp_path) == ["weights-run-1"]
 
 
@@ -102,7 +102,7 @@ def test_a_failed_write_leaves_nothing_and_takes_all_buckets(tmp_path: Path, mon
 
     monkeypatch.setattr(module, "write_shard", full)
     with pytest.raises(CopyFailed, match=r"rank 0: .*No space left"):
-        Copies(tmp_path).write(at(1), Fixed(1.0, 2.0, 3.0, before=lambda: taken.append(1)))
+        WeightsCopies(tmp_path).write(at(1), Fixed(1.0, 2.0, 3.0, before=lambda: taken.append(1)))
     assert len(taken) == 3, "ranks that stop early leave the others in a collective"
     assert names(tmp_path) == []
 
@@ -117,21 +117,21 @@ def test_a_folder_that_ranks_do_not_share_is_said(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(module, "write_shard", elsewhere)
     with pytest.raises(CopyFailed, match="is the folder shared"):
-        Copies(tmp_path / "here").write(at(1), Fixed(1.0))
+        WeightsCopies(tmp_path / "here").write(at(1), Fixed(1.0))
 
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CopyFailed, match="file"):
-        Copies(tmp_path / "file" / "copies").write(at(1), Fixed(1.0))
+        WeightsCopies(tmp_path / "file" / "copies").write(at(1), Fixed(1.0))
 
 
 def test_two_trainers_may_write_to_one_folder_at_once(tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=60)
-    done: list[Copy] = []
+    done: list[WeightsCopy] = []
 
     def trainer(lineage: str) -> None:
-        done.append(Copies(tmp_path, keep=4).write(PolicyVersion(lineage, 1), Fixed(1.0, 2.0, before=both.wait)))
+        done.append(WeightsCopies(tmp_path, keep=4).write(PolicyVersion(lineage, 1), Fixed(1.0, 2.0, before=both.wait)))
 
     threads = [threading.Thread(target=trainer, args=(lineage,)) for lineage in ("a", "b")]
     for thread in threads:
@@ -158,7 +158,7 @@ for where in ("write", "rename"):
             Path.rename = die
         else:
             copies.write_shard = die
-        copies.Copies(Path(sys.argv[1]) / where).write(at(2), Fixed(2.0))
+        copies.WeightsCopies(Path(sys.argv[1]) / where).write(at(2), Fixed(2.0))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, where
 """
@@ -169,7 +169,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each place in which a trainer was killed; one interpreter is started for all."""
     root = tmp_path_factory.mktemp("crashed")
     for where in ("write", "rename"):
-        Copies(root / where).write(at(1), Fixed(1.0))
+        WeightsCopies(root / where).write(at(1), Fixed(1.0))
     subprocess.run([sys.executable, "-c", CRASH, str(root)], check=True)
     return root
 
@@ -179,7 +179,7 @@ def test_a_trainer_killed_before_the_rename_leaves_the_older_copy_and_the_next_o
     crashed: Path, where: str
 ) -> None:
     folder = crashed / where
-    copies = Copies(folder)
+    copies = WeightsCopies(folder)
     assert any(name.startswith(".writing-") for name in names(folder))
     assert [copy.version for copy in copies.complete()] == ["run/1"]
     copies.write(at(2), Fixed(2.0))
@@ -189,6 +189,6 @@ def test_a_trainer_killed_before_the_rename_leaves_the_older_copy_and_the_next_o
 def test_what_is_no_copy_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "steno-weights.json").write_text(json.dumps({"version": "run/1", "manifest": {"tensors": []}}))
     with pytest.raises(CopyFailed, match="tensors"):
-        Copy.read(tmp_path)
+        WeightsCopy.read(tmp_path)
     with pytest.raises(CopyFailed, match="not a copy of weights"):
-        Copy.read(tmp_path / "missing")
+        WeightsCopy.read(tmp_path / "missing")

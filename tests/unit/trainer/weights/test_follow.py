@@ -13,7 +13,7 @@ from steno.contracts.errors import BadRequest, Conflict, Unreachable
 from steno.contracts.policy import Probe, UpdateSpec, Want, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.follow import MAX_FAILED_PAUSE_S, MAX_PAUSE_S, Follower
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import ModelWeights
@@ -36,12 +36,12 @@ def publication(transport: Transport) -> Publication:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Publication:
-    return publication(FilesystemTransport(Copies(tmp_path)))
+    return publication(FilesystemTransport(WeightsCopies(tmp_path)))
 
 
 @pytest.fixture
 def streamed(tmp_path: Path) -> Publication:
-    return publication(StreamTransport(Copies(tmp_path)))
+    return publication(StreamTransport(WeightsCopies(tmp_path)))
 
 
 @contextlib.asynccontextmanager

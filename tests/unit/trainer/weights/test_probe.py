@@ -31,7 +31,7 @@ def test_a_module_may_give_bare_logits() -> None:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.table(ids)
 
-    assert len(make_probe(Bare(), [1, 2, 3], limits=ProbeTolerance.of("bfloat16")).logprobs) == 2
+    assert len(make_probe(Bare(), [1, 2, 3], tolerance=ProbeTolerance.of("bfloat16")).logprobs) == 2
 
 
 def test_ids_are_the_same_everywhere_and_within_the_vocabulary() -> None:

@@ -13,7 +13,7 @@ from steno.contracts.errors import Conflict
 from steno.contracts.policy import Probe
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed, PushFailed
-from steno_trainer.weights.copies import Copies
+from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport
@@ -30,7 +30,9 @@ def at(step: int) -> PolicyVersion:
 def test_a_version_is_published_and_what_workers_load_is_the_model(tmp_path: Path) -> None:
     proxy, model = FakeProxy(), qwen()
     probe = Probe(token_ids=[1, 2], logprobs=[-1.0])
-    with Publisher(FilesystemTransport(Copies(tmp_path)), [proxy], policy="p", run_id="r", kv="keep") as publisher:
+    with Publisher(
+        FilesystemTransport(WeightsCopies(tmp_path)), [proxy], policy="p", run_id="r", kv="keep"
+    ) as publisher:
         publication = publisher.publish(at(3), ModelWeights(model), probe, parent=PolicyVersion("before", 3))
         assert publisher.wait(publication, PATIENCE_S).state == "done"
     spec = proxy.specs["u-run/3"]
@@ -41,7 +43,7 @@ def test_a_version_is_published_and_what_workers_load_is_the_model(tmp_path: Pat
 
 def test_workers_may_see_the_folder_elsewhere(tmp_path: Path) -> None:
     proxy = FakeProxy()
-    transport = FilesystemTransport(Copies(tmp_path), seen_as=PurePosixPath("/mnt/weights"))
+    transport = FilesystemTransport(WeightsCopies(tmp_path), seen_as=PurePosixPath("/mnt/weights"))
     with Publisher(transport, [proxy]) as publisher:
         publisher.wait(publisher.publish(at(3), ModelWeights(qwen())), PATIENCE_S)
     assert proxy.specs["u-run/3"].location == "/mnt/weights/weights-run-3"
@@ -50,7 +52,7 @@ def test_workers_may_see_the_folder_elsewhere(tmp_path: Path) -> None:
 def test_publish_returns_while_workers_are_still_loading_and_the_model_may_change(tmp_path: Path) -> None:
     proxy, model = FakeProxy(), qwen()
     proxy.state = "running"
-    with Publisher(StreamTransport(Copies(tmp_path)), [proxy]) as publisher:
+    with Publisher(StreamTransport(WeightsCopies(tmp_path)), [proxy]) as publisher:
         publication = publisher.publish(at(1), ModelWeights(model))
         with torch.no_grad():
             model.lm_head.weight.zero_()
@@ -71,7 +73,7 @@ def test_a_newer_version_takes_the_place_of_one_that_is_still_running(tmp_path: 
         return view
 
     proxy.post_update = post_and_say  # type: ignore[method-assign]
-    with Publisher(FilesystemTransport(Copies(tmp_path)), [proxy]) as publisher:
+    with Publisher(FilesystemTransport(WeightsCopies(tmp_path)), [proxy]) as publisher:
         older = publisher.publish(at(1), ModelWeights(model))
         assert posted.wait(PATIENCE_S)
         proxy.state = "done"
@@ -86,7 +88,7 @@ def test_a_newer_version_takes_the_place_of_one_that_is_still_running(tmp_path: 
 def test_a_refusal_is_everybodys(tmp_path: Path) -> None:
     proxy = FakeProxy()
     proxy.faults = [Conflict("known with other weights")]
-    with Publisher(FilesystemTransport(Copies(tmp_path)), [proxy]) as publisher:
+    with Publisher(FilesystemTransport(WeightsCopies(tmp_path)), [proxy]) as publisher:
         publication = publisher.publish(at(1), ModelWeights(qwen()))
         with pytest.raises(PushFailed, match="known with other weights"):
             publisher.wait(publication, PATIENCE_S)
@@ -94,7 +96,7 @@ def test_a_refusal_is_everybodys(tmp_path: Path) -> None:
 
 def test_a_version_is_never_published_with_other_weights(tmp_path: Path) -> None:
     proxy = FakeProxy()
-    with Publisher(FilesystemTransport(Copies(tmp_path)), [proxy]) as publisher:
+    with Publisher(FilesystemTransport(WeightsCopies(tmp_path)), [proxy]) as publisher:
         publisher.wait(publisher.publish(at(1), ModelWeights(qwen(seed=1))), PATIENCE_S)
         again = publisher.publish(at(1), ModelWeights(qwen(seed=1)))
         assert publisher.wait(again, PATIENCE_S).state == "done"
@@ -105,7 +107,7 @@ def test_a_version_is_never_published_with_other_weights(tmp_path: Path) -> None
 def test_a_surprise_in_the_thread_reaches_whoever_waits(tmp_path: Path) -> None:
     proxy = FakeProxy()
     proxy.faults = [RuntimeError("a bug")]
-    with Publisher(FilesystemTransport(Copies(tmp_path)), [proxy]) as publisher:
+    with Publisher(FilesystemTransport(WeightsCopies(tmp_path)), [proxy]) as publisher:
         publication = publisher.publish(at(1), ModelWeights(qwen()))
         with pytest.raises(PushFailed, match="RuntimeError: a bug"):
             publisher.wait(publication, PATIENCE_S)
@@ -125,7 +127,7 @@ def test_clients_are_opened_and_closed_in_the_thread_that_uses_them(tmp_path: Pa
             self.closed = True
 
     proxy = Counted()
-    publisher = Publisher(FilesystemTransport(Copies(tmp_path)), [proxy])
+    publisher = Publisher(FilesystemTransport(WeightsCopies(tmp_path)), [proxy])
     publisher.wait(publisher.publish(at(1), ModelWeights(qwen())), PATIENCE_S)
     publisher.close()
     publisher.close()
