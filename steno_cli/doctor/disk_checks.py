@@ -14,15 +14,18 @@ ALMOST_FULL = 0.1
 
 
 def check_folder(folder: Path) -> Iterator[Finding]:
+    """Whether the folder is there, this user can write to it, and its disk has free space."""
     check = "disk"
     if not folder.is_dir():
-        yield bad(check, f"{folder} is no folder", "make it, or correct --folder")
+        yield bad(check, f"{folder} is not a folder", "create it, or correct --folder")
         return
     if not os.access(folder, os.W_OK):
-        yield bad(check, f"{folder} can't be written by this user", "chown it to the program's user")
+        yield bad(check, f"this user can't write to {folder}", "make the program's user its owner (chown)")
     usage = shutil.disk_usage(folder)
     text = f"{folder}: {usage.free / 2**30:.1f} of {usage.total / 2**30:.0f} GiB free"
     if usage.free < ALMOST_FULL * usage.total:
-        yield warning(check, text, "free some: checkpoints and full copies of the weights need room for two at a time")
+        yield warning(
+            check, text, "free disk space: it must hold two checkpoints and two full copies of the weights at a time"
+        )
     else:
         yield ok(check, text)

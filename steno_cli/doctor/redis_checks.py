@@ -52,17 +52,25 @@ def check_redis(url: str, waited: int | None = None) -> list[Finding]:
                 settings = None  # a service that keeps its settings to itself
             cluster = client.execute_command("CLUSTER INFO") if info.get("cluster_enabled") else None
     except redis.AuthenticationError as error:
-        return [*found, bad("redis.reachable", f"refused us: {error}", "give the user and the password in --redis-url")]
+        return [
+            *found,
+            bad(
+                "redis.reachable", f"Redis refused the login: {error}", "give the user and the password in --redis-url"
+            ),
+        ]
     except ConfigError as error:
         return [*found, bad("redis.reachable", error.message, "correct --redis-url")]
     except (redis.RedisError, OSError, ValueError) as error:
         if said := asyncio.run(refusal(named)):
-            return [*found, bad("redis.reachable", "it serves nobody from here", said)]
-        return [*found, bad("redis.reachable", f"no answer: {error}", "start it, or correct --redis-url")]
+            return [*found, bad("redis.reachable", "Redis answers, but serves no client on this machine", said)]
+        return [
+            *found,
+            bad("redis.reachable", f"Redis does not answer: {error}", "start Redis, or correct --redis-url"),
+        ]
     skew = clock("redis.clock", seconds + micros / 1e6 - (before + after) / 2, (after - before) / 2)
     return [
         *found,
-        ok("redis.reachable", f"answers in {1000 * (after - before):.0f} ms"),
+        ok("redis.reachable", f"Redis answers in {1000 * (after - before):.0f} ms"),
         skew,
         *judge(info, settings, cluster, waited),
     ]
@@ -100,7 +108,7 @@ def _one_node(named: RedisUrl) -> tuple[RedisUrl, list[Finding]]:
     one = [*primaries, *roles, *named.nodes][0]
     findings = []
     if roles and away:
-        findings.append(warning("redis.nodes", f"{', '.join(away)} away or refusing us", "start them again"))
+        findings.append(warning("redis.nodes", f"these nodes do not answer: {', '.join(away)}", "start them again"))
     return named._replace(nodes=(one,)), findings
 
 
@@ -118,20 +126,26 @@ def _sentinels(named: RedisUrl) -> Iterator[Finding]:
             except redis.ResponseError as error:
                 yield bad(
                     "redis.sentinels",
-                    f"{host}:{port}: {error}",
-                    "start those that are missing, or correct the service",
+                    f"the Sentinel {host}:{port} answers: {error}",
+                    "start the Sentinels that are missing, or correct the service in --redis-url",
                 )
                 return
             except (redis.RedisError, OSError):
                 away.append(f"{host}:{port}")
     if away:
-        yield warning("redis.sentinels", f"{', '.join(away)} away; {agreed} can fail over", "start them again")
+        yield warning(
+            "redis.sentinels",
+            f"these Sentinels do not answer: {', '.join(away)}; {agreed} others can start a failover",
+            "start them again",
+        )
     elif agreed < LEAST_SENTINELS:
         yield warning(
-            "redis.sentinels", f"{agreed} named", f"name {LEAST_SENTINELS} in the URL: proxies start while one is away"
+            "redis.sentinels",
+            f"the URL names {agreed} Sentinels, it should name at least {LEAST_SENTINELS}",
+            "name more in --redis-url, so that a proxy can start while one of them is away",
         )
     else:
-        yield ok("redis.sentinels", f"{agreed}, with a quorum to fail over")
+        yield ok("redis.sentinels", f"{agreed} Sentinels answer, and have the quorum for a failover")
 
 
 def judge(info: Facts, settings: Facts | None, cluster: Facts | None, waited: int | None = None) -> Iterator[Finding]:
@@ -140,16 +154,24 @@ def judge(info: Facts, settings: Facts | None, cluster: Facts | None, waited: in
     if version.partition(".")[0].isdigit() and int(version.partition(".")[0]) >= OLDEST:
         yield ok("redis.version", version)
     else:
-        yield bad("redis.version", f"{version} is older than {OLDEST}", f"upgrade to Redis {OLDEST} or newer")
+        yield bad(
+            "redis.version",
+            f"this is Redis {version}, it must be {OLDEST} or newer",
+            f"upgrade to Redis {OLDEST} or newer",
+        )
     if info.get("role") == "slave":
-        yield bad("redis.role", "this is a read-only replica", "give the primary's URL")
+        yield bad("redis.role", "this server is a read-only replica", "give the primary's URL")
     if cluster is not None and cluster.get("cluster_state") != "ok":
-        yield bad("redis.cluster", f"cluster_state is {cluster.get('cluster_state')}", "redis-cli --cluster check")
+        yield bad(
+            "redis.cluster",
+            f"cluster_state is {cluster.get('cluster_state')}, it must be ok",
+            "run redis-cli --cluster check",
+        )
     if settings is None:
         yield warning(
             "redis.settings",
-            "CONFIG GET is forbidden, so persistence and eviction can't be seen",
-            "look in the service's own settings: append-only file on, maxmemory-policy noeviction",
+            "Redis forbids CONFIG GET, so doctor can't see its persistence and its eviction",
+            "look in the service's own settings: it must have appendonly yes and maxmemory-policy noeviction",
         )
     else:
         yield restart(settings, info)
@@ -163,37 +185,42 @@ def judge(info: Facts, settings: Facts | None, cluster: Facts | None, waited: in
 def _eviction(settings: Facts) -> Finding:
     policy = settings.get("maxmemory-policy")
     if policy == "noeviction":
-        return ok("redis.eviction", "noeviction: full memory refuses turns, and loses none")
+        return ok(
+            "redis.eviction",
+            "maxmemory-policy is noeviction: a full Redis refuses turns and deletes none",
+        )
     if str(settings.get("maxmemory", "0")) == "0":
-        return warning("redis.eviction", f"maxmemory-policy {policy}, harmless while maxmemory is 0",
+        return warning("redis.eviction", f"maxmemory-policy is {policy}, it should be noeviction; harmless while maxmemory is 0",
                        "CONFIG SET maxmemory-policy noeviction")  # fmt: skip
-    return bad("redis.eviction", f"maxmemory-policy {policy}: full memory drops records silently (I3, I4)",
+    return bad("redis.eviction", f"maxmemory-policy is {policy}: a full Redis deletes records without an error (I3, I4)",
                "CONFIG SET maxmemory-policy noeviction; CONFIG REWRITE")  # fmt: skip
 
 
 def _health(info: Facts) -> Iterator[Finding]:
-    """Redis's own word on its last writes."""
+    """What Redis says of its last writes to disk."""
     for name, what in (
-        ("aof_last_write_status", "the append-only file could not be written"),
-        ("aof_last_bgrewrite_status", "the append-only file could not be rewritten, and grows"),
-        ("rdb_last_bgsave_status", "the last snapshot failed"),
+        ("aof_last_write_status", "Redis could not write its append-only file"),
+        ("aof_last_bgrewrite_status", "Redis could not rewrite its append-only file, so the file grows"),
+        ("rdb_last_bgsave_status", "Redis could not write its last snapshot"),
     ):
         if info.get(name, "ok") != "ok":
-            yield bad("redis.disk", f"{what} ({name})", "look at its disk's free space and its log")
+            yield bad(
+                "redis.disk", f"{what} ({name}: {info[name]})", "look at the free space of its disk, and at its log"
+            )
     if info.get("loading"):
-        yield bad("redis.loading", "it is loading its data", "wait; the proxy answers 503 until then")
+        yield bad("redis.loading", "Redis is loading its data", "wait until it has; the proxy answers 503 meanwhile")
 
 
 def _memory(info: Facts) -> Finding:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    shown = f"{used / 2**20:.0f} MiB used"
+    shown = f"Redis uses {used / 2**20:.0f} MiB"
     if not most:
         system = int(info.get("total_system_memory", 0))
         if system and used > ALMOST_FULL * system:
             return bad("redis.memory", f"{shown} of the machine's {system / 2**20:.0f} MiB",
-                       "more memory, an archive, or a shorter retention_s")  # fmt: skip
+                       "add memory, set archive, or shorten retention_s")  # fmt: skip
         return ok("redis.memory", shown)
     if used > ALMOST_FULL * most:
-        return bad("redis.memory", f"{shown} of maxmemory's {most / 2**20:.0f} MiB: turns are refused at the bound",
+        return bad("redis.memory", f"{shown} of {most / 2**20:.0f} MiB (maxmemory): when memory is full, turns are refused",
                    "set archive, raise maxmemory, shorten retention_s, or acknowledge and complete what waits")  # fmt: skip
-    return ok("redis.memory", f"{shown} of {most / 2**20:.0f} MiB")
+    return ok("redis.memory", f"{shown} of {most / 2**20:.0f} MiB (maxmemory)")

@@ -1,4 +1,4 @@
-"""What Redis's settings keep of I3, in words: over a restart, and over a failover. A turn is in the store before it is seen."""
+"""Which turns Redis's settings can lose (I3): at a restart, and at a failover."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ STALLED_S = 5
 
 
 def restart(settings: Facts, info: Facts) -> Finding:
-    """Of this server, by its `CONFIG GET` and `INFO`: it comes back with what is on its disk."""
+    """What a restart of this server loses, by its `CONFIG GET` and `INFO`."""
     check, fsync = "redis.restart", settings.get("appendfsync")
     if settings.get("appendonly") != "yes":
-        left = "what came after its last snapshot" if settings.get("save") else "everything"
-        too = ", and has its replicas drop theirs" if int(info.get("connected_slaves", 0)) else ""
-        return bad(check, f"loses {left}{too}: no append-only file (I3)",
+        lost = "all writes after the last snapshot" if settings.get("save") else "all data"
+        too = ", and its replicas delete the same" if int(info.get("connected_slaves", 0)) else ""
+        return bad(check, f"a restart loses {lost}{too}: Redis writes no append-only file (I3)",
                    "CONFIG SET appendonly yes; CONFIG SET appendfsync always; CONFIG REWRITE")  # fmt: skip
     if fsync == "always":
-        return ok(check, "loses nothing that agents were told, also after a power cut (appendfsync always)")
+        return ok(check, "a restart or a power cut loses no turn that an agent was told (appendfsync always)")
     if fsync == "everysec":
-        return warning(check, "loses nothing; after a power cut up to 2 s of turns that agents were told (appendfsync everysec)",
-                       "CONFIG SET appendfsync always, if turns must outlive power cuts")  # fmt: skip
-    return bad(check, f"after a power cut loses what the kernel had not written, often 30 s (appendfsync {fsync})",
+        return warning(check, "a restart loses nothing, a power cut up to 2 s of what agents were told (appendfsync everysec)",
+                       "CONFIG SET appendfsync always, if no power cut may lose a turn")  # fmt: skip
+    return bad(check, f"a power cut loses what the kernel had not written, often 30 s of turns (appendfsync {fsync})",
                "CONFIG SET appendfsync always (or everysec)")  # fmt: skip
 
 
 def failover(info: Facts, waited: int | None) -> Finding:
-    """To one of its replicas, by its `INFO`.
+    """What a failover to a replica of this server loses, by its `INFO`.
 
     Args: waited: how many replicas each write of the proxy waits for (`redis_wait_replicas`); None: it can't be seen.
     """
@@ -41,23 +41,26 @@ def failover(info: Facts, waited: int | None) -> Finding:
     following = [facts for facts in replicas if facts["state"] == "online" and int(facts["lag"]) <= STALLED_S]
     stalled = [f"{facts['ip']}:{facts['port']}" for facts in replicas if facts not in following]
     if waited and len(following) < waited:
-        gone = f"; {', '.join(stalled)} stalled" if stalled else ""
-        return bad(check, f"each write waits for {waited} replicas and {len(following)} follow{gone}: writes get 503",
-                   "bring the replicas back, and have one more than are waited for")  # fmt: skip
+        gone = f"; stalled: {', '.join(stalled)}" if stalled else ""
+        return bad(check, f"each write waits for {waited} replicas, but {len(following)} follow{gone}: writes get 503",
+                   "start the replicas again, and run one more than the proxy waits for")  # fmt: skip
     if waited:
         return ok(
-            check, f"loses nothing that agents were told: {waited} replicas have it first, {len(following)} follow"
+            check,
+            f"a failover loses no turn that an agent was told: {waited} replicas have it before, {len(following)} follow",
         )
     if not replicas:
-        return ok(check, "there is no replica to fail over to: while Redis is away, requests get 503")
+        return ok(check, "Redis has no replica: while it is away, requests get 503")
     advice = (
         "STENO_REDIS_WAIT_REPLICAS=1 at every proxy; CONFIG SET min-replicas-to-write 1 stops a primary that is cut off"
     )
     behind = int(info.get("master_repl_offset", 0)) - max(int(facts["offset"]) for facts in replicas)
     if not following:
-        return bad(check, f"loses turns that agents were told: {', '.join(stalled)} stalled {behind} bytes behind; nothing waits",
+        return bad(check, f"a failover loses turns that agents were told: {', '.join(stalled)} stalled, {behind} bytes behind",
                    advice)  # fmt: skip
-    known = "are not waited for" if waited == 0 else "may not be waited for (the proxy does not say)"
+    known = "does not wait" if waited == 0 else "may not wait (it does not say)"
     return warning(
-        check, f"loses turns that agents were told a moment before: {len(replicas)} replicas {known}", advice
+        check,
+        f"a failover loses the newest turns that agents were told: the proxy {known} for {len(replicas)} replicas",
+        advice,
     )

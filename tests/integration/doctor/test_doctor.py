@@ -60,7 +60,7 @@ def test_a_deployment_without_keys_on_loopback_is_told_so(
     assert code == 0, found
     assert found["redis.restart"][0][:2] == (
         "ok",
-        "loses nothing that agents were told, also after a power cut (appendfsync always)",
+        "a restart or a power cut loses no turn that an agent was told (appendfsync always)",
     )
     assert found["redis.failover"][0][0] == "ok" and "no replica" in found["redis.failover"][0][1]
     assert found["proxy.keys"][0][0] == "warning" and "STENO_ADMIN_KEY" in found["proxy.keys"][0][2]
@@ -73,14 +73,14 @@ def test_a_deployment_without_keys_on_loopback_is_told_so(
 @pytest.mark.parametrize(
     ("options", "check", "level", "said"),
     [
-        (("--appendonly", "no"), "redis.restart", "bad", "loses everything"),
-        (("--appendfsync", "everysec"), "redis.restart", "warning", "after a power cut up to 2 s"),
+        (("--appendonly", "no"), "redis.restart", "bad", "a restart loses all data"),
+        (("--appendfsync", "everysec"), "redis.restart", "warning", "a power cut up to 2 s"),
         (("--appendfsync", "no"), "redis.restart", "bad", "kernel"),
-        (("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"), "redis.eviction", "bad", "drops records"),
+        (("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"), "redis.eviction", "bad", "deletes records"),
         (("--maxmemory-policy", "allkeys-lru"), "redis.eviction", "warning", "harmless while maxmemory is 0"),
-        (("--maxmemory", "1mb"), "redis.memory", "bad", "turns are refused"),
-        (("--rename-command", "CONFIG", ""), "redis.settings", "warning", "forbidden"),
-        (("--requirepass", "secret"), "redis.reachable", "bad", "refused us"),
+        (("--maxmemory", "1mb"), "redis.memory", "bad", "when memory is full, turns are refused"),
+        (("--rename-command", "CONFIG", ""), "redis.settings", "warning", "Redis forbids CONFIG GET"),
+        (("--requirepass", "secret"), "redis.reachable", "bad", "Redis refused the login"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -132,7 +132,7 @@ def test_what_a_failover_keeps_is_as_the_running_proxy_waits(
     with running(tmp_path, None, proxy=settings) as stack:
         _, found = doctor("--proxy", stack.url, "--redis-url", primary.url)
         [(level, message, _)] = found["redis.failover"]
-        assert (level, "loses nothing" in message) == (("ok", True) if waits else ("warning", False)), message
+        assert (level, "loses no turn" in message) == (("ok", True) if waits else ("warning", False)), message
         replica.pause()
         primary.until(lambda info: info["slave0"]["lag"] > STALLED_S)
         code, found = doctor("--proxy", stack.url, "--redis-url", primary.url)
@@ -151,7 +151,7 @@ def test_sentinels_are_asked_whether_they_could_fail_over(
             sentinel.knows("steno", others=2, replicas=1)
         url = "redis+sentinel://" + ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
         _, found = doctor("--proxy", stack.url, "--redis-url", f"{url}/steno")
-        assert found["redis.sentinels"][0][:2] == ("ok", "3, with a quorum to fail over")
+        assert found["redis.sentinels"][0][:2] == ("ok", "3 Sentinels answer, and have the quorum for a failover")
         assert found["redis.reachable"][0][0] == "ok" and "redis.role" not in found
         sentinels[0].close()
         _, found = doctor("--proxy", stack.url, "--redis-url", f"{url}/steno")

@@ -108,12 +108,12 @@ STALLED = REPLICA | {"lag": 9, "offset": 10}
     ("replicas", "waited", "level", "said"),
     [
         ([], 0, FindingLevel.OK, "no replica"),
-        ([], 1, FindingLevel.BAD, "waits for 1 replicas and 0 follow"),
-        ([REPLICA], 0, FindingLevel.WARNING, "1 replicas are not waited for"),
-        ([REPLICA], None, FindingLevel.WARNING, "may not be waited for"),
-        ([REPLICA], 1, FindingLevel.OK, "loses nothing that agents were told"),
+        ([], 1, FindingLevel.BAD, "waits for 1 replicas, but 0 follow"),
+        ([REPLICA], 0, FindingLevel.WARNING, "does not wait for 1 replicas"),
+        ([REPLICA], None, FindingLevel.WARNING, "may not wait (it does not say) for 1 replicas"),
+        ([REPLICA], 1, FindingLevel.OK, "loses no turn that an agent was told"),
         ([REPLICA, STALLED], 1, FindingLevel.OK, "1 follow"),
-        ([REPLICA, STALLED], 2, FindingLevel.BAD, "h:1 stalled"),
+        ([REPLICA, STALLED], 2, FindingLevel.BAD, "stalled: h:1"),
         ([STALLED], 0, FindingLevel.BAD, "90 bytes behind"),
         ([REPLICA | {"state": "wait_bgsave"}], 1, FindingLevel.BAD, "0 follow"),
     ],
@@ -129,11 +129,11 @@ def test_what_a_failover_keeps(
 @pytest.mark.parametrize(
     ("settings", "replicas", "level", "said"),
     [
-        ({"appendonly": "yes", "appendfsync": "always"}, 0, FindingLevel.OK, "loses nothing"),
+        ({"appendonly": "yes", "appendfsync": "always"}, 0, FindingLevel.OK, "a restart or a power cut loses no turn"),
         ({"appendonly": "yes", "appendfsync": "everysec"}, 0, FindingLevel.WARNING, "up to 2 s"),
         ({"appendonly": "yes", "appendfsync": "no"}, 0, FindingLevel.BAD, "kernel"),
-        ({"appendonly": "no", "save": "3600 1"}, 0, FindingLevel.BAD, "after its last snapshot"),
-        ({"appendonly": "no", "save": ""}, 1, FindingLevel.BAD, "everything, and has its replicas drop theirs"),
+        ({"appendonly": "no", "save": "3600 1"}, 0, FindingLevel.BAD, "all writes after the last snapshot"),
+        ({"appendonly": "no", "save": ""}, 1, FindingLevel.BAD, "all data, and its replicas delete the same"),
     ],
 )
 def test_what_a_restart_keeps(settings: dict[str, str], replicas: int, level: FindingLevel, said: str) -> None:
