@@ -44,7 +44,8 @@ class Stager:
         self._kept: StreamStaging | None = None
 
     async def stage(self, update: WeightUpdate) -> Path:
-        """The folder of its shards, complete and verified (`nccl`: of no meaning). Raises: WeightsRefused; Abandoned."""
+        """The folder of its shards, complete and verified (`nccl`: of no meaning). Raises: WeightsRefused;
+        UpdateAbandoned."""
         if update.spec.transport == "stream":
             return await self._receive(update)
         if update.spec.transport == "filesystem":

@@ -41,7 +41,7 @@ class UpdateAbandoned(Exception):
 def check_folder(folder: str, manifest: Manifest, abandoned: threading.Event, on_bytes: Callable[[int], None]) -> Path:
     """Read every shard in `folder` once. `on_bytes` is called with how many more have been read, from several threads.
 
-    Raises: WeightsRefused naming the field; Abandoned.
+    Raises: WeightsRefused naming the field; UpdateAbandoned.
     """
     path = Path(folder)
     if not path.is_absolute() or not path.is_dir():

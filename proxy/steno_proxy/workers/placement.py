@@ -139,8 +139,8 @@ def place(
 
     Args: is_model: the order's model is one that some worker has served: no other is taken for it, whoever is away.
         has_default: some worker has served a model of the default policy: for any other name no other policy's is taken.
-    Raises: NoTokenizer: the prefix can be given to none of them (of a first attempt only). Away. NoWorker. TooManyRequests: all
-        have as much as they may. BadRequest: there are images, and what is served takes none; or a field
+    Raises: NoTokenizer: the prefix can be given to none of them (of a first attempt only). WorkersAway. NoWorker.
+        TooManyRequests: all have as much as they may. BadRequest: there are images, and what is served takes none; or a field
             of the request that no model which is meant honours (of an older worker, say).
     """
     offered = [offer for offer in offers(workers, order.model, has_default=has_default) if not offer[0].draining]

@@ -27,7 +27,7 @@ UNKNOWN_CALL = "is not served here"
 
 
 class TenureClient(Protocol):
-    """The calls of `steno.client.client.Steno` that are used here."""
+    """The calls of `steno.client.client.Client` that are used here."""
 
     def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> Tenure: ...
     def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> Tenure: ...

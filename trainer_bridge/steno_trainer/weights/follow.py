@@ -36,7 +36,7 @@ in the meantime get an older version, or none."""
 
 
 class UpdateClient(UploadClient, Protocol):
-    """The calls of `steno.client.client.AsyncSteno` that are used here."""
+    """The calls of `steno.client.client.AsyncClient` that are used here."""
 
     def post_update(self, spec: UpdateSpec) -> Awaitable[Update]: ...
     def update(self, update_id: str, *, wait_s: float = 0.0) -> Awaitable[Update]: ...

@@ -1,6 +1,6 @@
 """Publishes new weights: a full copy, a post to the proxy, and a thread that follows it while training goes on.
 
-    publisher = Publisher(Filesystem(Copies(folder, ranks=ranks)), [AsyncSteno(url, key)], ranks=ranks)
+    publisher = Publisher(FilesystemTransport(WeightsCopies(folder, ranks=ranks)), [AsyncSteno(url, key)], ranks=ranks)
     first = publisher.publish(version, ModelWeights(model))    # before any data is waited for: a broken path fails here
     publisher.wait(first, timeout_s=600)
     ...

@@ -25,7 +25,7 @@ UPLOAD_BYTES = 32 << 20
 
 
 class UploadClient(Protocol):
-    """The call of `steno.client.client.AsyncSteno` that is used here."""
+    """The call of `steno.client.client.AsyncClient` that is used here."""
 
     def upload_shard(self, update_id: str, name: str, offset: int, data: AsyncIterator[bytes]) -> Awaitable[int]:
         """Returns: how many bytes of the shard, from its start, have gone on to workers."""

@@ -61,7 +61,7 @@ class VllmServerEngine(FixedWeights):
     async def start(self) -> None:
         """Connect, and find out what the server can do.
 
-        Raises: ConfigError: it serves no such model. NotExact: it does not give what an exact record needs. EngineFailed: it
+        Raises: ConfigError: it serves no such model. InexactServer: it does not give what an exact record needs. EngineFailed: it
             can't be reached.
         """
         loop = asyncio.get_running_loop()
