@@ -16,7 +16,7 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class WorkerMetrics:
-    """One set per registry: a process has one, a test as many as it starts workers.
+    """The worker's metrics. One set per registry: a process has one, a test as many as it starts workers.
 
     Attributes:
         tally: of the engine that is counted.

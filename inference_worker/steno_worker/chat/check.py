@@ -73,6 +73,8 @@ def extend_folded(
     last_id: int,
     counted: bool = False,
 ) -> list[int] | ExtensionRefusal:
+    """`extend`, of messages as the model's template can take them."""
+
     def folded(some: Sequence[Message], with_tools: Sequence[Tool], kwargs: dict[str, Any]) -> list[int]:
         return format.render(folding.apply(some), with_tools, kwargs)
 

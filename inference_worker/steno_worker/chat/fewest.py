@@ -33,7 +33,7 @@ NFC_SHRINKS = 4
 
 
 class FewestTokens:
-    """Of one tokenizer. Pure."""
+    """The fewest tokens that a text can be, by one tokenizer. Pure."""
 
     def __init__(self, tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
         whole = json.loads(tokenizer.to_str())

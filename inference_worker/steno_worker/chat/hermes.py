@@ -41,7 +41,7 @@ class _Mode(Enum):
 
 
 class HermesParser:
-    """One completion's parser.
+    """Parses one completion in Hermes's format: `<think>` and `<tool_call>`.
 
     tools: whether calls are looked for. thinking: the generation prompt has opened `<think>`.
     Attributes: closed_calls: how many calls are complete, closing marker included.

@@ -32,7 +32,7 @@ _TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, Attribu
 
 
 class HfChatFormat:
-    """One model's format.
+    """The chat format of one model, by its Hugging Face tokenizer and template.
 
     Args:
         tokenizer: a fast one, with a chat template.

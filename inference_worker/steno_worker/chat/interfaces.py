@@ -27,7 +27,7 @@ class ParsedText:
 
 
 class Parser(Protocol):
-    """Incremental, one per completion. It has seen no ids before the last assistant header."""
+    """Parses the text of one completion as it comes. It has seen no ids before the last assistant header."""
 
     def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> ParsedText: ...
 
@@ -59,6 +59,8 @@ class Renderer(Protocol):
 
 
 class ChatFormat(Renderer, Protocol):
+    """All that a chat format does: renders messages to ids, decodes ids, parses text."""
+
     name: str
     vocab_size: int
     """Ids are below this; a prompt given as ids is checked against it."""

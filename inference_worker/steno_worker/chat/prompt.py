@@ -29,7 +29,7 @@ _EXAMPLES = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """kept_tokens: how many recorded ids it begins with: all, or 0; `refused`: why 0 though there were some.
+    """A rendered prompt. kept_tokens: how many recorded ids it begins with: all, or 0; `refused`: why 0 though there were some.
     generation_prompt: its last ids, from the last message's end on; empty where that is not known."""
 
     ids: list[int]

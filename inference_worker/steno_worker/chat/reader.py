@@ -22,7 +22,7 @@ ONE_CALL = "parallel_tool_calls"
 
 
 class StepText(msgspec.Struct):
-    """What became of one step. reason: the completion ends here."""
+    """The text that one step of a completion gave. reason: the completion ends here."""
 
     ids: list[int]
     parsed: ParsedText

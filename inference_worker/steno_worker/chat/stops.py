@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class StopMatch(NamedTuple):
-    """`text` may be shown. `stop`: the string that matched, or None: go on."""
+    """What a `StopMatcher` found. `text` may be shown. `stop`: the string that matched, or None: go on."""
 
     text: str
     stop: str | None

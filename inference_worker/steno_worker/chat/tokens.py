@@ -35,8 +35,8 @@ class Tokenizer(Protocol):
 
 
 def tokenized(asked: Count, tokenizer: Tokenizer, prompter: PromptRenderer) -> Counted:
-    """Raises: BadRequest: the template refuses, or a later proxy wants what is not known here. ContextOverflow: the format knows
-    without counting. BodyTooLarge: the answer would be."""
+    """What the tokenizer makes of a job. Raises: BadRequest: the template refuses, or a later proxy wants what is not known
+    here. ContextOverflow: the format knows without counting. BodyTooLarge: the answer would be."""
     if asked.wants not in ("ids", "strings", "text"):
         raise BadRequest(f"this worker can't say {asked.wants[:40]!r} of a prompt")
     job = asked.job

@@ -96,8 +96,11 @@ class ChannelOutlet:
 
 
 class ProxyConnection:
-    """Args: boot_id: of this process.  updates: of the engine, for all its clients.
-    on_engine_death: called with the reason, once an engine shows that it is dead."""
+    """Dials one proxy, and keeps a channel with it.
+
+    Args: boot_id: of this process.  updates: of the engine, for all its clients.
+    on_engine_death: called with the reason, once an engine shows that it is dead.
+    """
 
     def __init__(
         self, url: str, settings: WorkerSettings, *, boot_id: str, engine: Engine, updates: UpdateRunner, metrics: WorkerMetrics,

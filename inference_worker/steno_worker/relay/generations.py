@@ -34,7 +34,7 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class Outlet(Protocol):
-    """Where frames of one channel leave. Once the channel is over, they are dropped.
+    """Sends the frames of one channel. Once the channel is over, they are dropped.
 
     full: so much waits to be acknowledged that Started, Delta and what a Count wants are to wait for `room` first; small frames
         may still leave.
@@ -47,9 +47,12 @@ class Outlet(Protocol):
 
 
 class Generations:
-    """Args: send: of this channel alone, so that old stream numbers never mean anything on the next one.
+    """Runs the generations of one channel.
+
+    Args: send: of this channel alone, so that old stream numbers never mean anything on the next one.
     on_trouble: called when the engine raised what may mean that it is dead.
-    gate: what events pass; shut while new weights are being proved."""
+    gate: what events pass; shut while new weights are being proved.
+    """
 
     def __init__(
         self, engine: Engine, send: Outlet, metrics: WorkerMetrics, on_trouble: Callable[[], None],

@@ -14,8 +14,11 @@ from steno.contracts.errors import EngineFailed
 
 
 class WeightsGate:
-    """Attributes: shut: to be looked at first, since it is once per delta; so is `era`: grows with every condemnation, and again
-    when others have been proved. What began in an earlier one is over."""
+    """Holds back what generations say until the weights are proved.
+
+    Attributes: shut: to be looked at first, since it is once per delta; so is `era`: grows with every condemnation, and again
+    when others have been proved. What began in an earlier one is over.
+    """
 
     def __init__(self) -> None:
         self.shut = False

@@ -24,7 +24,8 @@ UNKNOWN = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class ProvenWeights:
-    """scored: a probe, with the log-probabilities that this engine gave by these weights; None: nothing but numbers is known."""
+    """Weights that have passed the probe. scored: a probe, with the log-probabilities that this engine gave by these weights;
+    None: nothing but numbers is known."""
 
     staged: StagedUpdate
     scored: Probe | None

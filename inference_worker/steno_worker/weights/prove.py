@@ -13,7 +13,7 @@ QUANTILE = 0.9
 
 
 class LogprobDistance(NamedTuple):
-    """Of absolute differences, in nats. p90: the smallest that nine tenths of them do not exceed."""
+    """Absolute differences of log-probabilities, in nats. p90: the smallest that nine tenths of them do not exceed."""
 
     mean: float
     p90: float
@@ -27,7 +27,7 @@ class LogprobDistance(NamedTuple):
 
 
 def check_numbers(logprobs: Sequence[float]) -> None:
-    """Raises: WeightsRefused: NaN or infinite ones, as broken weights give."""
+    """Check that log-probabilities are finite. Raises: WeightsRefused: some are NaN or infinite, as broken weights give."""
     if not all(map(math.isfinite, logprobs)):
         raise WeightsRefused(
             "probe: with these weights the engine's log-probabilities are NaN or infinite", field="probe"
@@ -35,7 +35,7 @@ def check_numbers(logprobs: Sequence[float]) -> None:
 
 
 def compare(probe: Probe, logprobs: Sequence[float]) -> LogprobDistance:
-    """Args: logprobs: as the engine scored `probe.token_ids[1:]`.
+    """Compare an engine's log-probabilities with the probe's. Args: logprobs: as the engine scored `probe.token_ids[1:]`.
 
     Raises: EngineFailed: not one per token. WeightsRefused: further away than the probe lets pass, or no numbers; says how far,
     and names the trainer's setting.

@@ -31,7 +31,10 @@ CLOSE_S = 10.0
 
 
 class Stager:
-    """Args: staging_dir: of streams; None: a temporary folder, removed by `close`."""
+    """Gets the files of an update to a folder, and checks them.
+
+    Args: staging_dir: of streams; None: a temporary folder, removed by `close`.
+    """
 
     def __init__(self, metrics: WorkerMetrics, staging_dir: Path | None) -> None:
         self._metrics = metrics

@@ -35,7 +35,7 @@ SPARE_BYTES = 64 * 2**20
 
 
 class UpdateAbandoned(Exception):
-    """Whoever wanted these bytes no longer does."""
+    """The update whose bytes are read or written is abandoned."""
 
 
 def check_folder(folder: str, manifest: Manifest, abandoned: threading.Event, on_bytes: Callable[[int], None]) -> Path:

@@ -41,7 +41,7 @@ ANY_IDS = list(range(8))
 
 
 class UpdateRunner:
-    """Of one engine, for all proxies. Lives in one event loop.
+    """Runs the weight updates of one engine, for all proxies. Lives in one event loop.
 
     Args:
         announce: tells every proxy that cards or health have changed.

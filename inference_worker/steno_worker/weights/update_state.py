@@ -20,7 +20,7 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class UpdateStep(Enum):
-    """Its values are `WorkerUpdate`'s states."""
+    """How far an update is; the values are the states of `WorkerUpdate`."""
 
     RECEIVING = "receiving"
     READY = "ready"
@@ -39,7 +39,9 @@ _MOVES = {
 
 
 class WeightUpdate:
-    """Attributes:
+    """One update of the weights at this worker.
+
+    Attributes:
     listeners: where its progress is told.
     received: bytes staged.
     abandoned: set once nobody wants its bytes any more; threads look at it.

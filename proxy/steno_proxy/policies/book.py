@@ -27,7 +27,9 @@ class FrameOrder(NamedTuple):
 
 
 class PolicyUpdates:
-    """Attributes:
+    """The updates of one policy, the version in force, and which workers are behind it.
+
+    Attributes:
     posted: the newest update. active: the one that workers are brought to. in_force: the newest that one has served.
     gate, marked: grows whenever `behind` may answer otherwise than before; as far as workers were marked accordingly.
     """

@@ -36,7 +36,7 @@ CAPABILITY = "policy_updates"
 
 
 class PolicyKeeper:
-    """What becomes of every policy, at this replica. Keeps the hub's `Watcher` protocol.
+    """Brings the workers of every policy to its newest version, at this replica. Keeps the hub's `Watcher` protocol.
 
     Attributes: names: of models that workers have served. on_names: called when they have changed, for turns that wait for one.
     Args: clock: Unix seconds; deadlines of updates are shared with other replicas.

@@ -71,7 +71,7 @@ class ShardCursor:
 
 @dataclass(slots=True)
 class UpdateMember:
-    """A worker of the update's policy.
+    """One worker in one update: how far it is, and when it is asked again.
 
     awaited: the others are not told to load before this one is ready, or has failed, or the deadline has passed.
     lost: it failed because it went away. attempts: failed ones. retry_at: when it is asked again.

@@ -23,7 +23,8 @@ MOST_CHARS = 256
 
 
 class ServedModelNames:
-    """As far as this replica knows: others' news come with `sync`. What is served is told by name, with the name's policy."""
+    """The model names that workers have served, as far as this replica knows: others' news come with `sync`. What is served is
+    told by name, with the name's policy."""
 
     def __init__(self, store: PolicyStore) -> None:
         self._store = store

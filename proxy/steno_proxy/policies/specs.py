@@ -9,7 +9,7 @@ from steno_proxy.store.policies import UpdateRow
 
 
 def check(spec: UpdateSpec) -> None:
-    """Raises BadRequest: fields that contradict each other."""
+    """Check that the fields of an update agree with each other. Raises: BadRequest: two of them contradict each other."""
     names = [shard.name for shard in spec.manifest.shards]
     if len(set(names)) != len(names):
         raise BadRequest("manifest.shards: two shards have the same name", field="manifest.shards")
@@ -28,6 +28,7 @@ def check(spec: UpdateSpec) -> None:
 
 
 def recorded(row: UpdateRow) -> Update:
+    """An update on record as `GET /policy/updates/{update_id}` gives it, without its workers."""
     spec = read_json(UpdateSpec, row.spec)
     return Update.model_validate(
         {"update_id": row.update_id, "version": row.version, "policy": row.policy, "transport": spec.transport,

@@ -29,20 +29,24 @@ STATES = frozenset({"waiting", "receiving", "ready", "loading", "served", "faile
 
 
 class FrameKind(Enum):
+    """Which frame of an update a worker is sent."""
+
     PREPARE = "prepare"
     APPLY = "apply"
     ABANDON = "abandon"
 
 
 class MemberFrame(NamedTuple):
-    """A frame that is to be sent."""
+    """A frame of an update that one worker is to be sent."""
 
     worker_id: str
     do: FrameKind
 
 
 class UpdateRun:
-    """Args:
+    """One update of a policy: takes facts about workers, and says which frames they are to be sent.
+
+    Args:
     number: in the order of posting within the policy.
     since: when its deadline began to run.
     settle_until: workers that come until then are awaited; those of a proxy that has just started are still dialling.

@@ -25,7 +25,9 @@ STALL_S = 10.0
 
 
 class Upload:
-    """Args:
+    """The upload of one shard: passes its bytes on to the workers that lack them.
+
+    Args:
     send: a frame to a worker.
     changed: wait until something has changed, at most so many seconds.
     clock: seconds, as the update's.

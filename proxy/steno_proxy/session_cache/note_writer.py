@@ -28,6 +28,8 @@ _UNSAID = (Forbidden, NotFound, StoreUnavailable, Unauthorized)
 
 
 class NoteWriter:
+    """Collects notes on sessions, and writes them to the store once a second."""
+
     def __init__(self, store: SessionStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock

@@ -24,7 +24,7 @@ conversations would be held for good."""
 
 
 class PathCache:
-    """Keyed by recording (`created_at` tells a trial from its namesake before it) and turn number."""
+    """The tokens of the newest paths, by recording (`created_at` tells a trial from its namesake before it) and turn number."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -68,7 +68,7 @@ class PathCache:
 
 
 def text_bytes(reply: Message) -> int:
-    """Of a reply's texts, about."""
+    """About how many bytes the texts of a reply take."""
     calls = reply.get("tool_calls") or ()
     texts = len(reply.get("content") or "") + len(reply.get("reasoning_content") or "")
     return texts + sum(500 + len(call["function"]["arguments"]) for call in calls)

@@ -21,6 +21,8 @@ RETRY_S = 60.0
 
 
 class StoreCapacity:
+    """How full the store is, and whether it takes new trials."""
+
     def __init__(self, store: SessionStore) -> None:
         self._store = store
         self._share = 0.0

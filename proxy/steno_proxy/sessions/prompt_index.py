@@ -18,7 +18,8 @@ TEXT = b"prompt-t"
 
 
 class PromptMatch(NamedTuple):
-    """parent: number of the turn to continue, -1 for none. length: of what it covers, in bytes of the prompt.
+    """The recorded turn that a plain prompt goes on from. parent: number of the turn to continue, -1 for none. length: of what
+    it covers, in bytes of the prompt.
     has_children: another turn goes on from it already."""
 
     parent: int

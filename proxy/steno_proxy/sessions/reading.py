@@ -33,8 +33,8 @@ Known = Mapping[tuple[int, bytes], Echo]
 
 
 class MessageUnit(NamedTuple):
-    """Messages [start, end) of a request as one. digest: of what stands there. echo: the recorded reply that does, where they do
-    not say it."""
+    """Messages [start, end) of a request that stand for one message. digest: of what stands there. echo: the recorded reply
+    that does, where they do not say it."""
 
     start: int
     end: int
@@ -117,12 +117,12 @@ class RecognisedMessages(NamedTuple):
 
 
 def best(readings: Iterable[ReadPosition]) -> ReadPosition:
-    """Of several, the one that counts (see the module's docstring)."""
+    """The reading that counts, of several (see the module's docstring)."""
     return max(readings, key=lambda reading: (reading.covered, reading.place, -reading.odd))
 
 
 def furthest(readings: Iterable[ReadPosition]) -> list[ReadPosition]:
-    """Of several, the MOST_READINGS of which most is on record, in that order."""
+    """The MOST_READINGS readings of which most is on record, in that order."""
     found = sorted(readings, key=lambda reading: (-reading.place, -reading.covered, reading.odd))
     return found[:MOST_READINGS]
 

@@ -33,7 +33,7 @@ _NODE_BYTES, _TURN_BYTES = 170, 300
 
 
 class Recognition(NamedTuple):
-    """Where a request stands.
+    """What a request goes on from in the conversation tree, or why nothing.
 
     parent: number of the turn it goes on from; -1: a new root.
     prefix_messages: how many of the request's messages the parent's conversation covers, its reply included.
@@ -46,7 +46,7 @@ class Recognition(NamedTuple):
 
 
 class Tree:
-    """Turns are numbered from 0 in commit order; -1 means none.
+    """The conversation tree of a session. Turns are numbered from 0 in commit order; -1 means none.
 
     ids, parents, finishes, tokens, tokenizers: by turn number, to be read only: turn id, parent's number, finish reason, tokens
     of the whole path, completion included, and what they are tokens of (`records.tokenizer_key`).

@@ -19,7 +19,7 @@ recorded right after this node. CROWDED: several turns end here. ASKED_AGAIN: se
 
 
 class Trie:
-    """Nodes are numbered from 0, which is the empty conversation; -1 means none.
+    """A trie of message digests. Nodes are numbered from 0, which is the empty conversation; -1 means none.
 
     above: parent node. depth: how many messages. flags: see above. turn_at, asked_at: the newest turn that can be gone on
     from and ends here, and the newest that was asked here (its reply comes right after), -1: none.

@@ -78,7 +78,7 @@ class TurnMeta(msgspec.Struct, array_like=True):
 
 
 class DecodedTurn(msgspec.Struct):
-    """An element of turns, read back."""
+    """An element of turns, decoded; its ids and texts are not."""
 
     row: IndexRow
     refs: list[int]
@@ -144,7 +144,7 @@ class PromptTexts(msgspec.Struct):
 
 
 def said_in(turn: Turn) -> PromptTexts:
-    """Linear in the turn's messages."""
+    """The texts of a turn's messages. Linear in them."""
     messages, images = apart(turn.messages)
     return PromptTexts([*map(text, images), *map(text, messages)], len(images))
 
@@ -226,6 +226,7 @@ def join_entry(encoded: EncodedTurn, refs: Sequence[int]) -> bytes:
 
 
 def decode_entry(raw: bytes) -> DecodedTurn:
+    """An element of turns -> its row, the positions of its texts, and its `TurnMeta`."""
     stored = _decode_stored(raw)
     return DecodedTurn(_row(stored.row), stored.refs, stored.meta)
 
@@ -338,6 +339,7 @@ def pack_id(turn_id: str | None) -> bytes | str | None:
 
 
 def unpack_id(packed: Any) -> Any:
+    """The turn id that `pack_id` packed."""
     return packed.hex() if isinstance(packed, bytes) else packed
 
 

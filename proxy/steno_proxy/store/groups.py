@@ -12,7 +12,7 @@ _MAY_DIFFER = {"created_at", "trial_ids"}
 
 
 def same_group(recorded: Group, asked: Group) -> None:
-    """Raises Conflict."""
+    """Check that a group which is created again asks for the same. Raises: Conflict: it does not."""
     if recorded.model_dump(exclude=_MAY_DIFFER) != asked.model_dump(exclude=_MAY_DIFFER):
         raise Conflict(f"group {recorded.group_id} is registered already, with other values")
 

@@ -21,8 +21,8 @@ _JSON_FIELDS = ("metrics", "marks")
 class Head(msgspec.Struct, kw_only=True):
     """What changes of a session. Times are Unix seconds; counts as in `Counts`.
 
-    final: 1 once a harness has ended it, and not only a limit of its own. sealed: see tally.py. owed: 1 while a tombstone has
-    still to be accounted for. rotations: of the trial's key.
+    final: 1 once a harness has ended it, and not only a limit of its own. sealed: see `settlement.py`. owed: 1 while a
+    tombstone has still to be accounted for. rotations: of the trial's key.
     """
 
     status: str = "open"
@@ -47,6 +47,7 @@ class Head(msgspec.Struct, kw_only=True):
 
 
 def head_of(session: Session) -> Head:
+    """The head of a new session."""
     counts = session.counts
     return Head(
         status=session.status, group=session.group_id, created=session.created_at, updated=session.updated_at,
@@ -70,7 +71,7 @@ def run_of(doc: bytes) -> str | None:
 
 
 def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
-    """Raises ValueError for a document of another format."""
+    """A session, from its head and its document. Raises ValueError for a document of another format."""
     kept: dict[str, Any] = unpack(doc)
     if kept.pop("format") != FORMAT:
         raise ValueError(f"the recording of trial {trial_id} is of another format than {FORMAT}")
@@ -86,7 +87,7 @@ def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
 
 
 def head_to_hash(head: Head) -> list[str | bytes]:
-    """Field, value, field, value…: absent and zero ones left out."""
+    """A head as the fields of a Redis hash: field, value, field, value…; absent and zero ones are left out."""
     flat: list[str | bytes] = []
     for name in Head.__struct_fields__:
         value = getattr(head, name)
@@ -96,7 +97,8 @@ def head_to_hash(head: Head) -> list[str | bytes]:
 
 
 def head_from_hash(fields: dict[bytes, bytes]) -> Head:
-    """Numbers are parsed by the struct's own types; `str(float)` is exact, so nothing is lost on the way."""
+    """A head, from the fields of its Redis hash. Numbers are parsed by the struct's own types; `str(float)` is exact, so
+    nothing is lost on the way."""
     values: dict[str, Any] = {}
     for key, raw in fields.items():
         name = key.decode()

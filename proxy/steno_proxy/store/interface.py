@@ -17,7 +17,8 @@ from steno_proxy.store.run_interface import RunStore
 
 
 class SessionListPage(NamedTuple):
-    """`next_cursor` None: this was the last page. unreadable: trials that belong here, and that the archive does not give."""
+    """One page of a list of sessions. `next_cursor` None: this was the last page. unreadable: trials that belong here, and that
+    the archive does not give."""
 
     items: list[Session]
     next_cursor: str | None
@@ -52,7 +53,8 @@ class RetryKey(NamedTuple):
 
 
 class SessionStore(Protocol):
-    """Beside the sessions: `policies`, what is remembered of policies and their updates, and `runs`, of runs and leases."""
+    """All that the proxy remembers. Beside the sessions: `policies`, what is remembered of policies and their updates, and
+    `runs`, of runs and leases."""
 
     @property
     def policies(self) -> PolicyStore: ...

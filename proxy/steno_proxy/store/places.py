@@ -11,7 +11,8 @@ from steno.contracts.records import Session, Turn
 
 
 class ArchivePlace(NamedTuple):
-    """name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it; head_bytes: of the first, without turns.
+    """Where a session is in the archive. name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it;
+    head_bytes: of the first, without turns.
     run: of the session, as `run_mark` writes it; None: not noted."""
 
     name: str
@@ -33,7 +34,7 @@ class ArchivePlace(NamedTuple):
 
 
 def run_mark(run_id: str | None) -> str:
-    """Percent-encoded; empty: of no run."""
+    """A run's id as `ArchivePlace` has it: percent-encoded; empty: of no run."""
     return quote(run_id or "", safe="")
 
 
@@ -46,6 +47,8 @@ class InArchive(Gone):
 
 
 class ArchiveReader(Protocol):
+    """Reads sessions that are in the archive."""
+
     async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:
         """Raises: ArchiveUnreadable."""
         ...
@@ -54,7 +57,7 @@ class ArchiveReader(Protocol):
 
 
 class NoArchive:
-    """Where no archive is set, and sessions are in one."""
+    """The `ArchiveReader` where no archive is set: every session that is in one is unreadable."""
 
     async def read(self, trial_id: str, place: ArchivePlace) -> tuple[Session, list[Turn]]:
         raise self._error(trial_id)

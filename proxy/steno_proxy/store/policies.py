@@ -47,7 +47,7 @@ class PolicyHead(msgspec.Struct, frozen=True):
 
 
 class PolicyStore(Protocol):
-    """Every method is atomic. Raises StoreUnavailable, and what it says."""
+    """What is remembered of policies and their updates. Every method is atomic. Raises StoreUnavailable, and what it says."""
 
     async def post(self, spec: UpdateSpec, *, now: float) -> UpdateRow:
         """Make this the newest update of its policy. The same spec again changes nothing, unless it is the newest and has failed:

@@ -29,7 +29,7 @@ is a sibling. A hostile agent marks everything as a retry; an honest one does no
 
 
 def place(retry_key: RetryKey, choice: int) -> bytes:
-    """17 bytes."""
+    """The key of one choice of a request: 17 bytes."""
     return retry_key.key + bytes((choice,))
 
 
@@ -57,7 +57,7 @@ class _Retry:
 
 
 class TrialRetries:
-    """One trial's."""
+    """The retries and the refused requests of one trial."""
 
     __slots__ = ("_refusals", "_refused", "_retries", "_until")
 

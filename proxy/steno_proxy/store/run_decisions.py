@@ -48,6 +48,8 @@ NOT_SETTLED = float("inf")
 
 
 class GroupState(StrEnum):
+    """The state of a group, as `GroupPlace` names it."""
+
     RUNNING = "running"
     READY = "ready"
     LEASED = "leased"
@@ -127,7 +129,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
 
 
 class RunAccount:
-    """A whole run; a store may have others, that know parts of it. What changes is put anew.
+    """What a run knows of its groups, trials and tokens; a store may have others, that know parts of it. What changes is put
+    anew.
 
     records: group -> what was registered. trials: those that have ended. taken: what was counted -> when whoever told it noted
     that. requests: for leases, by id -> the groups and grants that answered it. past: groups that are in the archive.
@@ -190,7 +193,7 @@ class RunAccount:
 
 
 def open_group(run: RunAccount, group: Group) -> None:
-    """Idempotent. A new one to be trained says that its run's rollouts are not over."""
+    """Register a group. Idempotent. A new one to be trained says that its run's rollouts are not over."""
     if group.group_id in run.groups:
         return
     run.records[group.group_id] = group
@@ -303,6 +306,7 @@ def close(run: RunAccount, name: str, now: float) -> None:
 
 
 def close_due(run: RunAccount, now: float) -> None:
+    """Close the groups that are past their deadline."""
     names = run.due(now)
     run.whole(names)
     for name in names:
@@ -310,7 +314,7 @@ def close_due(run: RunAccount, now: float) -> None:
 
 
 def came_late(run: RunAccount, trial_id: str, turn_id: str, tokens: Tokens, reason: str, now: float) -> None:
-    """Tokens of a turn that its trial's record does not take any more. Once per turn."""
+    """Count the tokens of a turn that its trial's record does not take any more. Once per turn."""
     turn = late(trial_id, turn_id)
     if turn not in run.taken:
         run.taken[turn] = now
@@ -434,7 +438,7 @@ def _granted(run: RunAccount, name: str) -> GrantedGroup:
 
 
 def acknowledge(run: RunAccount, name: LeaseName, now: float) -> float | None:
-    """How long it was held, in seconds; None: done before."""
+    """Acknowledge a lease. Returns: how long it was held, in seconds; None: it was acknowledged before."""
     status = _status(run, name)
     if status.settled == name.grant:
         return None
@@ -447,6 +451,7 @@ def acknowledge(run: RunAccount, name: LeaseName, now: float) -> float | None:
 
 
 def release(run: RunAccount, name: LeaseName) -> None:
+    """Release a lease: its group can be leased again at once."""
     status = _status(run, name)
     if status.let_go != name.grant:
         _check_held(status, name)
@@ -454,7 +459,7 @@ def release(run: RunAccount, name: LeaseName) -> None:
 
 
 def extend(run: RunAccount, name: LeaseName, ttl_s: float, used: bool, now: float) -> float:
-    """When it ends."""
+    """Extend a lease. Returns: when it ends, Unix seconds."""
     status = _status(run, name)
     _check_held(status, name)
     run.groups[name.group_id] = replace(status, expires_at=now + ttl_s, used=status.used or used)
@@ -478,6 +483,7 @@ def _check_held(status: GroupStatus, name: LeaseName) -> None:
 
 
 def check_epoch(run: RunAccount, run_id: str | None, epoch: int | None) -> None:
+    """Raises: Superseded: a trainer with a newer epoch has the run."""
     if epoch is not None and epoch < (newest := _trainer(run).epoch):
         raise superseded(run_id, newest)
 
@@ -487,6 +493,7 @@ def _trainer(run: RunAccount) -> RegisteredTrainer:
 
 
 def take_over(run: RunAccount, run_id: str | None, trainer: str, force: bool, now: float) -> int:
+    """Give the run to a trainer; what older epochs have leased can be leased again. Returns: its epoch. Raises: TrainerAlive."""
     before = _trainer(run)
     if before.epoch and before.name == trainer:
         return before.epoch
@@ -502,6 +509,7 @@ def take_over(run: RunAccount, run_id: str | None, trainer: str, force: bool, no
 
 
 def heartbeat(run: RunAccount, run_id: str | None, trainer: str, epoch: int, leaving: bool, now: float) -> None:
+    """Note that the run's trainer lives, or leaves. Raises: Superseded."""
     before = _trainer(run)
     if epoch < before.epoch or (epoch == before.epoch and trainer != before.name):
         raise superseded(run_id, before.epoch)
@@ -512,7 +520,10 @@ def heartbeat(run: RunAccount, run_id: str | None, trainer: str, epoch: int, lea
 
 
 def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[GroupStatus], now: float) -> RunView:
-    """Args: run: totals, ledger, trainer, `over`. ready: how many groups can be leased. leased: those whose time is not over."""
+    """What `GET /runs/{run_id}` gives.
+
+    Args: run: totals, ledger, trainer, `over`. ready: how many groups can be leased. leased: those whose time is not over.
+    """
     held, totals = list(leased), run.totals
     used = sum(status.used for status in held)
     found = RunView(
@@ -536,6 +547,7 @@ def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[Group
 
 
 def listed(name: str, status: GroupStatus, now: float, *, archived: bool = False) -> GroupPlace:
+    """A group as `GET /groups` gives it."""
     state = GroupState.READY if status.expired(now) else status.state
     return GroupPlace(
         group_id=name, purpose=status.purpose, state=state, size=status.size, ended=status.final, grants=status.grants,
@@ -545,5 +557,6 @@ def listed(name: str, status: GroupStatus, now: float, *, archived: bool = False
 
 
 def in_order(status: GroupStatus | None) -> tuple[int, ...]:
-    """Sorts by when groups got ready: `order` is some numbers with hyphens between. What has none yet is newest."""
+    """The sort key of groups by when they got ready: `order` is some numbers with hyphens between. What has none yet is
+    newest."""
     return tuple(map(int, status.order.split("-"))) if status is not None and status.order else (1 << 64,)

@@ -17,8 +17,8 @@ from steno.contracts.leases import ALIVE_S, GroupPlace, Lease, LeaseRequest, Run
 
 
 class GrantedLeases(NamedTuple):
-    """waited_s: of each lease, seconds since its group got ready. next_in_s: seconds until something may get ready by itself
-    (a deadline, the end of a lease); None: nothing is known to."""
+    """The answer to a request for leases. waited_s: of each lease, seconds since its group got ready. next_in_s: seconds until
+    something may get ready by itself (a deadline, the end of a lease); None: nothing is known to."""
 
     leases: list[Lease]
     waited_s: list[float]
@@ -26,7 +26,7 @@ class GrantedLeases(NamedTuple):
 
 
 class GroupsInHand(NamedTuple):
-    """Training groups of all runs."""
+    """How many training groups of all runs are in which state."""
 
     running: int
     ready: int
@@ -34,8 +34,8 @@ class GroupsInHand(NamedTuple):
 
 
 class RunStore(Protocol):
-    """Times are Unix seconds. `now`: None, as in all but tests: what the store itself takes it for, so that a lease lasts as long
-    whichever replica of the proxy granted it, and however wrong its clock is."""
+    """What is remembered of runs and leases. Times are Unix seconds. `now`: None, as in all but tests: what the store itself
+    takes it for, so that a lease lasts as long whichever replica of the proxy granted it, and however wrong its clock is."""
 
     async def lease(
         self, request: LeaseRequest, *, at_least: int, epoch: int | None = None, now: float | None = None
@@ -116,11 +116,12 @@ def new_grant(epoch: int | None) -> str:
 
 
 def superseded(run_id: str | None, epoch: int) -> Superseded:
-    """Args: epoch: the run's."""
+    """The error for a trainer whose run has another one. Args: epoch: the run's."""
     return Superseded(f"run {run_id}: another trainer has taken over (epoch {epoch})")
 
 
 def alive(run_id: str | None, trainer: str, left_s: float) -> TrainerAlive:
+    """The error for a trainer that may not take over yet. left_s: seconds until it may."""
     return TrainerAlive(
         f"run {run_id}: its trainer {trainer} was heard of {max(0.0, ALIVE_S - left_s):.0f} s ago and may still be running; "
         f"it can be taken over {ALIVE_S:.0f} s after its last heartbeat, or at once with take_over",
@@ -129,7 +130,7 @@ def alive(run_id: str | None, trainer: str, left_s: float) -> TrainerAlive:
 
 
 class LeaseWaiters:
-    """Who waits in this process, by run."""
+    """The requests of this process that wait for a group, by run."""
 
     def __init__(self) -> None:
         self._events: dict[str | None, set[asyncio.Event]] = {}

@@ -49,14 +49,17 @@ def accountable(group_id: str | None, run_id: str | None) -> bool:
 
 
 def ended(trial_id: str, head: Head, turns: Iterable[bytes]) -> EndedTrial:
-    """Args: turns: all elements of turns, none of which can change any more."""
+    """What an ended session's group and run are told of it.
+
+    Args: turns: all elements of turns, none of which can change any more.
+    """
     word, final = outcome(head)
     tokens = tokens_of(turns, text_only="text_only" in head.marks)
     return EndedTrial(trial_id, head.group, repr(head.created), word, final, tokens, head.sealed == BOOKED)
 
 
 def outcome(head: Head) -> tuple[str, bool]:
-    """The outcome, and whether it is final."""
+    """The outcome of an ended session (`train`, or a word of `NotTrained`), and whether it is final."""
     if head.status == "deleted":
         return NotTrained.DELETED, True
     if head.status == "aborted":
@@ -70,7 +73,7 @@ def outcome(head: Head) -> tuple[str, bool]:
 
 
 def tokens_of(turns: Iterable[bytes], *, text_only: bool = False) -> Tokens:
-    """Of a session. A text-only turn has no tokens, only an upstream's count of them."""
+    """Sampled tokens of a session, by policy version. A text-only turn has no tokens, only an upstream's count of them."""
     tokens: Tokens = {}
     for raw in turns:
         entry = decode_entry(raw)
@@ -86,7 +89,7 @@ def open_turns(turns: Iterable[bytes]) -> dict[str, Tokens]:
 
 
 def late_tokens(turn: Turn, counted: Tokens) -> Tokens:
-    """Of a turn that its trial's record does not take any more, less what was counted of it while it was open."""
+    """Sampled tokens of a turn that its trial's record does not take any more, less what was counted of it while it was open."""
     tokens: Tokens = {}
     _count(tokens, [(span.version, span.start, span.end) for span in turn.versions], len(turn.completion_ids) // 4)
     return {version: more for version, count in tokens.items() if (more := count - counted.get(version, 0)) > 0}

@@ -44,6 +44,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(raw: bytes) -> Any:
+    """The value of a JSON text that `to_json` wrote."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:

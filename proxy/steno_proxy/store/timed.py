@@ -10,6 +10,7 @@ UNTIMED_S = 3600.0
 
 
 def look_at(session: Session, now: float) -> float:
-    """Unix seconds. At or before `now`: a limit of its time is spent, as far as its record says."""
+    """When a session is to be looked at next for its limits of time, Unix seconds. At or before `now`: a limit of its time is
+    spent, as far as its record says."""
     at = timed_out_at(session.limits, session, now)
     return now + UNTIMED_S if at is None else at

@@ -85,7 +85,7 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """Of the proxy's side of the relay.
+    """The settings of the proxy's end of the relay.
 
     heartbeat_s: seconds between heartbeats, either way.
     silence_s: a socket on which nothing came for so long is closed.

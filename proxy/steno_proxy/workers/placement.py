@@ -23,7 +23,7 @@ FIRST_LINEAGE = "base"
 
 
 class WorkersAway(NoWorker):
-    """No worker can take this now, but one may in a while: it has lost its socket, or has yet to come."""
+    """No worker can take this completion now, but one may soon: it has lost its socket, or has yet to come."""
 
 
 class PromptPrefix(NamedTuple):
@@ -102,8 +102,8 @@ class Order:
 
 
 class PlaceableWorker(Protocol):
-    """As far as placing goes. process, channel: name this boot of it, and this channel of that boot. eligible: it takes new turns
-    now. draining: it never will again. suspect: others come first."""
+    """A worker as `place` needs it. process, channel: name this boot of it, and this channel of that boot. eligible: it takes
+    new turns now. draining: it never will again. suspect: others come first."""
 
     @property
     def id(self) -> str: ...
@@ -132,7 +132,7 @@ WorkerT = TypeVar("WorkerT", bound=PlaceableWorker)
 def place(
     order: Order, workers: Iterable[WorkerT], *, is_model: bool = False, has_default: bool = False
 ) -> tuple[WorkerT, ModelCard]:
-    """The worker for an order, and which of its models.
+    """Choose the worker for an order, and one of its models.
 
     A worker that is away, and may come back within its grace, still has its say in what a name and a prefix mean: else a short
     absence would send a trial to another model for good.
@@ -212,7 +212,7 @@ def to_tokenize(
 
 
 def no_default(model: str) -> str:
-    """Why nobody answers for a name that is no model's."""
+    """The error message where no worker serves the default policy, which a name that is no model's means."""
     return (
         f"no worker serves the policy {DEFAULT_POLICY!r} now, which the model name {model!r} means; "
         "`steno models retire` of all models of that policy ends the wait for it"
@@ -220,7 +220,8 @@ def no_default(model: str) -> str:
 
 
 def lacks(card: ModelCard, needed: frozenset[str]) -> frozenset[str]:
-    """Which of these fields such a model does not honour. The proxy itself gives ids to clients, where there are any."""
+    """The fields that such a model does not honour, of those that a request needs. The proxy itself gives ids to clients, where
+    there are any."""
     lacking = needed.difference(card.fields)
     return lacking if card.text_only else lacking - {RETURNS_IDS}
 

@@ -32,7 +32,10 @@ class _Waiter(Generic[T]):
 
 
 class WaitQueue(Generic[T]):
-    """Args: most: how many may wait; urgent ones are not counted. unwanted: gives back what was taken for one that has left."""
+    """Requests that wait for a worker with a place for them; trials take turns.
+
+    Args: most: how many may wait; urgent ones are not counted. unwanted: gives back what was taken for one that has left.
+    """
 
     def __init__(self, most: int, unwanted: Callable[[T], None]) -> None:
         self._most = most

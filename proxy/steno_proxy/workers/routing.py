@@ -35,18 +35,19 @@ def at_hand(max_streams: int) -> int:
 
 
 class NoTokenizer(NoWorker):
-    """Workers there are, and none that recorded ids can be given to."""
+    """Workers are there, but none has the tokenizer of the recorded ids."""
 
 
 class ServingWorker(Protocol):
-    """A worker, as far as what it serves goes."""
+    """A worker as `offers` needs it: the models that it serves."""
 
     @property
     def models(self) -> list[ModelCard]: ...
 
 
 class Candidate(Protocol):
-    """`load`: streams on the worker now, whoever sent them. `max_streams`: how many it runs at once."""
+    """A worker as `choose` needs it. `load`: streams on the worker now, whoever sent them. `max_streams`: how many it runs at
+    once."""
 
     @property
     def id(self) -> str: ...
@@ -74,14 +75,15 @@ def offers(workers: Iterable[ServerT], model: str, *, has_default: bool = False)
 
 
 def of_images(offered: Sequence[tuple[ServerT, ModelCard]]) -> list[tuple[ServerT, ModelCard]]:
-    """Those that take images in their messages."""
+    """The offers whose models take images in messages."""
     return [offer for offer in offered if IMAGES in offer[1].capabilities]
 
 
 def of_tokenizer(
     offered: Sequence[tuple[ServerT, ModelCard]], tokenizer: bytes | None
 ) -> list[tuple[ServerT, ModelCard]]:
-    """Those whose ids are the same (`records.tokenizer_key`), None: all. An unknown tokenizer is only equal to an unknown one."""
+    """The offers whose tokenizer has this key (`records.tokenizer_key`); None: all. An unknown tokenizer is only equal to an
+    unknown one."""
     if tokenizer is None:
         return list(offered)
     return [offer for offer in offered if tokenizer_key(offer[1].tokenizer_digest) == tokenizer]

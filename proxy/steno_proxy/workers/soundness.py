@@ -23,7 +23,7 @@ _NUMBERS = tuple(field.name for field in msgspec.structs.fields(Sampling) if fie
 
 
 class ExpectedAnswer(msgspec.Struct, frozen=True):
-    """What a stream's answer is held against.
+    """What the answer on a stream is checked against.
 
     prefix_ids: that its prompt begins with, if it keeps them (int32 LE). most_tokens: that it may sample; None: no bound was
     asked for.
@@ -41,7 +41,7 @@ class ExpectedAnswer(msgspec.Struct, frozen=True):
 
 
 def check_started(started: Started, expected: ExpectedAnswer, card: ModelCard) -> None:
-    """The prompt and the sampling law. Raises: UnsoundOutput."""
+    """Check the prompt and the sampling law of a generation. Raises: UnsoundOutput."""
     law = started.law
     for name in _NUMBERS:
         if not math.isfinite(getattr(law, name)):
@@ -62,7 +62,7 @@ def check_started(started: Started, expected: ExpectedAnswer, card: ModelCard) -
 
 
 def check_delta(delta: Delta, before: int, expected: ExpectedAnswer, card: ModelCard) -> None:
-    """Sampled ids and their log-probabilities; as many of these as ids, or none. before: tokens of the stream so far.
+    """Check sampled ids and their log-probabilities; as many of these as ids, or none. before: tokens of the stream so far.
 
     Raises: UnsoundOutput.
     """

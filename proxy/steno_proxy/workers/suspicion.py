@@ -17,7 +17,7 @@ _KEPT = 64
 
 
 class Suspicion:
-    """Of one boot of a worker, at one proxy. reason: what it did last."""
+    """Whether one boot of a worker is suspect at this proxy. reason: what it did last."""
 
     def __init__(self) -> None:
         self.reason = ""

@@ -378,7 +378,8 @@ class WorkerChannel:
 
 
 def check_prompt_ids(job: Job, card: ModelCard, field: str = "prompt") -> None:
-    """A client's mistake must not look like its worker's. Raises: BadRequest: of this field."""
+    """Check a client's prompt ids, so that its mistake does not look like a fault of the worker. Raises: BadRequest: of this
+    field."""
     if job.prompt_ids and card.vocabulary_size:
         ids = bytes_to_ids(job.prompt_ids)
         wrong = min(ids) if min(ids) < 0 else max(ids)
@@ -387,6 +388,7 @@ def check_prompt_ids(job: Job, card: ModelCard, field: str = "prompt") -> None:
 
 
 async def receive(websocket: WebSocket) -> bytes:
+    """The next packet. Raises: WebSocketDisconnect; ProtocolError: the message is text."""
     message = await websocket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1006))
@@ -397,7 +399,8 @@ async def receive(websocket: WebSocket) -> bytes:
 
 
 async def read(worker: WorkerChannel, websocket: WebSocket) -> None:
-    """Returns never. Raises WebSocketDisconnect; ProtocolError, with the worker's peer ended."""
+    """Read packets until the socket ends; never returns. Raises WebSocketDisconnect; ProtocolError, with the worker's peer
+    ended."""
     try:
         while True:
             worker.receive(await receive(websocket))
@@ -407,7 +410,7 @@ async def read(worker: WorkerChannel, websocket: WebSocket) -> None:
 
 
 async def write(worker: WorkerChannel, link: ChannelSocket) -> None:
-    """Returns when another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
+    """Write packets until another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
     while True:
         await link.dirty.wait()
         link.dirty.clear()

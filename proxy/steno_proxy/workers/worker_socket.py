@@ -33,7 +33,7 @@ _CLOSE = 8
 
 
 class UnverifiedSocket(Protocol):
-    """A socket that may be a stranger's.
+    """A worker's socket whose key has not been checked yet: it may be a stranger's.
 
     Attributes: gone: set when the connection is over, and nothing of it is kept any more.
     """
@@ -56,7 +56,7 @@ class UnverifiedSocket(Protocol):
 
 
 def opening_of(scope: Scope) -> UnverifiedSocket | None:
-    """Of a socket's scope. None: another server than ours serves it."""
+    """The `UnverifiedSocket` of an ASGI scope. None: another server than ours serves it."""
     return cast("UnverifiedSocket | None", scope.get("state", {}).get(_STATE))
 
 

@@ -45,7 +45,7 @@ class LiteLLMSettings(Protocol):
 
 
 def build(settings: LiteLLMSettings) -> Engine:
-    """Raises: ConfigError naming the setting."""
+    """The engine for an upstream behind LiteLLM. Raises: ConfigError naming the setting."""
     if not settings.model:
         raise ConfigError("model: the litellm engine needs --model PROVIDER/MODEL, as LiteLLM names it", field="model")
     options = engine_options(settings.engine_args, {name: default for name, (default, _) in OPTIONS.items()})

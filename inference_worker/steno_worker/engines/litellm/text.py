@@ -33,7 +33,7 @@ UNKNOWN_CONTEXT_TOKENS = 131_072
 
 
 class TextEngine(FixedWeights):
-    """An `Engine`.
+    """An `Engine` over an upstream that gives text and no token ids.
 
     Args: model: as LiteLLM names it, `provider/name`. key: None: LiteLLM looks in the provider's environment variable.
         timeout_s: silence of the upstream after which a request fails. max_streams: requests at once; more wait here.

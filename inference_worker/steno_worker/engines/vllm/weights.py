@@ -41,7 +41,7 @@ class HalfLoaded(EngineFailed):
 
 
 class VllmWeights:
-    """Of one engine. Args: worker_id: by which a rendezvous (`nccl`) names this worker."""
+    """Loads weights into one vLLM engine. Args: worker_id: by which a rendezvous (`nccl`) names this worker."""
 
     def __init__(self, config: VllmConfig, worker_id: str) -> None:
         self._worker_id = worker_id

@@ -35,7 +35,7 @@ VERSION = "base/0"
 
 
 class VllmServerEngine(FixedWeights):
-    """An `Engine`.
+    """An `Engine` over a vLLM server, exact by its token ids.
 
     Args: model: as the server names it. max_streams: requests at once; more wait here.
     """

@@ -32,7 +32,8 @@ class ServerFacts:
 
 
 async def probe(server: VllmServer, model: str, format: ServerFormat) -> ServerFacts:
-    """Raises: InexactServer; ConfigError: no such model; EngineFailed: the server can't be reached."""
+    """Find out whether the server gives what an exact record needs. Raises: InexactServer; ConfigError: no such model;
+    EngineFailed: the server can't be reached."""
     context = await _context_tokens(server, model)
     try:
         rendered = await server.post("/tokenize", {"model": model, "messages": _MESSAGES, "return_token_strs": True})

@@ -19,6 +19,8 @@ LOOK_S = 60.0
 
 
 class MemoryRun(RunAccount):
+    """A whole run in memory."""
+
     def __init__(self) -> None:
         super().__init__()
         self.requested: dict[str, float] = {}  # until when they are remembered
@@ -39,7 +41,10 @@ class MemoryRun(RunAccount):
 
 
 class MemoryRuns:
-    """Args: session: the session of this trial id and life, if it is there."""
+    """Keeps the `RunStore` protocol, in this process only.
+
+    Args: session: the session of this trial id and life, if it is there.
+    """
 
     def __init__(self, session: Callable[[str, str], Session | None]) -> None:
         self._session = session

@@ -35,6 +35,8 @@ class SettledSession(NamedTuple):
 
 
 class RedisAccounts:
+    """Tells runs of the trials that have ended (the module's docstring has the steps)."""
+
     def __init__(self, link: RedisLink, runs: RedisRuns) -> None:
         self._link = link
         self._runs = runs

@@ -27,6 +27,8 @@ _KEYS = [ARCHIVER, ARCHIVING, ARCHIVED, BLANKS]
 
 
 class RedisArchive:
+    """Moves ended sessions from Redis to the archive (the module's docstring has the steps)."""
+
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._token = secrets.token_hex(8)

@@ -41,8 +41,11 @@ class _WaitingCommands:
 
 
 class Batches:
-    """Args: client: of one server (a cluster's commands go to many). timeout_s: for a submission, from asking to reply. wait: for
-    replicas, once per batch. patience: for one round trip."""
+    """Sends the commands of several callers to Redis in one round trip.
+
+    Args: client: of one server (a cluster's commands go to many). timeout_s: for a submission, from asking to reply. wait: for
+    replicas, once per batch. patience: for one round trip.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,10 @@ _BATCH = 100
 
 
 class RedisIndex:
-    """Args: group_gone: is called when the last session of a group is gone, and its record with it."""
+    """The lists of sessions and groups, and what waits to be accounted for.
+
+    Args: group_gone: is called when the last session of a group is gone, and its record with it.
+    """
 
     def __init__(
         self, link: RedisLink, clock: Callable[[], float], group_gone: Callable[[Group], Awaitable[None]]

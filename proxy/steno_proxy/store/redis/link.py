@@ -51,7 +51,9 @@ class Script:
 
 
 class RedisLink:
-    """Args: url: see `read_redis_url`. wait: for replicas, at each write; its time is added to the bounds.
+    """Runs commands and scripts on Redis, each within a bound of time. Raises: StoreUnavailable, and nothing else.
+
+    Args: url: see `read_redis_url`. wait: for replicas, at each write; its time is added to the bounds.
 
     Cancel-safe: redis-py drops a connection whose reply was not read to its end.
     """

@@ -26,7 +26,7 @@ OTHER_DIGEST, NOT_NEWEST = -1, -2
 
 
 class RedisPolicies:
-    """Every call is one round trip and may be repeated."""
+    """Keeps the `PolicyStore` protocol. Every call is one round trip and may be repeated."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link

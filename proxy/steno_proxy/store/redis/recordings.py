@@ -302,6 +302,7 @@ def _delivered(known: bytes | None) -> int | None:
 
 
 def alive(trial_id: str, fields: dict[bytes, bytes], doc: bytes | None) -> Head:
+    """The head of a session that is there, from the fields of its hash. Raises: NotFound; Gone: it was deleted."""
     if not fields:
         refuse(trial_id, MISSING)
     if doc is None or fields[b"status"] == b"deleted":

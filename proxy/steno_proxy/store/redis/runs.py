@@ -41,7 +41,10 @@ Sessions = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Session]]]
 
 
 class RedisRuns:
-    """Args: link: for the scripts. watch_link: for the one call that blocks, for `block_ms`."""
+    """Keeps the `RunStore` protocol. Any number of replicas may use one Redis.
+
+    Args: link: for the scripts. watch_link: for the one call that blocks, for `block_ms`.
+    """
 
     def __init__(self, link: RedisLink, watch_link: RedisLink, sessions: Sessions, block_ms: int) -> None:
         self._link = link

@@ -29,7 +29,8 @@ class NotReplicated(RedisError):
 
 
 class ReplicaWait(NamedTuple):
-    """replicas: how many must have each write. timeout_s: for as long as that is waited for."""
+    """How each write waits for replicas. replicas: how many must have each write. timeout_s: for as long as that is waited
+    for."""
 
     replicas: int
     timeout_s: float

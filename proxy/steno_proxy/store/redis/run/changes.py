@@ -43,7 +43,10 @@ class _Change:
 
 
 class RunChanges:
-    """Args: woke: is called after a group got ready."""
+    """Carries out decisions on runs: reads what they need, and writes what they changed if that is still the same.
+
+    Args: woke: is called after a group got ready.
+    """
 
     def __init__(self, link: RedisLink, woke: Callable[[str | None], Awaitable[None]]) -> None:
         self._link = link

@@ -40,13 +40,14 @@ _TRAINER = ("name", "epoch", "at")
 
 
 def read(kind: type[R], raw: bytes) -> R:
+    """A record of a run, from its JSON; fields that only other releases know stay in `other`."""
     kept = msgspec.json.decode(raw)
     other = {name: value for name, value in kept.items() if name not in kind.__struct_encode_fields__}
     return msgspec.convert({**kept, "other": other}, kind, strict=False)
 
 
 def to_json(record: GroupStatus | TrialAccount) -> str:
-    """Times are texts: Lua, in which older releases write them, would cut them."""
+    """The JSON of a record. Times are texts: Lua, in which older releases write them, would cut them."""
     kept = msgspec.to_builtins(record)
     other = kept.pop("other", {})
     return _json({name: repr(value) if isinstance(value, float) else value for name, value in kept.items()} | other)
@@ -68,7 +69,7 @@ def _seen(raw: bytes | None) -> str | bool:
 
 @dataclass
 class RunQuery:
-    """What is to be read, as run_read.lua takes it.
+    """The parts of a run that are to be read, as run_read.lua takes them.
 
     groups: and how many ends more come: if these may complete it, its record and trials too; WHOLE: in any case, STATE: not. due:
     at most so many groups past their deadline. most, least: groups that can be leased; with their records and trials where there
@@ -199,7 +200,10 @@ class ReadHash(MutableMapping[str, T]):
 
 
 class RedisRun(RunAccount):
-    """Args: found: what was read; decisions run on it once. totals, ledger: what is to be added."""
+    """A run as a decision sees it: the parts that were read, and what the decision changed.
+
+    Args: found: what was read; decisions run on it once. totals, ledger: what is to be added.
+    """
 
     def __init__(self, found: ReadParts) -> None:
         super().__init__()
