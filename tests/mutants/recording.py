@@ -122,8 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "credit-for-tokens-only", "text without a token takes credit and never gives it back", _STREAMS,
-        "                    self._owed += cost(event)\n", "                    self._owed += len(event.ids) >> 2\n",
-        _MAILBOXES,
+        "owed = self._spent - self._repaid", "owed = self.received_tokens - self._repaid", _MAILBOXES,
     ),
     Mutant(
         "failure-before-events", "a stream that failed hides what had arrived before", _STREAMS,

@@ -216,7 +216,8 @@ class HttpClient:
             self._sent_at = self._loop.time()
             self._writing += 1
             try:
-                await self._start()
+                if not self.started:
+                    await self._start()
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 self._writing -= 1

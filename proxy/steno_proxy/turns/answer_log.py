@@ -8,7 +8,7 @@ the end of a choice once its turn is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from steno.contracts.chat import CanonicalRequest
@@ -34,7 +34,8 @@ class PromptedChoice(Protocol):
 class LogReader:
     """One client of an answer.
 
-    client: who reads. writing: a write waits for the client to read.
+    client: who reads. streams: it gets events as they come, not one body at the end. writing: a write waits for the client to
+    read.
     """
 
     def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header) -> None:
@@ -44,14 +45,10 @@ class LogReader:
         self._asked = asked
         self._header = header
         self._writer: Writer | None = dialect.writer(asked, header) if asked.stream else None
+        self.streams = self._writer is not None
         self._openings: dict[int, bytes] = {}  # by choice: the events before its first; b"" once they were put
         self._waiting: list[bytes] = []
         self._ended = False
-
-    @property
-    def streams(self) -> bool:
-        """Whether it gets events as they come, or one body at the end."""
-        return self._writer is not None
 
     # -- what the log says
 
@@ -65,10 +62,14 @@ class LogReader:
 
     def piece(self, index: int, piece: Piece, of: PromptedChoice) -> None:
         if self._writer is not None:
-            opening = self._open(index, of)
+            opening = self._openings.get(index)
+            if opening is None:
+                opening = self._open(index, of)
             if data := self._writer.piece(index, piece):
-                self._openings[index] = b""
-                self._put(opening + data)
+                if opening:
+                    self._openings[index] = b""
+                    data = opening + data
+                self._put(data)
 
     def finish(self, choice: Choice) -> None:
         """A choice is on record, whole."""
@@ -151,50 +152,61 @@ class AnswerLog:
         self.first = first
         self.joined: list[LogReader] = []
         self.shared = False
+        self._readers: tuple[LogReader, ...] = (first,)  # all of them; another tuple when that changes
         self._told: set[int] = set()  # choices of which readers that have left had events
-
-    def readers(self) -> list[LogReader]:
-        return [self.first, *self.joined]
 
     def add(self, reader: LogReader) -> None:
         self.joined.append(reader)
+        self._readers = (self.first, *self.joined)
         self.shared = True
 
     def remove(self, reader: LogReader) -> None:
         self.joined.remove(reader)
+        self._readers = (self.first, *self.joined)
         self._told |= reader.told()
 
     def accept(self) -> None:
-        for reader in self.readers():
+        for reader in self._readers:
             reader.accept()
 
-    async def piece(self, choice: LoggedChoice, piece: Piece, before: int) -> None:
-        """Say a piece. before: tokens of the choice that came before it."""
-        readers = self.readers()  # those who join while this waits have the piece from the transcript
-        asked = [reader.closes(choice.index, piece) for reader in readers]  # each of them
-        if any(asked):
-            await self.flush()
-            if self.is_read():
-                choice.note_delivered(before)
-            await choice.saved()
+    def piece(self, choice: LoggedChoice, piece: Piece, before: int) -> Awaitable[None] | None:
+        """Say a piece. before: tokens of the choice that came before it.
+
+        Returns: None: it is said. Else it closes a block, and is said by awaiting this, once the turn so far is on record.
+        """
+        closes = False
+        for reader in self._readers:  # each is asked
+            closes = reader.closes(choice.index, piece) or closes
+        if closes:
+            return self._closing_piece(choice, piece, before)
+        for reader in self._readers:
+            reader.piece(choice.index, piece, choice)
+        return None
+
+    async def _closing_piece(self, choice: LoggedChoice, piece: Piece, before: int) -> None:
+        readers = self._readers  # those who join while this waits have the piece from the transcript
+        await self.flush()
+        if self.is_read():
+            choice.note_delivered(before)
+        await choice.saved()
         for reader in readers:
             reader.piece(choice.index, piece, choice)
 
     def finish(self, choice: Choice) -> None:
         """A choice is on record, whole."""
-        for reader in self.readers():
+        for reader in self._readers:
             reader.finish(choice)
 
     def end(self, choices: Sequence[Choice]) -> None:
         """All choices are."""
-        for reader in self.readers():
+        for reader in self._readers:
             reader.end(choices)
 
-    async def flush(self) -> None:
+    def flush(self) -> Awaitable[object]:
         """Have the first client take what waits for it. It must not hold up those who joined."""
-        if not self.joined:
-            await self.first.flush()
-            return
+        return self._flush_in_time() if self.joined else self.first.flush()
+
+    async def _flush_in_time(self) -> None:
         try:
             async with asyncio.timeout(STALL_S):
                 await self.first.flush()
@@ -203,12 +215,16 @@ class AnswerLog:
 
     def untold(self, index: int) -> bool:
         """Whether nobody has been told anything of this choice."""
-        return index not in self._told and not any(index in reader.told() for reader in self.readers())
+        return index not in self._told and not any(index in reader.told() for reader in self._readers)
 
     def has_whole(self) -> bool:
         """Whether somebody gets the answer in one piece, which leaves right after the commit."""
-        return any(not reader.streams and not reader.client.gone for reader in self.readers())
+        return any(not reader.streams and not reader.client.gone for reader in self._readers)
 
     def is_read(self) -> bool:
         """Whether somebody gets events as they come."""
-        return any(reader.streams and not reader.client.gone for reader in self.readers())
+        return _is_read(self.first) or any(map(_is_read, self.joined))
+
+
+def _is_read(reader: LogReader) -> bool:
+    return reader.streams and not reader.client.gone

@@ -307,17 +307,14 @@ class Request:
             facts.last_token = self._turns.clock()
             if facts.first_token is None:
                 facts.first_token = facts.last_token
-            await self.log.piece(choice, piece, before)
+            if (said := self.log.piece(choice, piece, before)) is not None:
+                await said
         await self.log.flush()
         if self.log.is_read():
             transcript.delivered = transcript.tokens
-        if (limit := self._max_tokens) is not None and self._failure is None:
-            await self._check_tokens(limit)
-
-    @property
-    def _max_tokens(self) -> int | None:
         session = self.recording.session
-        return session.limits.max_tokens if session is not None else None
+        if session is not None and (limit := session.limits.max_tokens) is not None and self._failure is None:
+            await self._check_tokens(limit)
 
     async def _check_tokens(self, limit: int) -> None:
         """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by

@@ -50,8 +50,8 @@ class Stream:
     """
 
     __slots__ = (
-        "_events", "_expected", "_failure", "_forget", "_granted", "_owed", "_prefix_tokens", "_said", "_send", "_spent",
-        "_waiter", "_window", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
+        "_events", "_expected", "_failure", "_forget", "_prefix_tokens", "_repaid", "_said", "_send", "_spent", "_waiter",
+        "_window", "card", "channel", "ended", "mixed_kv", "number", "packet", "process", "received_tokens", "started",
         "trial_id", "worker_id",
     )  # fmt: skip
 
@@ -71,10 +71,10 @@ class Stream:
         self.ended = False  # nothing more will be appended
         self._expected = expected or ExpectedAnswer()
         self._prefix_tokens = prefix_tokens
-        self._window = self._granted = window_tokens
+        self._window = window_tokens
         self._spent = 0  # credit used by what has arrived
         self._said = 0  # bytes, as MAX_SAID_BYTES counts
-        self._owed = 0  # credit used by what the consumer has taken since the last grant
+        self._repaid = 0  # of that, granted anew
         self._events: list[StreamEvent] = []
         self._failure: StenoError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -104,13 +104,10 @@ class Stream:
                 raise self._failure
         events, self._events = self._events, []
         if not self.ended:
-            for event in events:
-                if type(event) is Delta:
-                    self._owed += cost(event)
-            if self._owed * 2 >= self._window:  # half a window: one Credit per thousands of tokens, and never a stall
-                self._granted += self._owed
-                self._send(Credit(self.number, self._owed))
-                self._owed = 0
+            owed = self._spent - self._repaid  # the consumer has taken all of it
+            if owed * 2 >= self._window:  # half a window: one Credit per thousands of tokens, and never a stall
+                self._repaid = self._spent
+                self._send(Credit(self.number, owed))
         return events
 
     def put_back(self, events: list[StreamEvent]) -> None:
@@ -153,7 +150,7 @@ class Stream:
                 raise ProtocolError("Delta: ids from a model that was announced as text only")
             if not self.started:
                 raise ProtocolError("Delta before Started")
-            if self._spent >= self._granted:
+            if self._spent - self._repaid >= self._window:
                 raise ProtocolError("Delta: more tokens than the stream's credit")
             self._said += EVENT_BYTES + len(event.content) + len(event.reasoning)  # type: ignore[union-attr]
             if event.tool_calls or event.tokens or self._said > MAX_SAID_BYTES:  # type: ignore[union-attr]
@@ -165,7 +162,7 @@ class Stream:
                 check_delta(event, self.received_tokens, self._expected, self.card)  # type: ignore[arg-type]
             tokens = size >> 2
             self.received_tokens += tokens
-            self._spent += tokens or 1
+            self._spent += tokens or 1  # text that comes without a token (held back until now) takes one
             if event.mixed_kv:  # type: ignore[union-attr]
                 self.mixed_kv = True
         elif kind is Started:
@@ -272,11 +269,6 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def cost(delta: Delta) -> int:
-    """Credit that a delta takes: its tokens; text that comes without a token (held back until now) takes one."""
-    return len(delta.ids) >> 2 or 1
 
 
 def rebuild(failed: Failed) -> StenoError:
