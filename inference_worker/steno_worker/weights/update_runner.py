@@ -27,8 +27,8 @@ from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard,
 from steno_worker.interfaces import Engine, StagedUpdate
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights.gate import WeightsGate
-from steno_worker.weights.good import ProvenWeights, base_update
 from steno_worker.weights.prove import check_numbers, compare
+from steno_worker.weights.proven_weights import ProvenWeights, base_update
 from steno_worker.weights.shard_files import check_manifest
 from steno_worker.weights.stage import Stager
 from steno_worker.weights.staged_files import UpdateAbandoned

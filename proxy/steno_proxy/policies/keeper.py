@@ -1,6 +1,6 @@
 """Policy updates as they run: between the store, which all replicas share, the hub's workers, and the trainer that asks.
 
-Decisions are `book.py` and `update.py`; here are sockets, the clock and the store. All that is to be written to the store is
+`policy_updates.py` and `update.py` decide; here are sockets, the clock and the store. All that is to be written to the store is
 derived from what is known here and written by one task, so that a store that is away costs a delay and nothing else. No turn ever
 waits for anything here: who may generate is worked out when something changes, and kept in `WorkerChannel.behind`.
 """
@@ -19,8 +19,8 @@ from steno.contracts.lenient import read_json
 from steno.contracts.policy import ModelName, PolicyView, Update, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, ModelCard, Prepare, Progress
 from steno_proxy import metrics
-from steno_proxy.policies.book import FrameOrder, PolicyUpdates
 from steno_proxy.policies.model_names import ServedModelNames, policies_of
+from steno_proxy.policies.policy_updates import FrameOrder, PolicyUpdates
 from steno_proxy.policies.specs import check, recorded
 from steno_proxy.policies.update import FrameKind, UpdateRun
 from steno_proxy.policies.upload import Upload
@@ -50,7 +50,7 @@ class PolicyKeeper:
         self.on_names: Callable[[], None] = lambda: None
         self._clock = clock
         self._settled_at = clock() + settle_s
-        self._books: dict[str, PolicyUpdates] = {}
+        self._updates: dict[str, PolicyUpdates] = {}
         self._workers: dict[str, WorkerChannel] = {}
         self._unsure: set[str] = set()  # workers whose new version only the store may know
         self._uploading: Counter[tuple[str, str]] = Counter()
@@ -119,13 +119,13 @@ class PolicyKeeper:
 
     def views(self) -> list[PolicyView]:
         """Every policy that a worker announces or that was updated, by name."""
-        serving: dict[str, dict[str, list[str]]] = {policy: {} for policy in self._books}
+        serving: dict[str, dict[str, list[str]]] = {policy: {} for policy in self._updates}
         for worker in self._workers.values():
             if worker.link is not None and worker.healthy:
                 for card in worker.models:
                     serving.setdefault(card.policy, {}).setdefault(card.policy_version, []).append(worker.id)
         return [
-            (self._books.get(policy) or PolicyUpdates(policy)).view(
+            (self._updates.get(policy) or PolicyUpdates(policy)).view(
                 {version: sorted(ids) for version, ids in found.items()}
             )
             for policy, found in sorted(serving.items())
@@ -159,9 +159,9 @@ class PolicyKeeper:
         self.names.hear(self._names_served())
         now = self._clock()
         for policy, version in _taking(worker):
-            book = self._book(policy)
-            said = book.announced if known else book.join
-            self._carry_out(book, said(worker.id, version, now))
+            updates = self._updates_of(policy)
+            said = updates.announced if known else updates.join
+            self._carry_out(updates, said(worker.id, version, now))
         self._mark(worker)
         self._kick.set()
 
@@ -170,26 +170,26 @@ class PolicyKeeper:
         if self.names.hear(self._names_served()):
             self._kick.set()
         for card in worker.models:
-            if not card.text_only and not self._book(card.policy).knows(card.policy_version):
+            if not card.text_only and not self._updates_of(card.policy).knows(card.policy_version):
                 # Perhaps a version that was posted at another replica a moment ago: the store is asked before turns are refused.
                 self._unsure.add(worker.id)
                 self._kick.set()
         for policy, version in _taking(worker):
-            book = self._book(policy)
-            self._carry_out(book, book.announced(worker.id, version, now))
+            updates = self._updates_of(policy)
+            self._carry_out(updates, updates.announced(worker.id, version, now))
         self._mark(worker)
 
     def progressed(self, worker: WorkerChannel, said: Progress) -> None:
         if self._workers.get(worker.id) is not worker:
             return
-        for book in self._books.values():
-            run = book.runs.get(said.update_id)
+        for updates in self._updates.values():
+            run = updates.runs.get(said.update_id)
             if run is None:
                 continue
             member = run.members.get(worker.id)
             had, state = (member.received, member.state) if member is not None else (0, "")
             loaded = member is not None and member.load_s is not None  # it has said so before
-            orders = book.progress(worker.id, said, self._clock())
+            orders = updates.progress(worker.id, said, self._clock())
             metrics.POLICY_STAGED.labels(run.spec.transport).inc(max(0, said.received - had))
             if said.state == "served" and member is not None and member.load_s == said.load_s:
                 metrics.POLICY_PAUSE.labels(run.spec.transport).observe(said.pause_s)
@@ -204,14 +204,14 @@ class PolicyKeeper:
                     said.state,
                     said.message,
                 )
-            self._carry_out(book, orders)
+            self._carry_out(updates, orders)
 
     def lost(self, worker: WorkerChannel) -> None:
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
             self._unsure.discard(worker.id)
-            for book in self._books.values():
-                self._carry_out(book, book.leave(worker.id, self._clock()))
+            for updates in self._updates.values():
+                self._carry_out(updates, updates.leave(worker.id, self._clock()))
 
     # -- the store
 
@@ -240,19 +240,19 @@ class PolicyKeeper:
         if await self.names.sync(self._names_served()):
             self.on_names()
         for head in await self._store.heads():
-            book = self._book(head.policy)
-            posted = book.runs.get(head.posted)
+            updates = self._updates_of(head.policy)
+            posted = updates.runs.get(head.posted)
             if posted is None or posted.since < head.since:
                 self._adopt(await self._store.update(head.posted))
             self._served[head.policy] = head.served
-            if head.served and (book.in_force is None or book.in_force.update_id != head.served):
-                await self._learn_served(book, head.served)
-        for book in list(self._books.values()):
-            force = book.in_force
-            if force is not None and self._served.get(book.policy) != force.update_id:
+            if head.served and (updates.in_force is None or updates.in_force.update_id != head.served):
+                await self._learn_served(updates, head.served)
+        for updates in list(self._updates.values()):
+            force = updates.in_force
+            if force is not None and self._served.get(updates.policy) != force.update_id:
                 await self._store.serve(force.update_id)
-                self._served[book.policy] = force.update_id
-            for run in list(book.runs.values()):
+                self._served[updates.policy] = force.update_id
+            for run in list(updates.runs.values()):
                 if run.state in ("done", "failed") and self._ended.get(run.update_id) != run.state:
                     await self._store.end(run.update_id, run.state, now=run.ended_at or self._clock())
                     self._ended[run.update_id] = run.state
@@ -260,25 +260,25 @@ class PolicyKeeper:
         for worker in [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]:
             self._mark(worker)
 
-    async def _learn_served(self, book: PolicyUpdates, update_id: str) -> None:
-        run = book.runs.get(update_id)
+    async def _learn_served(self, updates: PolicyUpdates, update_id: str) -> None:
+        run = updates.runs.get(update_id)
         if run is None:
             try:
                 run = self._run_of(await self._store.update(update_id))
             except NotFound:  # superseded between the two questions
                 return
-            self._carry_out(book, book.adopt(run, self._clock()))
-        self._carry_out(book, book.serve(run, self._clock()))
+            self._carry_out(updates, updates.adopt(run, self._clock()))
+        self._carry_out(updates, updates.serve(run, self._clock()))
 
     def _adopt(self, row: UpdateRow) -> None:
-        book, now = self._book(row.policy), self._clock()
-        run = book.runs.get(row.update_id)
+        updates, now = self._updates_of(row.policy), self._clock()
+        run = updates.runs.get(row.update_id)
         if run is None:
             log.info("policy %s: update %s to version %s", row.policy, row.update_id, row.version)
-            self._carry_out(book, book.adopt(self._run_of(row), now))
+            self._carry_out(updates, updates.adopt(self._run_of(row), now))
         elif run.state == "failed" and row.since > run.since:
             self._ended.pop(row.update_id, None)
-            self._carry_out(book, book.revive(run, row.since, now))
+            self._carry_out(updates, updates.revive(run, row.since, now))
 
     def _run_of(self, row: UpdateRow) -> UpdateRun:
         return UpdateRun(
@@ -288,17 +288,17 @@ class PolicyKeeper:
 
     # -- what is to be done
 
-    def _carry_out(self, book: PolicyUpdates, orders: Iterable[FrameOrder]) -> None:
+    def _carry_out(self, updates: PolicyUpdates, orders: Iterable[FrameOrder]) -> None:
         """Send what was decided, and see to everything that may follow from the facts."""
         for order in orders:
             worker = self._workers.get(order.worker_id)
             if worker is not None:
-                self._order(book, worker, order)
-        self._note(book)
+                self._order(updates, worker, order)
+        self._note(updates)
         self._arm()
         self._notify()
 
-    def _order(self, book: PolicyUpdates, worker: WorkerChannel, order: FrameOrder) -> None:
+    def _order(self, updates: PolicyUpdates, worker: WorkerChannel, order: FrameOrder) -> None:
         update_id = order.run.update_id
         try:
             if order.do is FrameKind.PREPARE:
@@ -309,21 +309,21 @@ class PolicyKeeper:
                 worker.send(Abandon(update_id))
         except StenoError as error:  # the manifest fits in no packet
             failed = Progress(update_id, "failed", code=error.code, message=error.message)
-            self._carry_out(book, book.progress(worker.id, failed, self._clock()))
+            self._carry_out(updates, updates.progress(worker.id, failed, self._clock()))
 
-    def _note(self, book: PolicyUpdates) -> None:
+    def _note(self, updates: PolicyUpdates) -> None:
         """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
-        for run in book.runs.values():
+        for run in updates.runs.values():
             if run.ended and not run.noted:
                 log.info("policy update %s (%s) is %s", run.update_id, run.version, run.state)
                 lasted_s = (run.ended_at or run.since) - run.since
                 metrics.POLICY_UPDATE.labels(run.spec.transport, run.state).observe(max(0.0, lasted_s))
                 self._kick.set()
             run.noted = run.ended
-        if book.in_force is not None and self._served.get(book.policy) != book.in_force.update_id:
+        if updates.in_force is not None and self._served.get(updates.policy) != updates.in_force.update_id:
             self._kick.set()
-        if book.gate != book.marked:
-            book.marked = book.gate
+        if updates.gate != updates.marked:
+            updates.marked = updates.gate
             for worker in self._workers.values():
                 self._mark(worker)
 
@@ -335,8 +335,8 @@ class PolicyKeeper:
             card.policy
             for card in worker.models
             if not card.text_only
-            and (book := self._books.get(card.policy)) is not None
-            and book.behind(worker.id, card.policy_version)
+            and (updates := self._updates.get(card.policy)) is not None
+            and updates.behind(worker.id, card.policy_version)
         )
         if behind != worker.behind:
             log.info("worker %s: %s", worker.id, f"behind with {', '.join(sorted(behind))}" if behind else "up to date")
@@ -358,7 +358,7 @@ class PolicyKeeper:
             )
 
     def _arm(self) -> None:
-        due = [at for book in self._books.values() if (at := book.next_deadline()) is not None]
+        due = [at for updates in self._updates.values() if (at := updates.next_deadline()) is not None]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -368,8 +368,8 @@ class PolicyKeeper:
 
     def _tick(self) -> None:
         self._timer = None
-        for book in list(self._books.values()):
-            self._carry_out(book, book.tick(self._clock()))
+        for updates in list(self._updates.values()):
+            self._carry_out(updates, updates.tick(self._clock()))
 
     def close(self) -> None:
         """No more timers. Idempotent."""
@@ -397,11 +397,11 @@ class PolicyKeeper:
         """Whether there are bytes to upload that nobody is uploading."""
         return any(not self._uploading[run.update_id, want.shard] for want in run.wants())
 
-    def _book(self, policy: str) -> PolicyUpdates:
-        return self._books.setdefault(policy, PolicyUpdates(policy))
+    def _updates_of(self, policy: str) -> PolicyUpdates:
+        return self._updates.setdefault(policy, PolicyUpdates(policy))
 
     def _find(self, update_id: str) -> UpdateRun | None:
-        return next((book.runs[update_id] for book in self._books.values() if update_id in book.runs), None)
+        return next((updates.runs[update_id] for updates in self._updates.values() if update_id in updates.runs), None)
 
     def _run(self, update_id: str) -> UpdateRun:
         run = self._find(update_id)

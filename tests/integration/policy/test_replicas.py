@@ -67,8 +67,8 @@ async def test_a_version_that_a_worker_announces_first_at_this_replica_is_not_ta
         for _ in range(50):
             assert b.eligible() == ["here"]
             await until(lambda: True)
-        await until(lambda: asked.update_id in b.policies._book("default").runs)
-        await until(lambda: b.policies._book("default").in_force.version == "run-a/2")
+        await until(lambda: asked.update_id in b.policies._updates_of("default").runs)
+        await until(lambda: b.policies._updates_of("default").in_force.version == "run-a/2")
         assert b.eligible() == ["here"]
 
 
@@ -79,7 +79,7 @@ async def test_a_proxy_that_starts_again_knows_what_is_in_force(redis: RedisServ
         await until(lambda: before.policies._served.get("default") == update.update_id)
         await until(lambda: before.policies._ended.get(update.update_id) == "done")
     async with running(RedisStore(redis.url, **PATIENT)) as after:
-        await until(lambda: after.policies._book("default").in_force is not None)
+        await until(lambda: after.policies._updates_of("default").in_force is not None)
         assert (await after.steno.update(update.update_id)).state == "done"
         old = await after.worker("old", auto=False)
         assert after.eligible() == []

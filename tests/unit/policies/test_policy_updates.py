@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steno.contracts.wire.frames import Progress
-from steno_proxy.policies.book import KEPT_RUNS, FrameOrder, PolicyUpdates
+from steno_proxy.policies.policy_updates import KEPT_RUNS, FrameOrder, PolicyUpdates
 from steno_proxy.policies.update import FrameKind, UpdateRun
 from tests.support.policy_contract import spec
 
@@ -23,7 +23,7 @@ class Fleet:
     """Workers that do as they are told, one order at a time, in whatever order a test has them; and fail where it says so."""
 
     def __init__(self) -> None:
-        self.book = PolicyUpdates("default")
+        self.updates = PolicyUpdates("default")
         self.now = 0.0
         self.versions: dict[str, str] = {}
         self.inbox: dict[str, deque[FrameOrder]] = {}
@@ -38,15 +38,15 @@ class Fleet:
     def start(self, worker: str, version: str = "base/0") -> None:
         self.kill(worker)
         self.versions[worker], self.inbox[worker], self.ready[worker] = version, deque(), set()
-        self.take(self.book.join(worker, version, self.now))
+        self.take(self.updates.join(worker, version, self.now))
 
     def kill(self, worker: str) -> None:
         if self.inbox.pop(worker, None) is not None:
             del self.versions[worker]
-            self.take(self.book.leave(worker, self.now))
+            self.take(self.updates.leave(worker, self.now))
 
     def post(self, step: int) -> None:
-        self.take(self.book.adopt(run(step, now=self.now), self.now))
+        self.take(self.updates.adopt(run(step, now=self.now), self.now))
 
     def work(self, worker: str) -> bool:
         """Do the next thing this worker was told."""
@@ -63,7 +63,7 @@ class Fleet:
             self.say(worker, Progress(update_id, "ready", order.run.spec.manifest.size))
         elif update_id in self.ready[worker]:
             self.versions[worker] = order.run.version
-            self.take(self.book.announced(worker, order.run.version, self.now))
+            self.take(self.updates.announced(worker, order.run.version, self.now))
             self.say(worker, Progress(update_id, "served"))
         else:
             self.say(worker, Progress(update_id, "failed", code="not_found", message="not prepared"))
@@ -71,19 +71,19 @@ class Fleet:
 
     def say(self, worker: str, said: Progress) -> None:
         if worker in self.inbox:
-            self.take(self.book.progress(worker, said, self.now))
+            self.take(self.updates.progress(worker, said, self.now))
 
     def settle(self) -> None:
         for _ in range(60):
             while busy := [worker for worker, inbox in self.inbox.items() if inbox]:
                 for worker in busy:
                     self.work(worker)
-            due = self.book.next_deadline()
+            due = self.updates.next_deadline()
             self.now = max(self.now, due if due is not None else self.now + 400.0)
-            self.take(self.book.tick(self.now))
+            self.take(self.updates.tick(self.now))
 
     def eligible(self) -> set[str]:
-        return {worker for worker, version in self.versions.items() if not self.book.behind(worker, version)}
+        return {worker for worker, version in self.versions.items() if not self.updates.behind(worker, version)}
 
 
 def test_before_the_first_update_every_version_may_generate() -> None:
@@ -116,7 +116,7 @@ def test_nobody_is_brought_back_to_an_older_version_by_a_straggler() -> None:
     assert fleet.eligible() == {"a", "b"}
     fleet.settle()
     assert set(fleet.versions.values()) == {"run-a/2"}
-    assert fleet.book.in_force is fleet.book.posted
+    assert fleet.updates.in_force is fleet.updates.posted
     fleet.start("old", "run-a/1")
     assert fleet.eligible() == {"a", "b"}
 
@@ -129,14 +129,14 @@ def test_while_the_newest_has_failed_late_workers_are_brought_to_what_is_in_forc
     fleet.refusing = {"a"}
     fleet.post(2)
     fleet.work("a")
-    assert fleet.book.posted is not None
-    assert (fleet.book.posted.state, fleet.eligible()) == ("failed", {"a"})
+    assert fleet.updates.posted is not None
+    assert (fleet.updates.posted.state, fleet.eligible()) == ("failed", {"a"})
     fleet.start("late")
     assert fleet.eligible() == {"a"}
     fleet.settle()
     assert (fleet.versions, fleet.eligible()) == ({"a": "run-a/1", "late": "run-a/1"}, {"a", "late"})
     fleet.refusing = set()
-    fleet.take(fleet.book.revive(fleet.book.posted, fleet.now, fleet.now))
+    fleet.take(fleet.updates.revive(fleet.updates.posted, fleet.now, fleet.now))
     fleet.settle()
     assert set(fleet.versions.values()) == {"run-a/2"}
 
@@ -145,13 +145,13 @@ def test_a_version_posted_at_another_replica_is_not_behind_once_it_is_known() ->
     fleet = Fleet()
     fleet.start("a", "run-a/1")
     first, second = run(1), run(2)
-    fleet.take(fleet.book.adopt(first, 0.0))
-    assert not fleet.book.knows("run-a/2")
-    fleet.take(fleet.book.adopt(second, 0.0))
-    assert fleet.book.knows("run-a/2")
-    assert not fleet.book.behind("b", "run-a/2"), "newer than what is in force here"
-    fleet.take(fleet.book.serve(second, 0.0))
-    assert fleet.book.behind("c", "run-a/1")
+    fleet.take(fleet.updates.adopt(first, 0.0))
+    assert not fleet.updates.knows("run-a/2")
+    fleet.take(fleet.updates.adopt(second, 0.0))
+    assert fleet.updates.knows("run-a/2")
+    assert not fleet.updates.behind("b", "run-a/2"), "newer than what is in force here"
+    fleet.take(fleet.updates.serve(second, 0.0))
+    assert fleet.updates.behind("c", "run-a/1")
 
 
 def test_old_updates_are_forgotten() -> None:
@@ -160,7 +160,7 @@ def test_old_updates_are_forgotten() -> None:
     for step in range(1, 40):
         fleet.post(step)
         fleet.settle()
-        assert len(fleet.book.runs) <= KEPT_RUNS
+        assert len(fleet.updates.runs) <= KEPT_RUNS
     assert fleet.versions == {"a": "run-a/39"}
 
 
@@ -191,21 +191,21 @@ def test_whatever_fails_in_between_all_that_live_serve_the_newest_in_the_end(see
             fleet.refusing.discard(name)
         else:
             fleet.now += dice.choice([0.5, 20.0, 150.0])
-            fleet.take(fleet.book.tick(fleet.now))
-        force = fleet.book.in_force
+            fleet.take(fleet.updates.tick(fleet.now))
+        force = fleet.updates.in_force
         for worker in fleet.eligible():
             if force is not None and int(fleet.versions[worker].partition("/")[2]) < force.spec.step:
-                assert any(one.switching(worker) for one in fleet.book.runs.values())
+                assert any(one.switching(worker) for one in fleet.updates.runs.values())
     fleet.refusing = set()
     for name in names:
         if name not in fleet.versions:
             fleet.start(name)
-    posted = fleet.book.posted
+    posted = fleet.updates.posted
     if posted is not None and posted.state == "failed":
-        fleet.take(fleet.book.revive(posted, fleet.now, fleet.now))
+        fleet.take(fleet.updates.revive(posted, fleet.now, fleet.now))
     fleet.settle()
     if posted is not None and posted.state == "failed":
-        fleet.take(fleet.book.revive(posted, fleet.now, fleet.now))
+        fleet.take(fleet.updates.revive(posted, fleet.now, fleet.now))
         fleet.settle()
     assert set(fleet.versions.values()) == {f"run-a/{step}" if step else "base/0"}
     assert fleet.eligible() == set(names)
