@@ -119,12 +119,14 @@ BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     "items": (RESPONSES, 4, lambda: _items(30_000)),
 }  # fmt: skip
 SOCKETS, SOCKET_BYTES = 15, 60 * MIB
+NOTHING_S = 8.0
+"""Of `nothing`: what the machine and the bystander's own clients cost, when nobody attacks."""
 GROUPS = 4096
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*BODIES, "sockets", "groups"]
+    names = ["nothing", *BODIES, "sockets", "groups"]
     parser.add_argument("--attacks", default=",".join(names), help=f"of {', '.join(names)}")
     parser.add_argument("--proxy-python", default=sys.executable, help="an environment whose `steno proxy` is attacked")
     parser.add_argument("--after-s", type=float, default=60.0, help="seconds until memory is read the last time")
@@ -168,7 +170,10 @@ def one(name: str, python: str, after_s: float) -> dict[str, Any]:
         with sizes, bystander:
             time.sleep(2)  # what it costs when nobody attacks is in the same figures
             before = sizes.peak
-            if name == "sockets":
+            if name == "nothing":
+                answers = Counter[str]()
+                time.sleep(NOTHING_S)
+            elif name == "sockets":
                 answers = asyncio.run(_sockets(url))
             elif name == "groups":
                 spec = {"group_id": "g", "run_id": "r", "size": GROUPS}

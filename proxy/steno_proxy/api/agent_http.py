@@ -74,7 +74,7 @@ class BodyReader:
     async def read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes:
         """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
         bounds: dict[str, Any] = {"max_bytes": self.max_bytes, "timeout_s": self.timeout_s, "setting": "max_body_bytes"}
-        body = await read_body(scope, receive, share=share, **bounds)
+        body = await read_body(scope, receive, share=share, pace=self.pace, **bounds)
         if unbounded(body, self.max_nodes):
             await self.pace.steps(check_nodes(body, self.max_nodes))
         return body
@@ -102,10 +102,12 @@ async def read_body(
     max_bytes: int,
     timeout_s: float,
     share: BodyShare | None = None,
+    pace: Pace | None = None,
     setting: str = "",
 ) -> bytes:
     """The request's body; never more than `max_bytes` in memory. share: its share of all that is in flight, counted before it is
-    read where its length is declared, and as it comes where not. setting: that says `max_bytes`, if one does.
+    read where its length is declared, and as it comes where not. pace: a long one is put together in a slice of its own. setting:
+    that says `max_bytes`, if one does.
 
     Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; TooManyRequests: there is no room for it now;
         BodyTimeout; ClientLeft.
@@ -130,6 +132,8 @@ async def read_body(
             share.grow(size)
 
     await _take_parts(receive, take, max_bytes, timeout_s, setting)
+    if pace is not None and sum(map(len, parts)) >= LARGE_BYTES:
+        await pace.turn()
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

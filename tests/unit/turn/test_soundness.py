@@ -55,10 +55,16 @@ def test_numbers_that_cancel_out_are_not_finite_either() -> None:
 
 
 def test_ids_are_held_against_a_vocabulary_that_is_known() -> None:
-    check_delta(delta([10**6]), 0, ExpectedAnswer(), ModelCard("older", 100))
-    for wrong in ([10], [0, -1]):
-        with pytest.raises(UnsoundOutput, match="a token id of"):
+    unknown = ModelCard("older", 100)
+    check_delta(delta([10**6]), 0, ExpectedAnswer(), unknown)
+    check_delta(delta([0, 2**31 - 1, 255, 128]), 0, ExpectedAnswer(), unknown)
+    check_delta(delta([9, 0]), 0, ExpectedAnswer(), CARD)
+    for wrong, named in (([10], 10), ([0, -1], -1), ([3, 10, 4], 10), ([3, -(2**31), -5], -(2**31))):
+        with pytest.raises(UnsoundOutput, match=f"a token id of {named}"):
             check_delta(delta(wrong), 0, ExpectedAnswer(), CARD)
+        if named < 0:
+            with pytest.raises(UnsoundOutput, match=f"a token id of {named}"):
+                check_delta(delta(wrong), 0, ExpectedAnswer(), unknown)
 
 
 def test_a_prompt_is_no_longer_than_the_models_context() -> None:

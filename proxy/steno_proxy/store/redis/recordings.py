@@ -114,6 +114,8 @@ class RedisRecordings:
             refuse(trial_id, number)
         self._known.add(trial_id, encoded)
         turn.index = number
+        if long:
+            await self._pace.turn()  # the conversation's tree takes it in
         return number
 
     async def _said(self, turn: Turn) -> PromptTexts:

@@ -1,0 +1,76 @@
+"""Slices of large work: whose turn it is, and what is done in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from steno_proxy.api.agent_http import read_body
+from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
+from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.recordings import RedisRecordings
+from tests.support.recordings import row, turn
+
+
+class Noted(Pace):
+    """Notes its turns in `said`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    async def turn(self) -> None:
+        await super().turn()
+        self.said.append("turn")
+
+
+@pytest.mark.parametrize("large", [1, 3])
+async def test_what_comes_during_a_slice_takes_several_steps_before_the_next(large: int) -> None:
+    pace, said = Pace(), list[str]()
+
+    async def work() -> None:
+        for _ in range(3):
+            await pace.turn()
+            said.append("slice")
+            small.append(asyncio.ensure_future(answer()))  # its request came meanwhile
+
+    async def answer() -> None:
+        for _ in range(STEPS_BETWEEN - 2):  # that it is awaited, and its first step, are two
+            await asyncio.sleep(0)
+        said.append("answer")
+
+    small: list[asyncio.Future[None]] = []
+    await asyncio.gather(*(work() for _ in range(large)))
+    await asyncio.gather(*small)
+    assert said == ["slice", "answer"] * 3 * large
+
+
+@pytest.mark.parametrize(("parts", "turns"), [(1, 0), (2, 0), (300, 1)])
+async def test_a_long_body_is_put_together_in_a_slice(parts: int, turns: int) -> None:
+    part, pace = b"x" * (LARGE_BYTES // 200), Noted()
+    left = iter(range(parts))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": part, "more_body": next(left) < parts - 1}
+
+    body = await read_body({"headers": []}, receive, max_bytes=LARGE_BYTES * 2, timeout_s=10.0, pace=pace)
+    assert (body == part * parts, pace.said) == (True, ["turn"] * turns)
+
+
+class Answered(RedisRecordings):
+    """Whose scripts are answered at once."""
+
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], *, writes: bool = True) -> Any:
+        assert isinstance(self._pace, Noted)
+        self._pace.said.append(name)
+        return [0]
+
+
+@pytest.mark.parametrize(("length", "last"), [(100, "commit"), (LARGE_BYTES + 1, "turn")])
+async def test_what_follows_a_long_commit_is_a_slice(length: int, last: str) -> None:
+    pace, done = Noted(), turn(0, messages=[{"role": "user", "content": "x" * length}])
+    assert await Answered(RedisLink("redis://127.0.0.1:1/0"), pace).commit("t", done, row(done), now=1.0) == 0
+    assert pace.said[-1] == last and pace.said.count("commit") == 1
