@@ -42,7 +42,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 SCALE = 100.0
@@ -97,7 +97,7 @@ def ideal_s(trials: Sequence[Sequence[Turn]], places: int) -> float:
     return max(free)
 
 
-class Simulated:
+class Simulated(Executor):
     """An `Executor`: a trial that waits for its environment and asks the model, turn by turn, in one conversation."""
 
     def __init__(self, http: httpx.AsyncClient, trials: dict[str, Sequence[Turn]]) -> None:

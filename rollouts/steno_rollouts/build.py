@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from steno.client.client import AsyncSteno
@@ -17,6 +17,9 @@ from steno_rollouts.harness import GroupOptions, Observer, Rollouts
 from steno_rollouts.tasks import Task, load_tasks
 from steno_rollouts.trials.command import check_command
 from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths
+from steno_rollouts.trials.containers.engine import ContainerEngine
+from steno_rollouts.trials.containers.executor import ContainerExecutor
+from steno_rollouts.trials.containers.sandbox import Sandbox, sandboxes
 from steno_rollouts.trials.executor import Executor
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.reward import RewardFunction
@@ -71,6 +74,8 @@ class Prepared:
     reward: RewardFunction | None
     confinement: Confinement | None = None
     warnings: tuple[str, ...] = ()
+    engine: ContainerEngine | None = None
+    sandboxes: Mapping[str, Sandbox] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
@@ -79,8 +84,22 @@ class Prepared:
         if needs_command or settings.command:
             check_command(settings.command, tasks)
         reward = RewardFunction(settings.reward, settings.reward_timeout_s) if settings.reward else None
+        if settings.executor != "local":
+            engine = ContainerEngine.named(settings.executor)
+            return cls(settings, run_id, tasks, reward, engine=engine, sandboxes=sandboxes(tasks, settings))
         confined, warnings = confinement(settings, os.environ)
         return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
+
+    def executor(self) -> Executor:
+        settings = self.settings
+        if self.engine is None:
+            return LocalExecutor(settings.grace_s, self.confinement)
+        return ContainerExecutor(self.engine, self.run_id, self.sandboxes, settings.forwarder_image, settings.grace_s)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """In an image, paths mean what they mean there."""
+        return located(self.settings.command) if self.engine is None else tuple(self.settings.command)
 
     def client(self) -> AsyncSteno:
         return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
@@ -104,10 +123,10 @@ class Prepared:
         in_hand: InHand | None = None,
         observers: Sequence[Observer] = (),
     ) -> Rollouts:
-        """Args: executor: default: processes of this machine. in_hand: as in `Rollouts`."""
+        """Args: executor: default: as the settings say. in_hand: as in `Rollouts`."""
         settings = self.settings
         options = RunnerOptions(
-            command=located(settings.command),
+            command=self.command,
             proxy_url=settings.proxy,
             work_dir=settings.work_dir,
             timeout_s=settings.timeout_s,
@@ -115,8 +134,7 @@ class Prepared:
             retries=settings.retries,
             keep=settings.keep,
         )
-        executor = executor or LocalExecutor(settings.grace_s, self.confinement)
-        runner = TrialRunner(client, executor, options, self.reward)
+        runner = TrialRunner(client, executor or self.executor(), options, self.reward)
         groups = GroupOptions(
             run_id=self.run_id,
             size=settings.group_size,

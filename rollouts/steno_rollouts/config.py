@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,6 +11,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
 from steno.contracts.rest import RUN_KEY
+
+IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
+"""Names of images, and no option of an engine."""
 
 
 class RolloutSettings(Settings):
@@ -58,6 +62,25 @@ class RolloutSettings(Settings):
         description="time limit of a trial, in seconds; unset: agent.timeout_sec of its task.toml, else 3600",
     )  # fmt: skip
     grace_s: float = Field(5.0, ge=0, description="seconds between SIGTERM and SIGKILL")
+    executor: Literal["local", "docker", "podman"] = Field(
+        "local", description="what trials run in: processes of this machine, or containers of Docker or Podman"
+    )
+    image: str | None = Field(
+        None, description="image of tasks that bring neither environment/Dockerfile nor a field image"
+    )
+    cpus: float | None = Field(
+        None, ge=0.01, allow_inf_nan=False,
+        description="processors of a trial's container; unset: environment.cpus of its task.toml, else 1",
+    )  # fmt: skip
+    memory_mb: int | None = Field(
+        None,
+        ge=16,
+        description="memory of a trial's container; unset: environment.memory_mb of its task.toml, else 2048",
+    )
+    forwarder_image: str = Field(
+        "docker.io/library/python:3.12-alpine",
+        description="image with python3; runs beside each container and passes its requests on",
+    )
     confine: Literal["auto", "require", "off"] = Field(
         "auto",
         description="hide your processes and keys from trials, by bubblewrap; auto: if bubblewrap works, else a warning",
@@ -108,12 +131,24 @@ class RolloutSettings(Settings):
             raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX]")
         return value
 
+    @field_validator("image", "forwarder_image")
+    @classmethod
+    def _is_image(cls, value: str | None) -> str | None:
+        if value is not None and not IMAGE.fullmatch(value):
+            raise ValueError(f"got {value!r}, must be the name of an image, such as docker.io/library/python:3.12")
+        return value
+
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.purpose == "eval" and self.groups_per_step is not None:
             raise ValueError(
                 "groups_per_step can't be given with purpose 'eval': groups for evaluation are never trained"
             )
+        for name in ("image", "cpus", "memory_mb"):
+            if self.executor == "local" and getattr(self, name) is not None:
+                raise ValueError(f"{name}: is for containers, and executor is 'local' (--executor docker or podman)")
+        if self.executor != "local" and ":" in str(self.work_dir):
+            raise ValueError(f"work_dir: got {str(self.work_dir)!r}: a path with a colon can't be mounted")
         if self.is_run_key and self.run is None:
             raise ValueError("run: missing, and key is the key of one run: name that run (--run)")
         return self

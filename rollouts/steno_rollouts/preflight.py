@@ -18,11 +18,10 @@ from steno.contracts.leases import RunView
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno_rollouts.admission import trainer_of
-from steno_rollouts.build import Prepared, located
+from steno_rollouts.build import Prepared
 from steno_rollouts.trials import workdir
-from steno_rollouts.trials.command import environment, fill
-from steno_rollouts.trials.executor import TrialJob
-from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.command import fill
+from steno_rollouts.trials.executor import CannotStart, Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions
 
 PROXY_S = 2.5
@@ -58,21 +57,26 @@ async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patienc
 
 
 async def check_command(prepared: Prepared) -> None:
-    """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is.
+    """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is, or in
+    its container.
 
-    Raises: ConfigError: it is not there, or may not be run.
+    Raises: ConfigError: it is not there, or may not be run. Unreachable: a container can't reach the proxy.
     """
     settings, task = prepared.settings, prepared.tasks[0]
     name = f"steno-preflight-{os.getpid()}"
     folder = settings.work_dir / name
     session = Session(trial_id=name, created_at=0.0, updated_at=0.0)
-    trial = Trial(session=session, urls=dict.fromkeys(("openai", "anthropic", "gemini"), settings.proxy))
-    work, task_file = await asyncio.to_thread(workdir.prepare, folder, task)
+    url = f"{settings.proxy.rstrip('/')}/{name}"
+    trial = Trial(session=session, urls=dict.fromkeys(("openai", "anthropic", "gemini"), url))
+    executor = prepared.executor()
     try:
-        variables = environment(RunnerOptions((), settings.proxy, folder).inherited, trial, task, work, task_file)
-        program = fill(located(settings.command)[:1], task, variables)[0]
-        job = TrialJob(name, ["/bin/sh", "-c", _FIND, "sh", program], variables, folder, work, COMMAND_S)
-        ended = await LocalExecutor(settings.grace_s, prepared.confinement).run(job)
+        inherited = RunnerOptions((), settings.proxy, folder).inherited
+        work, variables = await executor.prepare(folder, trial, task, inherited)
+        program = fill(prepared.command[:1], task, variables)[0]
+        find = ["/bin/sh", "-c", _FIND, "sh", program]
+        ended = await executor.run(TrialJob(name, find, variables, folder, work, COMMAND_S, task, url))
+    except CannotStart as error:
+        ended = Exit(None, error=str(error))
     finally:
         await asyncio.to_thread(workdir.remove, folder)
     if ended.code is None or ended.timed_out:
@@ -80,6 +84,8 @@ async def check_command(prepared: Prepared) -> None:
     if ended.code:
         absent = "there is no such program, or it is not executable (chmod +x)"
         where = absent if "/" in program else "not found on the PATH of trials"
+        if prepared.engine is not None:
+            raise ConfigError(f"command: {program}: {where}, in the image of task {task.task_id!r}", field="command")
         hidden = " (confined: what --private and --confine hide is not there)" if prepared.confinement else ""
         path = "" if "/" in program else f", {variables.get('PATH', '')}"
         raise ConfigError(f"command: {program}: {where}{path}{hidden}", field="command")

@@ -29,7 +29,8 @@ from steno.contracts.json_limits import storable
 INSTRUCTION = "instruction.md"
 CONFIGURATION = "task.toml"
 ENVIRONMENT = "environment"
-WITHHELD = frozenset({CONFIGURATION, "tests", "solution", ENVIRONMENT})
+TESTS = "tests"
+WITHHELD = frozenset({CONFIGURATION, TESTS, "solution", ENVIRONMENT})
 """Of a task folder, what is not copied as it is: what scores the task, and the environment, whose content is."""
 _ID_FIELDS = ("task_id", "id", "instance_id")
 _HIDDEN_SECTIONS = ("verifier", "solution")

@@ -50,6 +50,8 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
             style="dim",
             markup=False,
         )
+    if prepared.engine is not None:
+        out.print(f"trials run in containers of {settings.executor}", style="dim", markup=False)
 
     def say(text: str) -> None:
         out.print(text, markup=False, soft_wrap=True)

@@ -42,7 +42,7 @@ from steno_cli.demo.train_report import show_ledger, write_plot
 from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 RUN = "demo"
@@ -73,7 +73,7 @@ class DemoOutcome:
         return self.after > self.before
 
 
-class Agents:
+class Agents(Executor):
     """An `Executor` that runs the toy agent in threads: thousands of short trials need no process each."""
 
     def __init__(self, threads: int) -> None:

@@ -1,17 +1,33 @@
-"""What runs a trial's command: one small protocol. `local.py` runs processes of this machine."""
+"""What runs a trial's command: one small protocol. `local.py` runs processes of this machine, `containers/` containers."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from steno.contracts.errors import StenoError
+from steno.contracts.rest import Trial
+from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials import workdir
+from steno_rollouts.trials.command import environment
+from steno_rollouts.trials.reward import read_reward
+
+
+class CannotStart(StenoError):
+    """A trial can't be started here: what it would run in is not to be had. Never leaves these rollouts, but where they stop."""
+
+    code = "cannot_start"
+
 
 @dataclass(frozen=True)
 class TrialJob:
     """One attempt at a trial. folder: the trial's own, for what the executor has to remember of it and for `stdout.log` and
-    `stderr.log`; workdir: inside it, where the command runs. timeout_s: None: no limit."""
+    `stderr.log`; workdir: inside it, where the command runs. timeout_s: None: no limit. task, url: whose trial it is, and its
+    address at the proxy, without a version; the local executor asks for neither."""
 
     trial_id: str
     command: Sequence[str]
@@ -19,6 +35,8 @@ class TrialJob:
     folder: Path
     workdir: Path
     timeout_s: float | None = None
+    task: Task | None = None
+    url: str = ""
 
     @property
     def stdout(self) -> Path:
@@ -40,9 +58,27 @@ class Exit:
 
 
 class Executor(Protocol):
+    async def prepare(
+        self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
+    ) -> tuple[Path, dict[str, str]]:
+        """Make the trial's folder anew. Here, and in executors that inherit this: for processes of this machine.
+
+        Args: inherited: the environment of these rollouts.
+        Returns: the working folder on this machine, and the environment of the command. Raises: CannotStart.
+        """
+        work, task_file = await asyncio.to_thread(workdir.prepare, folder, task)
+        return work, environment(inherited, trial, task, work, task_file)
+
     async def run(self, job: TrialJob) -> Exit:
         """Run it to its end, or to its time limit; then nothing of it runs any more. Cancelled: the same, at once."""
         ...
+
+    async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
+        """What a trial that has ended was worth, where no reward function says; None: nothing tells. Here: what its file says.
+
+        Args: played: it has had a turn, or ran to its end. Raises: RewardError.
+        """
+        return await asyncio.to_thread(read_reward, job.workdir)
 
     async def clear(self, folder: Path) -> None:
         """End what rollouts that were killed have left running of the trial with this folder. Idempotent."""

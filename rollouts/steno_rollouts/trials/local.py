@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steno_rollouts.trials.confine import Confinement
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ GRACE_S = 5.0
 """Between SIGTERM and SIGKILL: agents get to write their trajectories."""
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """An `Executor`. Needs Linux (pidfd). Args: confinement: what trials must not see; None: they see everything."""
 
     def __init__(self, grace_s: float = GRACE_S, confinement: Confinement | None = None) -> None:

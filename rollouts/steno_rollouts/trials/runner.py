@@ -23,9 +23,9 @@ from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
 from steno_rollouts.tasks import Task
 from steno_rollouts.trials import workdir
-from steno_rollouts.trials.command import environment, fill
-from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript, read_reward
+from steno_rollouts.trials.command import fill
+from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
+from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript
 
 log = logging.getLogger(__name__)
 
@@ -140,12 +140,15 @@ class TrialRunner:
 
     async def _attempt(self, assignment: Assignment, folder: Path) -> tuple[Exit, CommandOutcome]:
         trial, task = assignment.trial, assignment.task
-        await self._executor.clear(folder)
-        work, task_file = await asyncio.to_thread(workdir.prepare, folder, task)
-        variables = environment(self._options.inherited, trial, task, work, task_file)
+        try:
+            await self._executor.clear(folder)
+            work, variables = await self._executor.prepare(folder, trial, task, self._options.inherited)
+        except CannotStart as error:
+            return Exit(None, error=str(error)), CommandOutcome(EndReason.START_FAILED, detail=str(error))
         command = fill(self._options.command, task, variables)
         timeout_s = self._options.timeout_s or task.timeout_s or DEFAULT_TIMEOUT_S
-        job = TrialJob(trial.session.trial_id, command, variables, folder, work, timeout_s)
+        url = trial.urls["anthropic"]
+        job = TrialJob(trial.session.trial_id, command, variables, folder, work, timeout_s, task, url)
         ended = await self._executor.run(job)
         failed = None
         if ended.timed_out:
@@ -182,9 +185,9 @@ class TrialRunner:
         return verdict or failed
 
     async def _verdict(self, assignment: Assignment, job: TrialJob, ended: Exit, played: bool) -> CommandOutcome | None:
-        """What the reward function or the reward file says; None: nothing. Raises: RewardError."""
+        """What the reward function or else the executor says; None: nothing. Raises: RewardError."""
         if self._reward is None:
-            return await asyncio.to_thread(read_reward, job.workdir)
+            return await self._executor.verify(job, played)
         if not played:
             return None
         transcript = TrialTranscript(self._options.proxy_url, assignment.harness_key, job.trial_id)

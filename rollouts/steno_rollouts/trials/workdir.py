@@ -17,8 +17,10 @@ from steno_rollouts.tasks import ENVIRONMENT, WITHHELD, Task
 from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
 
 
-def prepare(folder: Path, task: Task) -> tuple[Path, Path]:
+def prepare(folder: Path, task: Task, *, environment: bool = True) -> tuple[Path, Path]:
     """Make it anew; nothing of an earlier attempt is left. Returns: the working folder, and the file with the task's fields.
+
+    Args: environment: with the content of the task's `environment/`; not where an image is built of that.
 
     A file of the task that is named as a reward file is not copied: it would score every trial that says nothing.
     """
@@ -29,14 +31,19 @@ def prepare(folder: Path, task: Task) -> tuple[Path, Path]:
         for source in sorted(task.folder.iterdir()):
             if source.name not in WITHHELD:
                 _copy(source, work / source.name)
-        if (task.folder / ENVIRONMENT).is_dir():
+        if environment and (task.folder / ENVIRONMENT).is_dir():
             for source in sorted((task.folder / ENVIRONMENT).iterdir()):
                 _copy(source, work / source.name)
-        for name in (REWARD_JSON, REWARD_TEXT):
-            (work / name).unlink(missing_ok=True)
+        without_rewards(work)
     task_file = folder / "task.json"
     task_file.write_text(json.dumps(dict(task.fields), ensure_ascii=False), encoding="utf-8")
     return work, task_file
+
+
+def without_rewards(work: Path) -> None:
+    """Remove what would score a trial that has not begun."""
+    for name in (REWARD_JSON, REWARD_TEXT):
+        (work / name).unlink(missing_ok=True)
 
 
 def remove(folder: Path) -> None:

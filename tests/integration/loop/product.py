@@ -31,7 +31,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 from steno_trainer.data.ledger import Ledger
 from tests.support.processes import until
@@ -256,7 +256,7 @@ def product(folder: Path, *, worker: tuple[str, ...] | None = WORKER) -> Iterato
         server.close()
 
 
-class Talkers:
+class Talkers(Executor):
     """An `Executor`: agents of two short turns each, through the official SDK, in threads. Every other trial of a group is worth
     1, so that each group says something; how long they are is drawn by the model."""
 

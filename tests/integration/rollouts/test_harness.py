@@ -21,7 +21,7 @@ from steno_rollouts.evaluation import Evaluator, greedy
 from steno_rollouts.harness import epochs
 from steno_rollouts.tasks import group_id
 from steno_rollouts.trials import runner
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from tests.integration.rollouts.conftest import ADMIN
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -30,7 +30,7 @@ Sessions = Callable[[str], list[Session]]
 
 
 @dataclass
-class Stand:
+class Stand(Executor):
     """An `Executor` that does what the test says. `says`: trial id, attempt -> its exit; a reward goes to the file."""
 
     turns: int = 1

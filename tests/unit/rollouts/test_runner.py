@@ -13,7 +13,7 @@ from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks import Task
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
 
@@ -30,7 +30,7 @@ def broken(exit_code):
 """
 
 
-class Stalls:
+class Stalls(Executor):
     """An `Executor` of a command that never ends by itself. files: what it has left in its working folder."""
 
     def __init__(self, files: dict[str, str]) -> None:

@@ -1,0 +1,230 @@
+"""What is asked of a container engine, what passes the forwarder, whose containers are whose: without an engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steno.contracts.errors import ConfigError
+from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.containers.engine import Container, ContainerEngine, ContainerState, Mount
+from steno_rollouts.trials.containers.forward import NotPassedOn, Route
+from steno_rollouts.trials.containers.images import Image
+from steno_rollouts.trials.containers.launcher import Launcher
+from steno_rollouts.trials.containers.sandbox import Sandbox, digest, sandbox
+
+CONTAINER = Container(
+    "steno-g.0-agent", "1234", ["sh", "-c", "x y"], {"steno.run": "r", "steno.trial": "g.0"}, "container:steno-g.0-forwarder",
+    PurePosixPath("/app"), [Mount(Path("/t/work"), "/app", writable=True), Mount(Path("/t/task.json"), "/run/steno/task.json")],
+    ["OPENAI_API_KEY"], cpus=1.5, memory_mb=512,
+)  # fmt: skip
+ROUTE = Route("https://proxy.example/steno/g.0")
+
+
+def settings(tmp_path: Path, **given: Any) -> RolloutSettings:
+    return RolloutSettings(**{"tasks": tmp_path, "command": ["agent"], "executor": "podman", **given})
+
+
+def folder(tmp_path: Path, *, dockerfile: bool = True, tests: bool = True) -> Path:
+    for name in ("environment", "tests"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "environment" / ("Dockerfile" if dockerfile else "data.txt")).write_text("FROM x\n")
+    (tmp_path / "tests" / ("test.sh" if tests else "other.py")).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_podman", [True, False])
+def test_a_container_has_no_rights_and_limits(is_podman: bool) -> None:
+    words = ContainerEngine("/bin/engine", is_podman, 1000, 1000).create_words(CONTAINER)
+    assert {
+        "--name=steno-g.0-agent", "--label=steno.run=r", "--label=steno.trial=g.0", "--network=container:steno-g.0-forwarder",
+        "--user=1000:1000", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--cpus=1.5", "--memory=512m",
+        "--memory-swap=512m", "--pids-limit=1024", "--init", "--workdir=/app", "--env=OPENAI_API_KEY",
+        "--volume=/t/work:/app:rw,z", "--volume=/t/task.json:/run/steno/task.json:ro,z",
+    } < set(words)  # fmt: skip
+    assert words[0] == "create" and words[-4:] == ["--entrypoint=sh", "1234", "-c", "x y"]
+    assert not any("privileged" in word or "cap-add" in word for word in words)
+    assert ("--http-proxy=false" in words) == is_podman, "Podman would pass on the operator's proxies"
+    assert ("--env=https_proxy=" in words) != is_podman, "Docker would pass on those of its configuration"
+
+
+def test_containers_run_as_who_owns_their_files_and_never_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "--user=1000:1000" in ContainerEngine("podman", True).create_words(CONTAINER)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    monkeypatch.setattr(os, "getegid", lambda: 99)
+    mine = ContainerEngine("podman", True).create_words(CONTAINER)
+    assert "--user=1234:99" in mine and "--userns=keep-id" in mine
+    assert "--userns=keep-id" not in ContainerEngine("docker", False).create_words(CONTAINER)
+
+
+def test_a_folder_by_a_relative_path_is_no_volume_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = replace(CONTAINER, mounts=[Mount(Path("t/work"), "/app")])
+    assert f"--volume={tmp_path}/t/work:/app:ro,z" in ContainerEngine("podman", True).create_words(relative)
+
+
+def test_a_home_is_made_where_the_image_names_none() -> None:
+    engine = ContainerEngine("podman", True, 1000, 1000)
+    assert "--env=HOME=/home/trial" in engine.create_words(CONTAINER)
+    assert not any("HOME" in word for word in engine.create_words(replace(CONTAINER, home=False)))
+
+
+def test_an_image_says_where_its_work_and_home_are() -> None:
+    assert Image.of("1", {"WorkingDir": "/app", "Env": ["PATH=/bin", "HOME=/root"]}) == Image(
+        "1", PurePosixPath("/app"), brings=True, home=True
+    )
+    for config in ({}, {"WorkingDir": "/", "Env": None}, {"WorkingDir": ""}):
+        assert Image.of("1", config) == Image("1", PurePosixPath("/work"), brings=False, home=False)
+
+
+def test_a_command_that_never_ran_is_told_from_one_that_ended() -> None:
+    ended = {"Running": False, "ExitCode": 7, "StartedAt": "2026-11-23T09:14:39.017904321Z"}
+    assert ContainerState.of(ended) == ContainerState(running=False, started=True, code=7)
+    assert not ContainerState.of(ended | {"StartedAt": "0001-01-01T00:00:00Z"}).started
+
+
+def test_a_task_says_what_it_runs_in(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    fields = {"environment": {"cpus": 2, "memory_mb": 4096}}
+    task = Task("t", fields, {"verifier": {"timeout_sec": 9}}, path)
+    found = sandbox(task, settings(tmp_path))
+    assert found == Sandbox(None, path / "environment", 2, 4096, path / "tests", 9.0)
+    assert sandbox(task, settings(tmp_path, cpus=0.5, memory_mb=64)).cpus == 0.5
+    assert sandbox(task, settings(tmp_path, reward="score.py:f")).tests is None, "the function decides"
+    named = Task("t", {"environment": {"docker_image": "a/b:1"}}, folder=path)
+    assert (sandbox(named, settings(tmp_path)).image, sandbox(named, settings(tmp_path)).context) == ("a/b:1", None)
+    line = sandbox(Task("t", {"environment": "words of its own"}), settings(tmp_path, image="c"))
+    assert line == Sandbox("c", None, 1.0, 2048, None, 300.0)
+    assert sandbox(Task("t", {"image": "d"}), settings(tmp_path, image="c")).image == "d"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "has no image: give it environment/Dockerfile, a field image, or --image"),
+        ({"image": "--privileged"}, "'t': image: got '--privileged', must be the name of an image"),
+        ({"image": 7}, "'t': image: got 7, must be"),
+        ({"image": "x", "environment": {"cpus": 0}}, "environment.cpus: got 0, must be a number of at least 0.01"),
+        ({"image": "x", "environment": {"memory_mb": "2G"}}, "environment.memory_mb: got '2G', must be a number of at least 16"),
+        ({"image": "x", "environment": 3}, "environment: got 3, must be a table"),
+        ({"image": "x", "verifier": {"timeout_sec": True}}, "verifier.timeout_sec: got True, must be a number"),
+    ],
+)  # fmt: skip
+def test_a_task_that_can_not_be_is_named(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        sandbox(Task("t", fields, folder=folder(tmp_path, dockerfile=False)), settings(tmp_path))
+    assert said in refused.value.message and refused.value.field == "tasks"
+
+
+def test_tests_without_a_script_are_refused(tmp_path: Path) -> None:
+    task = Task("t", {}, folder=folder(tmp_path, tests=False))
+    with pytest.raises(ConfigError, match=r"tests/ has no test.sh: give it one, or a reward function"):
+        sandbox(task, settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"executor": "local", "image": "x"}, "image: is for containers"),
+        ({"executor": "local", "memory_mb": 64}, "memory_mb: is for containers"),
+        ({"image": "-v/:/host"}, "must be the name of an image"),
+        ({"forwarder_image": ""}, "must be the name of an image"),
+        ({"work_dir": "/a:b"}, "a path with a colon"),
+        ({"memory_mb": 3}, "greater than or equal to 16"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings(tmp_path, **given)
+
+
+def test_an_engine_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t", "image": "x"}\n')
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="executor: docker: not found on PATH"):
+        Prepared.of(settings(tmp_path, tasks=tmp_path / "tasks.jsonl", executor="docker"), "r")
+
+
+def test_a_digest_is_of_all_that_a_build_sees(tmp_path: Path) -> None:
+    seen = {digest(tmp_path)}
+    (tmp_path / "a").write_text("1")
+    seen.add(digest(tmp_path))
+    (tmp_path / "a").write_text("2")
+    seen.add(digest(tmp_path))
+    (tmp_path / "a").chmod(0o755)
+    seen.add(digest(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "b")
+    seen.add(digest(tmp_path))
+    (tmp_path / "c").symlink_to("b")
+    seen.add(digest(tmp_path))
+    assert len(seen) == 6 and digest(tmp_path) in seen
+
+
+def test_a_request_of_the_trial_goes_to_the_proxy() -> None:
+    head = b"POST /steno/g.0/v1/chat/completions?x=1 HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nConnection: keep-alive\r\nX-A: b\r\n\r\n"
+    assert ROUTE.passed_on(head) == (
+        b"POST /steno/g.0/v1/chat/completions?x=1 HTTP/1.1\r\nhost: proxy.example\r\nX-A: b\r\nconnection: close\r\n\r\n"
+    )
+    assert (ROUTE.host, ROUTE.port, ROUTE.tls, ROUTE.health) == ("proxy.example", 443, True, "/steno/healthz")
+    assert ROUTE.passed_on(b"GET /steno/healthz HTTP/1.1\r\n\r\n").startswith(b"GET /steno/healthz ")
+    assert (Route("http://h:9/g.0").port, Route("http://h:9/g.0").health) == (9, "/healthz")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/", "/sessions", "/steno/sessions", "/steno/g.1/v1/models", "/steno/g.0", "/steno/g.00/v1", "/steno/g.0/../sessions",
+        "/steno/g.0/%2e%2E/sessions", "/steno/g.0/%252e%252e/sessions", "/steno/g.0/..%2fsessions", "/steno/g.0/..\\sessions",
+        "http://proxy.example/steno/g.0/v1/models", "proxy.example:443", "*", "/steno/healthz/x", "//steno/g.0/v1",
+    ],
+)  # fmt: skip
+def test_any_other_request_does_not(target: str) -> None:
+    with pytest.raises(NotPassedOn, match=r"a trial reaches what is below /steno/g\.0/ and nothing else") as refused:
+        ROUTE.passed_on(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    assert refused.value.status == "403 Forbidden"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /steno/healthz HTTP/1.1", b"GET /steno/g.0/v1 HTTP/2", b"GET /steno/g.0/v1", b"GET  /steno/g.0/v1 HTTP/1.1", b"",
+        b"GET /steno/g.0/v1 HTTP/1.1\r\na: b\nGET /sessions HTTP/1.1", b"GET /steno/g.0/v1 HTTP/1.1\r\na: b\r\n folded",
+        b"GET /steno/g.0/v1 HTTP/1.1\r\na: b\rc: d",
+    ],
+)  # fmt: skip
+def test_a_head_that_can_be_read_in_two_ways_is_refused(head: bytes) -> None:
+    with pytest.raises(NotPassedOn):
+        ROUTE.passed_on(head + b"\r\n\r\n")
+
+
+@given(st.binary(max_size=200))
+def test_whatever_passes_is_below_the_trial(noise: bytes) -> None:
+    try:
+        passed = ROUTE.passed_on(b"GET /steno/" + noise + b"\r\n\r\n")
+    except NotPassedOn:
+        return
+    first, *headers = passed.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    assert first.startswith((b"GET /steno/g.0/", b"GET /steno/healthz")) and first.count(b" ") == 2
+    assert headers[-1] == b"connection: close"
+
+
+def test_a_container_belongs_to_rollouts_that_run() -> None:
+    here = Launcher.here()
+    ours = {"steno.run": "r", "steno.launcher": here.label}
+    assert Launcher.of(here.label) == here
+    assert not here.has_left(ours, "r") and not here.has_left(ours, "other")
+    dead = replace(here, began="1").label
+    assert here.has_left({"steno.run": "r", "steno.launcher": dead}, "other"), "its number is another process's by now"
+    away = replace(here, place="another boot/pid:[1]").label
+    assert here.has_left({"steno.run": "r", "steno.launcher": away}, "r")
+    assert not here.has_left({"steno.run": "r", "steno.launcher": away}, "other"), "it can't be seen from here"
+    assert not here.has_left({"steno.run": "x"}, "r")
