@@ -232,8 +232,8 @@ def test_options_that_a_format_does_not_take_are_refused(how: dict[str, Any], wo
 async def test_harbors_own_models_take_every_trajectory(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`STENO_HARBOR` names a folder that has Harbor's package (made by `.ci/run`)."""
-    monkeypatch.setattr(sys, "path", [*sys.path, os.environ["STENO_HARBOR"]])
+    """`STENO_TEST_HARBOR` names a folder that has Harbor's package (made by `.ci/run`)."""
+    monkeypatch.setattr(sys, "path", [*sys.path, os.environ["STENO_TEST_HARBOR"]])
     from harbor.models.trajectories import Trajectory  # type: ignore[import-not-found]
 
     await record_a_session(proxy)
