@@ -32,6 +32,11 @@ def commands(page: str, heading: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
 
 
+def programs(page: str) -> list[str]:
+    """The blocks of Python on a page."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
 def here(line: str, port: int) -> str:
     line = line.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     return re.sub(r"^(\.venv/bin/)?steno ", f"{sys.executable} -m steno ", line)
@@ -71,7 +76,7 @@ def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> 
         assert len(json.loads(said(turns, port, tmp_path))["items"]) == 1
         [sample] = json.loads(said(samples, port, tmp_path))["items"]
         assert sample["loss_mask"].count(True) == usage["completion_tokens"]
-        [program] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        [program] = programs("README.md")
         found: dict[str, Any] = {}
         exec(program.replace("http://127.0.0.1:8000", url), found)
         assert found["mask"].sum() == usage["completion_tokens"] and len(found["ids"]) == len(sample["token_ids"])
@@ -84,7 +89,7 @@ def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> 
 
 def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
     """As one program: a notebook's cells go on from one another."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/reading.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = programs("docs/reading.md")
     assert len(blocks) == 2
     with running(tmp_path, ["--engine", "transformers", "--model", str(TINY)]) as stack:
         program = "\n".join(blocks).replace("http://127.0.0.1:8000", stack.url)
@@ -102,8 +107,19 @@ def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
             assert client.run("mine").groups.acknowledged == 1
 
 
+def test_the_agent_of_the_example_in_containers_asks_and_writes_the_answer(stack: Stack, tmp_path: Path) -> None:
+    agent, _ = programs("docs/rollouts.md")
+    variables = {
+        "STENO_TASK_INSTRUCTION": "hello",
+        "OPENAI_API_KEY": "none",
+        "OPENAI_BASE_URL": stack.base_url("documented-agent"),
+    }
+    subprocess.run([sys.executable, "-c", agent], env={**os.environ, **variables}, cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "answer.txt").read_text() == "You said 'hello'."
+
+
 def test_the_rollouts_pages_program_runs(stack: Stack, tmp_path: Path) -> None:
-    [program] = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/rollouts.md").read_text(), re.MULTILINE | re.DOTALL)
+    _, program = programs("docs/rollouts.md")
     (tmp_path / "tasks/one").mkdir(parents=True)
     (tmp_path / "tasks/one/task.toml").touch()
     (tmp_path / "tasks/one/instruction.md").write_text("hello")
