@@ -69,6 +69,15 @@ class Worker:
         job = Job(prompt_ids=ids_to_bytes(prompt), sampling=law)
         self.streams.handle(Generate(stream, f"{stream:012x}", 1, "trial", job, window_tokens=10**6))
 
+    async def ended(self, stream: int) -> Finish | Failed:
+        """How a generation ended. Others may say something at any time, so that its end need not be the last frame."""
+
+        def ends() -> list[Finish | Failed]:
+            return [frame for frame in self.frames if isinstance(frame, Finish | Failed) and frame.stream == stream]
+
+        await self.until(ends)
+        return ends()[0]
+
     def tokens(self, stream: int) -> int:
         return sum(len(frame.ids) // 4 for frame in self.deltas(stream))
 
@@ -115,9 +124,9 @@ async def test_keep_goes_on_with_the_cache_that_the_old_weights_made(worker: Wor
     await worker.until(lambda: worker.tokens(1) > 20)
     new = perturbed(TINY, 1)
     assert (await worker.update(update_of(new, tmp_path / "w", 1, kv="keep"))).state == "served"
-    await worker.until(lambda: isinstance(worker.frames[-1], Finish))
+    assert isinstance(await worker.ended(1), Finish)
     worker.generate(2, [5, 6, 7], 20)
-    await worker.until(lambda: isinstance(worker.frames[-1], Finish) and worker.frames[-1].stream == 2)
+    assert isinstance(await worker.ended(2), Finish)
 
     def off(stream: int) -> float:
         deltas = worker.deltas(stream)
@@ -183,12 +192,12 @@ async def test_weights_that_are_not_what_they_should_be_are_refused_and_the_old_
     assert named in last.message
     assert worker.updates.cards()[0].policy_version == "base/0"
     if fault == "wrong":  # loaded, and not what was said: nothing sampled by them may leave
-        await worker.until(lambda: isinstance(worker.frames[-1], Failed))
+        assert isinstance(await worker.ended(1), Failed)
         assert {delta.version for delta in worker.deltas(1)} == {"base/0"}
         async with worker.updates._loading:  # until it has gone back to what it was started from
             assert worker.updates.healthy
         worker.generate(2, [5, 6, 7], 5)
-        await worker.until(lambda: isinstance(worker.frames[-1], Finish) and worker.frames[-1].stream == 2)
+        assert isinstance(await worker.ended(2), Finish)
         ids = [token for delta in worker.deltas(2) for token in bytes_to_ids(delta.ids)]
         logprobs = [value for delta in worker.deltas(2) for value in bytes_to_floats(delta.logprobs)]
         assert {delta.version for delta in worker.deltas(2)} == {"base/0"}
@@ -203,9 +212,9 @@ async def test_weights_that_are_not_what_they_should_be_are_refused_and_the_old_
     assert (await worker.update(good)).state == "served"
     assert worker.updates.healthy
     worker.generate(9, [5, 6, 7], 5)
-    await worker.until(lambda: isinstance(worker.frames[-1], Finish) and worker.frames[-1].stream == 9)
+    assert isinstance(await worker.ended(9), Finish)
     assert {delta.version for delta in worker.deltas(9)} == {"run/2"}
-    assert isinstance(worker.frames[-1], Finish) and any(isinstance(frame, Started) for frame in worker.frames)
+    assert any(isinstance(frame, Started) and frame.stream == 9 for frame in worker.frames)
 
 
 async def test_bfloat16_weights_are_loaded_as_the_model_computes(worker: Worker, tmp_path: Path) -> None:
