@@ -20,6 +20,7 @@ from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, Rollout, until_served
 from tests.support import tiny_image
 from tests.support.stack import Stack, running
+from tests.support.variables import without_settings
 
 ENGINE = os.environ.get("STENO_TEST_ENGINE", "podman")
 _STORAGE = """[storage]
@@ -62,9 +63,8 @@ def engine() -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[None]:
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("STENO_")}
-    yield
-    os.environ.update(kept)
+    with without_settings():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from steno.client.client import Steno
 from tests.support.stack import Stack, running
+from tests.support.variables import without_settings
 
 ADMIN = "admin-key-of-the-tests"
 SCRIPT = Path(__file__).with_name("script.py")
@@ -19,9 +19,8 @@ WORKER = ["--engine", "scripted", "--script", f"{SCRIPT}:reply"]
 
 @pytest.fixture(scope="package", autouse=True)
 def clean_environment() -> Iterator[None]:
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("STENO_")}
-    yield
-    os.environ.update(kept)
+    with without_settings():
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -18,6 +18,7 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.records import Session
 from tests.support.stack import ROOT, Stack, running
+from tests.support.variables import without_settings
 
 ADMIN = "admin-key-of-the-tests"
 SCRIPT = Path(__file__).with_name("script.py")
@@ -26,9 +27,8 @@ TOY = [sys.executable, "-m", "steno_cli.demo.toy_agent", "--seed", "{seed}"]
 
 @pytest.fixture(scope="module", autouse=True)
 def clean_environment() -> Iterator[None]:
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("STENO_")}
-    yield
-    os.environ.update(kept)
+    with without_settings():
+        yield
 
 
 @pytest.fixture(scope="module")
