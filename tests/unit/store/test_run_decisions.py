@@ -17,7 +17,7 @@ from steno.contracts.leases import LeaseName, LeaseRequest
 from steno.contracts.records import Group
 from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, NotRead, ReadParts, RedisRun, RunQuery, read, to_json
-from steno_proxy.store.run_decisions import GroupState, GroupStatus, RunAccount, TrialAccount
+from steno_proxy.store.run_account import GroupState, GroupStatus, RunAccount, TrialAccount
 from steno_proxy.store.settlement import EndedTrial
 
 OUTCOMES = ("train", "unscored", "aborted", "deleted")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
 from steno.contracts.records import Group, Session
 from steno_proxy.store import run_decisions as decide
-from steno_proxy.store.run_decisions import RunAccount
+from steno_proxy.store.run_account import REQUEST_TTL_S, TAKEN_S, RunAccount
 from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant
 from steno_proxy.store.settlement import EndedTrial, Tokens
 
@@ -33,7 +33,7 @@ class MemoryRun(RunAccount):
             del self.requested[asked], self.requests[asked]
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now
-            self.taken = {name: at for name, at in self.taken.items() if at > now - decide.TAKEN_S}
+            self.taken = {name: at for name, at in self.taken.items() if at > now - TAKEN_S}
 
     def view(self, run_id: str | None, now: float) -> RunView:
         held = [status for name in self.leased() if not (status := self.groups[name]).expired(now)]
@@ -95,7 +95,7 @@ class MemoryRuns:
             run, request, at_least=at_least, epoch=epoch, grant=new_grant(epoch), now=at
         )  # fmt: skip
         if request.request_id is not None and request.request_id in run.requests:
-            run.requested.setdefault(request.request_id, at + decide.REQUEST_TTL_S)
+            run.requested.setdefault(request.request_id, at + REQUEST_TTL_S)
         leases = []
         for one in found:
             sessions = [self._session(trial_id, kept.life) for trial_id, kept in one.brings.items()]

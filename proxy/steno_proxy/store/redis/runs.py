@@ -24,7 +24,7 @@ from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
 from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag
-from steno_proxy.store.run_decisions import GroupStatus, RegisteredTrainer, RunAccount
+from steno_proxy.store.run_account import GroupStatus, RegisteredTrainer, RunAccount
 from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant, superseded
 from steno_proxy.store.settlement import EndedTrial, Tokens
 
