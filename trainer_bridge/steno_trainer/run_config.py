@@ -37,6 +37,16 @@ class RunSettings(TrainerSettings):
         description="wait for groups whose rewards differ; groups whose rewards are all equal are replaced by new ones (DAPO)",
     )
 
+    offline: bool = Field(
+        False,
+        description="train what the run has on record, of whatever versions, push no weights, and end when it has no more groups",
+    )
+    records: Path | None = Field(
+        None,
+        description="train the samples of this file (.jsonl or .parquet, as `steno sessions export --records samples` writes it) "
+        "offline, without a proxy",
+    )
+
     # -- where weights go
     transport: Literal["filesystem", "stream", "nccl"] = Field(
         "filesystem",
@@ -95,6 +105,16 @@ class RunSettings(TrainerSettings):
     metrics_file: Path | None = Field(None, description="file that gets a JSON line per step")
 
     @property
+    def is_offline(self) -> bool:
+        """Whether nothing is sampled by the weights in training: they are pushed to nobody."""
+        return self.offline or self.records is not None
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """Steps; None: whatever the records are of."""
+        return None if self.is_offline else self.max_staleness_steps
+
+    @property
     def probe_precision(self) -> str:
         """The least that workers may compute in: what is trained in, or what is sent."""
         return "bfloat16" if "bfloat16" in (self.precision, self.send_dtype) else "float32"
@@ -118,3 +138,20 @@ class RunSettings(TrainerSettings):
             raise ConfigError("nccl_processes goes with transport: nccl", field="nccl_processes")
         if self.nccl_address is not None and self.transport != "nccl":
             raise ConfigError("nccl_address goes with transport: nccl", field="nccl_address")
+        if self.is_offline:
+            self._check_offline()
+
+    def _check_offline(self) -> None:
+        if self.proximal == "trainer" and self.mismatch == "off":
+            raise ConfigError(
+                "mismatch: got off; offline it must be truncated or masked, or proximal: sampler: the recorded log-probabilities "
+                "are what corrects for weights that sampled long ago",
+                field="mismatch",
+            )
+        if self.eval_config is not None:
+            raise ConfigError(
+                "eval_config: offline no worker serves the weights in training; `steno evaluate --model` evaluates a checkpoint",
+                field="eval_config",
+            )
+        if self.records is not None and self.records.suffix not in (".jsonl", ".parquet"):
+            raise ConfigError(f"records: got {self.records.name}, must end in .jsonl or .parquet", field="records")

@@ -28,12 +28,12 @@ from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge
 class TrainingTerms:
     """What a sample must meet to be trained.
 
-    policy: the one in training. max_staleness_steps: see `staleness`. max_tokens: of one sample; what a micro-batch may hold.
-    vocabulary: ids must be below it.
+    policy: the one in training. max_staleness_steps: see `staleness`; None: samples of any version are trained, as records of
+    other runs are. max_tokens: of one sample; what a micro-batch may hold. vocabulary: ids must be below it.
     """
 
     history: VersionHistory
-    max_staleness_steps: int
+    max_staleness_steps: int | None
     max_tokens: int
     vocabulary: int
     policy: str = "default"
@@ -123,7 +123,7 @@ def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveO
     """A row, or None; books what is not trained either way."""
     view = _View.of(sample, terms, left_out)
     if view is None:
-        for version, tokens in _claimed(sample).items():
+        for version, tokens in claimed(sample).items():
             ledger.untrained(version, Reason.MALFORMED, tokens)
         return None
     silent_T = ~view.loss_mask_T & np.isnan(view.logprobs_T)
@@ -244,7 +244,7 @@ def _ordered(parts: list[SampledRange], n: int) -> bool:
     return edges == sorted(edges) and (not edges or 0 <= edges[0] <= edges[-1] <= n)
 
 
-def _claimed(sample: Sample) -> Counter[str]:
+def claimed(sample: Sample) -> Counter[str]:
     """What a sample that contradicts itself says to have sampled first, by version: the best there is to book. One that
     does not say what was sampled first is taken to have sampled all its spans first."""
     tokens: Counter[str] = Counter()

@@ -134,8 +134,11 @@ class StalenessVerdict:
     queue_steps: int | None = None
 
 
-def judge(history: VersionHistory, versions: Iterable[str], max_staleness_steps: int) -> StalenessVerdict:
+def judge(history: VersionHistory, versions: Iterable[str], max_staleness_steps: int | None) -> StalenessVerdict:
     """Whether a sample that these versions sampled may be trained now. All of them count, trained or only context.
+
+    max_staleness_steps: None: any may, whatever it is called, and none has a staleness: of records that other weights sampled,
+    versions say nothing about these.
 
     For the bound a version counts as `VersionHistory.numbered` says: groups that were admitted before a crash are as old as they
     would be without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most
@@ -143,6 +146,8 @@ def judge(history: VersionHistory, versions: Iterable[str], max_staleness_steps:
 
     Raises: BadBatch: no version at all.
     """
+    if max_staleness_steps is None:
+        return StalenessVerdict(None)
     behind, too_old = [], False
     for text in versions:
         try:

@@ -27,6 +27,7 @@ from steno.contracts.leases import RunView
 from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Account, Ledger, Reason
+from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import CollectiveCalls
@@ -101,8 +102,8 @@ class Loop:
     each."""
 
     def __init__(
-        self, settings: RunSettings, calls: CollectiveCalls, feed: LeaseFeed, state: TrainingState, limits: SampleLimits, *,
-        trackers: Trackers, view: ConsoleView, status: RunStatus, evaluate: Evaluate | None = None,
+        self, settings: RunSettings, calls: CollectiveCalls, feed: LeaseFeed | RecordFeed, state: TrainingState,
+        limits: SampleLimits, *, trackers: Trackers, view: ConsoleView, status: RunStatus, evaluate: Evaluate | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._calls, self._feed, self.state = calls, feed, state
@@ -196,7 +197,8 @@ class Loop:
                 continue
             groups = found.groups
             elsewhere = groups.running + groups.ready + max(0, groups.leased + groups.used - self._feed.held)
-            if found.rollouts_over and not elsewhere and self._feed.settled:
+            over = found.rollouts_over or self._settings.is_offline
+            if over and not elsewhere and self._feed.settled:
                 await self._feed.no_more()
                 return
 
@@ -204,7 +206,7 @@ class Loop:
         settings, state = self._settings, self.state
         terms = TrainingTerms(
             history=state.history,
-            max_staleness_steps=settings.max_staleness_steps,
+            max_staleness_steps=settings.staleness_bound,
             max_tokens=self._limits.max_tokens,
             vocabulary=self._limits.vocabulary,
             policy=settings.policy,
@@ -267,7 +269,9 @@ class Loop:
         last = settings.total_steps is not None and step >= settings.total_steps
         if step % settings.checkpoint_every == 0 or last:
             values["time/checkpoint_s"] = await self._save()
-        if step % settings.push_every == 0 or last:
+        if settings.is_offline:
+            await self._let_go(list(self._unserved))
+        elif step % settings.push_every == 0 or last:
             values["time/gather_s"] = await self._publish()
             values |= self._pushed
             self._pushed = {}
@@ -297,6 +301,8 @@ class Loop:
 
     async def _publish_first(self) -> None:
         """Before any data is waited for: a broken path to the workers fails here, and not after the first hour."""
+        if self._settings.is_offline:
+            return
         self._view.phase("pushing the first weights")
         await self._publish()
         await self._pushed_or_named()

@@ -30,6 +30,8 @@ from steno_rollouts.evaluation import Evaluator, greedy
 from steno_trainer.checkpoints.checkpoint import Checkpoints, RunState
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.lease_feed import LeaseFeed
+from steno_trainer.data.record_feed import RecordFeed
+from steno_trainer.data.record_file import RecordFile
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.distributed.ranks import Ranks
@@ -92,13 +94,16 @@ def train(settings: RunSettings) -> None:
 
 def check_beforehand(settings: RunSettings) -> None:
     """What would otherwise be missed only once the model is loaded. Raises: ConfigError: a combination that can't be, a tracker
-    that is not installed, an evaluation whose tasks, command or reward function are not what they should be."""
+    that is not installed, an evaluation whose tasks, command or reward function are not what they should be, a file of records
+    that is none."""
     settings.check()
     if os.environ.get("RANK", "0") != "0":  # as launchers number ranks: the first one has trackers and evaluates
         return
     check_installed(settings)
     if settings.eval_config is not None:
         _prepared_evaluation(settings, settings.eval_config)
+    if settings.records is not None:
+        RecordFile.open(settings.records).close()
 
 
 @contextlib.contextmanager
@@ -109,6 +114,9 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
         yield None
         return
     with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client:
+        if settings.records is not None:  # no proxy is asked, and nobody can take these over
+            yield TenureHolder(client, settings.run, consumer_of(lineage), None)
+            return
         try:
             tenure = TenureHolder.take(
                 client, settings.run, consumer_of(lineage), force=settings.take_over,
@@ -128,7 +136,7 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
 
 def _check_meeting(client: Steno, settings: RunSettings) -> None:
     """Before the model is loaded. Raises: ConfigError: workers that there are now can't meet this machine over NCCL."""
-    if settings.transport == "nccl":
+    if settings.transport == "nccl" and not settings.is_offline:
         meeting_address(client.workers(), settings.proxy, settings.nccl_address)
 
 
@@ -161,19 +169,23 @@ class RankDuties:
         if self._ranks.first:
             self._lineages.begin(lineage, self._parent, epoch)
             self.state.history = self.state.history.knowing(self._lineages.others())
-        self._publisher = Publisher(
-            self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
-            ranks=self._ranks, policy=settings.policy, run_id=settings.run, kv=settings.kv,
-            deadline_s=settings.push_deadline_s,
-        )  # fmt: skip
+        self._publisher: Publisher | None = None
+        if not settings.is_offline:
+            self._publisher = Publisher(
+                self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
+                ranks=self._ranks, policy=settings.policy, run_id=settings.run, kv=settings.kv,
+                deadline_s=settings.push_deadline_s,
+            )  # fmt: skip
 
     def table(self) -> dict[str, Callable[[Any], Any]]:
         return {"step": self._stepper.step, "publish": self._publish, "save": self._save}
 
     def close(self) -> None:
-        self._publisher.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _publish(self, version: PolicyVersion | None) -> Publication:
+        assert self._publisher is not None  # offline nothing is published
         told = self._ranks.share(str(version).encode() if version is not None else None)
         probe = self._probe.make()
         dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
@@ -232,14 +244,27 @@ async def _lead(
             AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=tenure.epoch)
         )
         evaluate = await _evaluation(settings, stack)
-        feed = LeaseFeed(
-            client, run_id=settings.run, consumer=tenure.trainer, ahead=settings.groups_per_step,
-            trained=state.trained, ttl_s=settings.lease_ttl_s,
-            counts=says_something if settings.dynamic_sampling else lambda lease: True,
-        )  # fmt: skip
+        counts = says_something if settings.dynamic_sampling else lambda lease: True
+        feed: LeaseFeed | RecordFeed
+        if settings.records is not None:
+            feed = RecordFeed(settings.records, run_id=settings.run, trained=state.trained, counts=counts)
+        else:
+            feed = LeaseFeed(
+                client, run_id=settings.run, consumer=tenure.trainer, ahead=settings.groups_per_step,
+                trained=state.trained, ttl_s=settings.lease_ttl_s, counts=counts,
+            )  # fmt: skip
         view = stack.enter_context(ConsoleView(Console(stderr=True), run=settings.run, steps=settings.total_steps))
+        status = feed if isinstance(feed, RecordFeed) else client
         loop = Loop(
-            settings, calls, feed, state, limits, trackers=trackers, view=view, status=client, evaluate=evaluate
+            settings,
+            calls,
+            feed,
+            state,
+            limits,
+            trackers=trackers,
+            view=view,
+            status=status,
+            evaluate=evaluate,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, loop.stop)

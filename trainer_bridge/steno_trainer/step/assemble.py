@@ -126,7 +126,9 @@ def _overlong(overlong: Overlong, scored: Sequence[ScoredTrial], books: Ledger) 
 
 
 def _staleness(rows: Sequence[TrainingRow]) -> dict[str, float]:
-    steps = [row.verdict.staleness_steps or 0 for row in rows]
+    steps = [row.verdict.staleness_steps for row in rows if row.verdict.staleness_steps is not None]
+    if not steps:
+        return {}
     return {
         "staleness/mean": _mean(steps),
         "staleness/max": max(steps),

@@ -1,0 +1,212 @@
+"""Samples of a file in place of leased ones: read as they were exported, each group once, and what is no such file is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import Sample, readable
+from steno_trainer.data.advantages import Estimator
+from steno_trainer.data.ledger import Reason
+from steno_trainer.data.overlong import Overlong
+from steno_trainer.data.record_feed import RecordFeed
+from steno_trainer.data.record_file import RecordFile
+from steno_trainer.data.rows import TrainingTerms
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
+from steno_trainer.run_config import RunSettings
+from steno_trainer.step.assemble import assemble, says_something
+from tests.unit.trainer.recorded import VOCABULARY, Recording, session
+
+HISTORY = VersionHistory((PolicyVersion("base", 0), PolicyVersion("mine", 7)))
+
+
+def recorded(rewards: dict[str, float | None] | None = None, group_id: str | None = "g") -> list[Sample]:
+    """Of each trial two samples that share a turn, by versions that nobody here knows."""
+    found = []
+    for seed, (trial_id, reward) in enumerate((rewards or {"g.0": 0.0, "g.1": 1.0}).items()):
+        recording = Recording(seed)
+        first = recording.turn(None, 3, 4, version="elsewhere/90")
+        recording.turn(first, 2, 3, version="engine-0.9")
+        recording.turn(first, 1, 2, version="base/0")
+        found += recording.samples(session(trial_id, group_id, reward))
+    return found
+
+
+def write_jsonl(path: Path, samples: list[Sample]) -> Path:
+    path.write_text("".join(json.dumps(readable(sample)) + "\n\n" for sample in samples))
+    return path
+
+
+def write_parquet(path: Path, samples: list[Sample]) -> Path:
+    """Two rows to a row group, nested fields as JSON text, as the export writes them."""
+    rows = [readable(sample) for sample in samples]
+    for row in rows:
+        row |= {name: json.dumps(row[name]) for name in ("turn_ids", "spans", "completions")}
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+Write = Callable[[Path, list[Sample]], Path]
+BOTH = pytest.mark.parametrize(("name", "write"), [("r.jsonl", write_jsonl), ("r.parquet", write_parquet)])
+
+
+@BOTH
+async def test_a_feed_brings_each_group_once_and_its_samples_as_recorded(
+    tmp_path: Path, name: str, write: Write
+) -> None:
+    samples = [*recorded(), *recorded({"h.0": 1.0, "h.1": 0.5, "h.2": 0.0}, "h"), *recorded({"k.0": 1.0}, "k")]
+    samples.append(samples.pop(1))  # a group's samples need not stand together
+    path = write(tmp_path / name, samples)
+    async with RecordFeed(path, run_id="r", trained={"k"}) as feed:
+        assert feed.waiting == 2
+        [first] = await feed.take(1)
+        [second] = await feed.take(5)
+        assert await feed.take(1) == [] and feed.held == 2
+        view = await feed.run("r")
+        assert view.rollouts_over and (view.groups.ready, view.groups.leased, view.groups.acknowledged) == (0, 2, 1)
+        await feed.acknowledge(["g", "h"])
+        assert feed.held == 0
+    assert [first.group_id, second.group_id] == ["g", "h"]
+    assert _plain(first.samples) == _plain(recorded()) and len(second.samples) == 6
+    rewards = {trial.trial_id: trial.reward for trial in second.lease.trials}
+    assert rewards == {"h.0": 1.0, "h.1": 0.5, "h.2": 0.0} and {t.counts.turns for t in second.lease.trials} == {3}
+    assert first.lease.tokens["g.0"] == {"elsewhere/90": 4, "engine-0.9": 3, "base/0": 2}, "what is shared counts once"
+
+
+def _plain(samples: list[Sample]) -> list[tuple[Any, ...]]:
+    ordered = sorted(samples, key=lambda sample: (sample.trial_id, sample.leaf_id))
+    return [
+        (s.trial_id, s.leaf_id, s.turn_ids, s.token_ids, s.loss_mask, s.sampling_logprobs, s.spans, s.completions)
+        for s in ordered
+    ]
+
+
+async def test_groups_that_say_nothing_come_along_and_do_not_count(tmp_path: Path) -> None:
+    alike = recorded({"a.0": 1.0, "a.1": 1.0}, "a")
+    path = write_jsonl(tmp_path / "r.jsonl", [*alike, *recorded(), *recorded({"h.0": 0.0, "h.1": 1.0}, "h")])
+    async with RecordFeed(path, run_id="r", trained=set(), counts=says_something) as feed:
+        assert [leased.group_id for leased in await feed.take(1)] == ["a", "g"]
+
+
+async def test_any_version_is_trained_offline_and_every_token_is_booked(tmp_path: Path) -> None:
+    """The same records would be orphaned, of a bad version and stale otherwise."""
+    path = write_jsonl(tmp_path / "r.jsonl", recorded())
+    async with RecordFeed(path, run_id="r", trained=set()) as feed:
+        groups = await feed.take(1)
+    settings = RunSettings(model="m", records=path)
+    settings.check()
+    bound = settings.staleness_bound
+    assert bound is None and RunSettings(model="m").staleness_bound == 1
+    terms = TrainingTerms(HISTORY, bound, 1000, VOCABULARY)
+    ready = assemble(groups, terms, Estimator.GRPO, Overlong())
+    for row in ready.batch.rows:
+        for version, tokens in row.trained_by_version().items():
+            ready.books.trained(version, tokens)
+    ready.books.check()
+    total = ready.books.total()
+    assert total.trained == total.sampled == 18 and not total.untrained
+    assert ready.batch.advantages["g.0"] < 0 < ready.batch.advantages["g.1"]
+    assert "staleness/mean" not in ready.values, "none has a staleness, which is not 0"
+    for sample, row in zip(groups[0].samples, ready.batch.rows, strict=True):
+        said = row.sampling_logprobs_T[row.loss_mask_T].tolist()
+        own = [
+            one
+            for one, kept in zip(sample.to_numpy().sampling_logprobs.tolist(), sample.loss_mask, strict=True)
+            if kept
+        ]
+        assert said == own and all(map(math.isfinite, said)), "what corrects for the weights that sampled them"
+    bounded = assemble(groups, TrainingTerms(HISTORY, 1, 1000, VOCABULARY), Estimator.GRPO, Overlong())
+    assert not bounded.batch.rows and bounded.books.total().untrained.keys() <= {Reason.ORPHANED, Reason.BAD_VERSION}
+
+
+async def test_new_rewards_turn_the_advantages_around(tmp_path: Path) -> None:
+    found = []
+    for number, rewards in enumerate(({"g.0": 0.0, "g.1": 1.0}, {"g.0": 1.0, "g.1": 0.0})):
+        path = write_jsonl(tmp_path / f"{number}.jsonl", recorded(rewards))  # type: ignore[arg-type]
+        async with RecordFeed(path, run_id="r", trained=set()) as feed:
+            terms = TrainingTerms(HISTORY, None, 1000, VOCABULARY)
+            found.append(assemble(await feed.take(1), terms, Estimator.GRPO, Overlong()).batch.advantages)
+    assert found[0] == {trial: -advantage for trial, advantage in found[1].items()} and found[0]["g.1"] > 0
+
+
+async def test_samples_without_a_reward_or_a_group_are_not_trained(tmp_path: Path) -> None:
+    unscored = recorded({"g.2": None})
+    path = write_jsonl(tmp_path / "r.jsonl", [*recorded(), *unscored, *recorded({"x": 1.0}, None)])
+    async with RecordFeed(path, run_id="r", trained=set()) as feed:
+        groups = await feed.take(9)
+    ready = assemble(groups, TrainingTerms(HISTORY, None, 1000, VOCABULARY), Estimator.GRPO, Overlong())
+    assert Counter(row.trial_id for row in ready.batch.rows) == {"g.0": 2, "g.1": 2}
+    assert ready.books.total().untrained == {Reason.UNSCORED: 9}
+
+
+def _without(samples: list[Sample], name: str) -> list[str]:
+    rows = [readable(sample) for sample in samples]
+    rows[1].pop(name)
+    return [json.dumps(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (["{"], "row 1: no JSON"),
+        (["", "[1]"], r"row 2: got '\[1\]', must be an object"),
+        (_without(recorded(), "leaf_id"), "row 2: leaf_id: got None, must be text: is it a row of samples?"),
+        ([json.dumps(readable(s)) for s in recorded() * 2], "row 5: the sample of trial g.0, leaf 0+1, is in row 1"),
+        ([json.dumps(readable(s)) for s in recorded(group_id=None)], "has no sample of a group"),
+        ([], "has no sample of a group"),
+    ],
+)
+def test_a_file_that_holds_no_samples_is_refused_at_the_start(tmp_path: Path, lines: list[str], named: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=named) as refused:
+        RecordFile.open(path)
+    assert refused.value.field == "records"
+
+
+def test_a_file_that_is_missing_or_no_parquet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        RecordFile.open(tmp_path / "r.jsonl")
+    (tmp_path / "r.parquet").write_text("{}")
+    with pytest.raises(ConfigError, match="no Parquet file"):
+        RecordFile.open(tmp_path / "r.parquet")
+
+
+async def test_a_row_that_is_no_sample_names_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text("\n".join(_without(recorded(), "loss_mask")))
+    async with RecordFeed(path, run_id="r", trained=set()) as feed:
+        with pytest.raises(ConfigError, match="no sample: loss_mask: Field required"):
+            await feed.take(1)
+
+
+async def test_a_trial_has_one_reward(tmp_path: Path) -> None:
+    samples = recorded()
+    samples[1] = samples[1].model_copy(update={"reward": 0.25})
+    async with RecordFeed(write_jsonl(tmp_path / "r.jsonl", samples), run_id="r", trained=set()) as feed:
+        with pytest.raises(ConfigError, match=r"trial g.0: reward: its samples have 0.0, 0.25, must be one"):
+            await feed.take(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"offline": True, "mismatch": "off"}, "mismatch"),
+        ({"offline": True, "eval_every": 1, "eval_config": "e.yaml"}, "eval_config"),
+        ({"records": "r.csv"}, "records"),
+    ],
+)
+def test_what_can_not_be_offline_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        RunSettings(model="m", **fields).check()
+    assert refused.value.field == named
+    RunSettings(model="m", offline=True, mismatch="off", proximal="sampler").check()

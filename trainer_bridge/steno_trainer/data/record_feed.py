@@ -1,0 +1,146 @@
+"""Groups of exported samples on their way to a step, in place of leased ones (`lease_feed.py`): each once, in the file's order.
+
+Nobody else knows what has been trained of a file, so the run's state does: a group whose step is in the checkpoint is left out
+when the same run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
+from pathlib import Path
+from typing import Self
+
+from steno.contracts.errors import ConfigError
+from steno.contracts.leases import Lease, RunGroups, RunView
+from steno.contracts.records import Counts, Group, Sample, Session
+from steno_trainer.data.lease_feed import LeasedGroup
+from steno_trainer.data.ledger import Ledger
+from steno_trainer.data.record_file import RecordedGroup, RecordFile
+from steno_trainer.data.rows import claimed
+
+logger = logging.getLogger(__name__)
+
+NEVER = 2.0**53
+"""When the lease of a recorded group ends. Unix seconds."""
+
+
+class RecordFeed:
+    """As `LeaseFeed`, over a file of samples. Use as a context manager.
+
+    trained: groups whose step is in the run's state: left out. counts: as in `LeaseFeed`.
+    Raises: ConfigError: as `RecordFile.open`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        trained: MutableSet[str],
+        counts: Callable[[Lease], bool] = lambda lease: True,
+    ) -> None:
+        self._file = RecordFile.open(path)
+        self._run_id, self._counts = run_id, counts
+        self._left = [group for group in self._file.groups.values() if group.group_id not in trained]
+        self._left.reverse()
+        self._held: set[str] = set()
+        logger.info("%s: %d groups, %d of them not trained yet", path, len(self._file.groups), len(self._left))
+        if self._file.ungrouped:
+            logger.warning("%s: %d samples are in no group, and are not trained", path, self._file.ungrouped)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def waiting(self) -> int:
+        """Groups that could be taken now."""
+        return len(self._left)
+
+    @property
+    def held(self) -> int:
+        """Groups that were taken, and whose step is not durable."""
+        return len(self._held)
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+    async def no_more(self) -> None:
+        """Nothing comes that is not here anyway."""
+
+    async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[LeasedGroup]:
+        """The next `groups` that count, or as many as there are, with those between them that do not. Empty: the file has no
+        more.
+
+        Raises: ConfigError: a row is no sample, or a trial has several rewards.
+        """
+        taken = await asyncio.to_thread(self._next, groups)
+        self._held.update(leased.group_id for leased in taken)
+        return taken
+
+    def _next(self, groups: int) -> list[LeasedGroup]:
+        taken: list[LeasedGroup] = []
+        counted = 0
+        while self._left and counted < groups:
+            group = self._left.pop()
+            leased = recorded_group(group, self._file.samples(group), self._run_id)
+            counted += self._counts(leased.lease)
+            taken.append(leased)
+        return taken
+
+    async def acknowledge(self, group_ids: Iterable[str]) -> None:
+        """The steps that used these groups are durable."""
+        self._held.difference_update(group_ids)
+
+    async def used(self, group_ids: Iterable[str]) -> None:
+        """A step has used these groups: nobody waits for that here."""
+
+    async def run(self, run_id: str) -> RunView:
+        """How far this is, as the proxy would say it of a run."""
+        done = len(self._file.groups) - len(self._left) - len(self._held)
+        groups = RunGroups(ready=len(self._left), leased=len(self._held), acknowledged=done)
+        return RunView(run_id=run_id, groups=groups, rollouts_over=True)
+
+
+def recorded_group(group: RecordedGroup, samples: Sequence[Sample], run_id: str) -> LeasedGroup:
+    """Samples of one group as if they had been leased. What they sampled is what they hold: what a session had beside, as turns
+    that another took the place of, is not in the file."""
+    trials = list(_trials(group.group_id, samples))
+    books = Ledger()
+    tokens: dict[str, Counter[str]] = {trial.trial_id: Counter() for trial in trials}
+    for sample in samples:
+        tokens[sample.trial_id] += claimed(sample)
+    for counted in tokens.values():
+        for version, count in counted.items():
+            books.sampled(version, count)
+    lease = Lease(
+        lease_id=group.group_id,
+        group=Group(group_id=group.group_id, run_id=run_id, size=len(trials), created_at=0.0),
+        trials=trials,
+        tokens={trial_id: dict(counted) for trial_id, counted in tokens.items()},
+        expires_at=NEVER,
+    )
+    return LeasedGroup(lease, list(samples), books)
+
+
+def _trials(group_id: str, samples: Sequence[Sample]) -> Iterator[Session]:
+    by_trial: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_trial.setdefault(sample.trial_id, []).append(sample)
+    for trial_id, held in by_trial.items():
+        if len({sample.reward for sample in held}) > 1:
+            rewards = ", ".join(str(sample.reward) for sample in held)
+            raise ConfigError(
+                f"records: trial {trial_id}: reward: its samples have {rewards}, must be one", field="records"
+            )
+        turns = {turn_id for sample in held for turn_id in sample.turn_ids}
+        yield Session(
+            trial_id=trial_id, group_id=group_id, status="completed", reward=held[0].reward, counts=Counts(turns=len(turns)),
+            created_at=0.0, updated_at=0.0,
+        )  # fmt: skip

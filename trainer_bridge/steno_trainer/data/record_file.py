@@ -1,0 +1,169 @@
+"""A file of exported samples, read group by group: `steno sessions export --records samples`, as JSON lines or Parquet.
+
+What a group needs is read when it is asked for. Kept in memory is where each sample stands, so that a file may be larger than
+memory. Nothing is tokenised, and nothing of a sample is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from steno.config.extras import how_to_install
+from steno.contracts.errors import ConfigError
+from steno.contracts.records import Sample
+
+_NESTED = ("turn_ids", "spans", "completions")
+"""Columns of Parquet that are JSON text."""
+_LIGHT = ["trial_id", "group_id", "leaf_id"]
+
+
+@dataclass
+class RecordedGroup:
+    """places: of its samples, by their file; in the file's order."""
+
+    group_id: str
+    places: list[int] = field(default_factory=list)
+
+
+class _Rows(Protocol):
+    def names(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """(number of the row from 1, place, its `_LIGHT` fields). Raises: ConfigError: no rows of samples."""
+        ...
+
+    def row(self, place: int) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class RecordFile:
+    """Samples of a file. groups: by their ids, in the order of their first samples. ungrouped: samples without a group, which
+    nobody can train."""
+
+    def __init__(self, path: Path, rows: _Rows) -> None:
+        self.path = path
+        self.groups: dict[str, RecordedGroup] = {}
+        self.ungrouped = 0
+        self._rows = rows
+        seen: dict[tuple[str, str], int] = {}
+        for number, place, names in rows.names():
+            for name in ("trial_id", "leaf_id"):
+                if not isinstance(names.get(name), str):
+                    raise _wrong(
+                        path, number, f"{name}: got {names.get(name)!r}, must be text: is it a row of samples?"
+                    )
+            leaf = names["trial_id"], names["leaf_id"]
+            if (first := seen.setdefault(leaf, number)) != number:
+                raise _wrong(path, number, f"the sample of trial {leaf[0]}, leaf {leaf[1]}, is in row {first} already")
+            if (group_id := names.get("group_id")) is None:
+                self.ungrouped += 1
+            else:
+                self.groups.setdefault(group_id, RecordedGroup(group_id)).places.append(place)
+
+    @classmethod
+    def open(cls, path: Path) -> RecordFile:
+        """Raises: ConfigError: no such file, another format, rows of turns or sessions, a sample twice, none of a group."""
+        try:
+            rows: _Rows = _Parquet(path) if path.suffix == ".parquet" else _JsonLines(path)
+        except OSError as error:
+            raise ConfigError(f"records: {path}: {error.strerror or error}", field="records") from error
+        found = cls(path, rows)
+        if not found.groups:
+            raise ConfigError(f"records: {path} has no sample of a group, so nothing to compare", field="records")
+        return found
+
+    def samples(self, group: RecordedGroup) -> list[Sample]:
+        """Raises: ConfigError: a row is no sample."""
+        return [self._sample(place) for place in group.places]
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def _sample(self, place: int) -> Sample:
+        try:
+            return Sample.model_validate(self._rows.row(place))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            words = f"records: {self.path}: no sample: {where}: {first['msg']} (got {str(first['input'])[:80]!r})"
+            raise ConfigError(words, field="records") from error
+
+
+class _JsonLines:
+    """A place is where a line begins, in bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb")
+
+    def names(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        place = 0
+        for number, line in enumerate(self._file, start=1):
+            if line.strip():
+                yield number, place, _as_object(self._path, number, line)
+            place += len(line)
+
+    def row(self, place: int) -> dict[str, Any]:
+        self._file.seek(place)
+        row: dict[str, Any] = json.loads(self._file.readline())
+        return row
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Parquet:
+    """A place is the number of a row from 0. Of the rows around it one row group is kept."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            words = f"records: Parquet needs pyarrow, which is not installed: {how_to_install('export')}"
+            raise ConfigError(words, field="records") from None
+        try:
+            self._file = pq.ParquetFile(path)
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"records: {path} is no Parquet file: {error}", field="records") from error
+        metadata = self._file.metadata
+        self._starts = [0]
+        for number in range(metadata.num_row_groups):
+            self._starts.append(self._starts[-1] + metadata.row_group(number).num_rows)
+        self._kept: tuple[int, Any] | None = None
+
+    def names(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        columns = [name for name in _LIGHT if name in self._file.schema_arrow.names]
+        place = 0
+        for batch in self._file.iter_batches(columns=columns):
+            for row in batch.to_pylist():
+                yield place + 1, place, row
+                place += 1
+
+    def row(self, place: int) -> dict[str, Any]:
+        number = next(n for n in range(len(self._starts) - 1) if place < self._starts[n + 1])
+        if self._kept is None or self._kept[0] != number:
+            self._kept = number, self._file.read_row_group(number)
+        row: dict[str, Any] = self._kept[1].slice(place - self._starts[number], 1).to_pylist()[0]
+        return row | {name: json.loads(row[name]) for name in _NESTED if isinstance(row.get(name), str)}
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _as_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise _wrong(path, number, f"no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise _wrong(path, number, f"got {str(row)[:80]!r}, must be an object")
+    return row
+
+
+def _wrong(path: Path, number: int, what: str) -> ConfigError:
+    return ConfigError(f"records: {path}, row {number}: {what}", field="records")
