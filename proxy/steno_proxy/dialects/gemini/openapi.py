@@ -1,147 +1,81 @@
-"""What `/openapi.json` says about the Gemini routes. By hand, but for the bounds of numbers."""
+"""What `/openapi.json` says about the Gemini routes (`operations.py` says how)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.bounds import schema
-from steno_proxy.dialects.operations import OBJECT, STRING, json, operation
-
-_PART: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "text": STRING,
-        "inlineData": {
-            "type": "object",
-            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "data": STRING},
-            "required": ["mimeType", "data"],
-        },
-        "fileData": {
-            "type": "object",
-            "properties": {"mimeType": {"type": "string", "pattern": "^image/"}, "fileUri": STRING},
-            "required": ["fileUri"],
-        },
-        "thought": {"type": "boolean"},
-        "thoughtSignature": STRING,
-        "functionCall": {
-            "type": "object",
-            "properties": {"id": STRING, "name": {"type": "string", "minLength": 1}, "args": OBJECT},
-            "required": ["name"],
-        },
-        "functionResponse": {
-            "type": "object",
-            "properties": {"id": STRING, "name": STRING, "response": OBJECT},
-        },
-    },
-    "minProperties": 1,
-    "maxProperties": 1,
-    "additionalProperties": False,
-}
-_CONTENT: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": ["user", "model"]},
-        "parts": {"type": "array", "minItems": 1, "items": _PART},
-    },
-    "required": ["role", "parts"],
-}
-_TEXTS: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "parts": {"type": "array", "items": {"type": "object", "properties": {"text": STRING}, "required": ["text"]}}
-    },
-    "required": ["parts"],
-}
-
-
-_CONFIG: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "temperature": schema(bounds.Temperature),
-        "topP": schema(bounds.TopP),
-        "topK": schema(bounds.PlainTopK),
-        "maxOutputTokens": schema(bounds.Limit),
-        "stopSequences": {"type": "array", "items": STRING, "maxItems": 16},
-        "candidateCount": schema(bounds.Choices),
-        "seed": schema(bounds.Seed),
-        "presencePenalty": schema(bounds.Penalty),
-        "frequencyPenalty": schema(bounds.Penalty),
-        "responseMimeType": {"enum": ["text/plain", "application/json"]},
-        "responseLogprobs": {"type": "boolean"},
-        "thinkingConfig": {
-            "type": "object",
-            "properties": {
-                "includeThoughts": {"type": "boolean"},
-                "thinkingBudget": schema(bounds.ThinkingBudget),
-            },
-        },
-    },
-}
-_FUNCTION: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1},
-        "description": STRING,
-        "parametersJsonSchema": OBJECT,
-    },
-    "required": ["name"],
-}
-_REQUEST: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "contents": {"type": "array", "minItems": 1, "items": _CONTENT},
-        "systemInstruction": _TEXTS,
-        "tools": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"functionDeclarations": {"type": "array", "items": _FUNCTION}},
-            },
-        },
-        "generationConfig": _CONFIG,
-    },
-    "required": ["contents"],
-}
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {"code": {"type": "integer"}, "message": STRING, "status": STRING},
-            "required": ["code", "message", "status"],
-        }
-    },
-    "required": ["error"],
-}
-_ANSWER: dict[str, Any] = {
-    "type": "object",
-    "properties": {"candidates": {"type": "array"}, "usageMetadata": OBJECT, "modelVersion": STRING},
-    "required": ["candidates", "usageMetadata"],
-}
-_MODELS: dict[str, Any] = {"type": "object", "properties": {"models": {"type": "array"}}, "required": ["models"]}
-
-
-GENERATE = operation(
-    "gemini_generate_content", "Gemini", json(_ANSWER), error=_ERROR, body=_REQUEST, answer="The answer."
+from steno_proxy.dialects.operations import (
+    BOOLEAN,
+    EVENTS,
+    IMAGE_TYPE,
+    NAME,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    json,
+    obj,
+    one_of,
+    operation,
 )
-STREAM = operation(
+
+_INTEGER: Schema = {"type": "integer"}
+_PART = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False} | obj(
+    text=STRING,
+    inlineData=obj("mimeType data", mimeType=IMAGE_TYPE, data=STRING),
+    fileData=obj("fileUri", mimeType=IMAGE_TYPE, fileUri=STRING),
+    thought=BOOLEAN,
+    thoughtSignature=STRING,
+    functionCall=obj("name", id=STRING, name=NAME, args=OBJECT),
+    functionResponse=obj(id=STRING, name=STRING, response=OBJECT),
+)
+_CONTENT = obj("role parts", role=one_of("user", "model"), parts=array(_PART, minItems=1))
+_CONTENTS = array(_CONTENT, minItems=1)
+_CONFIG = obj(
+    temperature=schema(bounds.Temperature),
+    topP=schema(bounds.TopP),
+    topK=schema(bounds.PlainTopK),
+    maxOutputTokens=schema(bounds.Limit),
+    stopSequences=array(STRING, maxItems=16),
+    candidateCount=schema(bounds.Choices),
+    seed=schema(bounds.Seed),
+    presencePenalty=schema(bounds.Penalty),
+    frequencyPenalty=schema(bounds.Penalty),
+    responseMimeType=one_of("text/plain", "application/json"),
+    responseLogprobs=BOOLEAN,
+    thinkingConfig=obj(includeThoughts=BOOLEAN, thinkingBudget=schema(bounds.ThinkingBudget)),
+)
+_FUNCTION = obj("name", name=NAME, description=STRING, parametersJsonSchema=OBJECT)
+_REQUEST = obj(
+    "contents",
+    contents=_CONTENTS,
+    systemInstruction=obj("parts", parts=array(obj("text", text=STRING))),
+    tools=array(obj(functionDeclarations=array(_FUNCTION))),
+    generationConfig=_CONFIG,
+)
+_ERROR = obj("error", error=obj("code message status", code=_INTEGER, message=STRING, status=STRING))
+_ANSWER = obj("candidates usageMetadata", candidates=array(), usageMetadata=OBJECT, modelVersion=STRING)
+
+
+def _operation(name: str, summary: str, content: Schema, answer: str, body: Schema | None = None) -> Schema:
+    return operation(name, summary, content, error=_ERROR, body=body, answer=answer)
+
+
+GENERATE = _operation("gemini_generate_content", "Gemini", json(_ANSWER), "The answer.", _REQUEST)
+STREAM = _operation(
     "gemini_stream_generate_content",
     "Gemini, streamed",
-    # Usage comes with the last of them only.
-    {"text/event-stream": {}, **json({"type": "array", "items": _ANSWER | {"required": ["candidates"]}})},
-    error=_ERROR,
-    body=_REQUEST,
-    answer="Server-sent events with `alt=sse`, else a JSON array.",
+    EVENTS | json(array(_ANSWER | {"required": ["candidates"]})),  # usage comes with the last of them only
+    "Server-sent events with `alt=sse`, else a JSON array.",
+    _REQUEST,
 )
-COUNT = operation(
+COUNT = _operation(
     "gemini_count_tokens",
     "How many tokens a prompt has; never recorded",
-    json({"type": "object", "properties": {"totalTokens": {"type": "integer"}}, "required": ["totalTokens"]}),
-    error=_ERROR,
-    body={"type": "object", "properties": {"contents": _REQUEST["properties"]["contents"]}, "required": ["contents"]},
-    answer="The count.",
+    json(obj("totalTokens", totalTokens=_INTEGER)),
+    "The count.",
+    obj("contents", contents=_CONTENTS),
 )
-MODELS = operation(
-    "gemini_list_models", "What the workers serve", json(_MODELS), error=_ERROR, answer="Google's list of models."
+MODELS = _operation(
+    "gemini_list_models", "What the workers serve", json(obj("models", models=array())), "Google's list of models."
 )
