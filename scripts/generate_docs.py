@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from pydantic import SecretStr
 from rich.text import Text
 
+from scripts.agents_seen import DATES, SEEN
 from scripts.chart_schema import chart_schema
 from scripts.fields_table import dialects_page
 from scripts.panels import ROWS
@@ -25,7 +26,6 @@ from scripts.watching import dashboard, rules
 from steno.config.settings import Settings
 from steno.contracts.errors import BY_CODE
 from steno_cli.agents import AGENTS, AgentTarget
-from steno_cli.agents_seen import DATES, SEEN
 from steno_cli.commands import env as command_env
 from steno_cli.main import app
 from steno_cli.terminal.connection import ClientSettings

@@ -1,4 +1,4 @@
-"""The model that ships with the project: `TINY` is its directory (Hugging Face layout). Made by `make_tiny.py`."""
+"""The model that ships with the project: `TINY` is its directory (Hugging Face layout). Made by `scripts/make_tiny.py`."""
 
 from pathlib import Path
 

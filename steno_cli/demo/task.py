@@ -1,6 +1,6 @@
 """The demo's task: follow a chain of notes, each naming the next, to a code word.
 
-Owns the wording that the tiny model is trained on (`steno_cli/models/make_tiny.py`) and that the agent says
+Owns the wording that the tiny model is trained on (`scripts/make_tiny.py`) and that the agent says
 (`steno_cli/demo/toy_agent.py`): one definition, so that the two can't drift apart. Each world is drawn anew, and nothing but the
 tool's results says where to go: the model has to copy from what it reads. Standard library only.
 """

@@ -4,9 +4,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from scripts.make_tiny import make_tokenizer, solved_fraction
 from steno.models import TINY
 from steno_cli.demo.task import MAX_HOPS, MIN_HOPS, WORDS, make_world
-from steno_cli.models.make_tiny import make_tokenizer, solved_fraction
 
 
 def test_it_solves_the_demo_sampling_every_token() -> None:

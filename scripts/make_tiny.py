@@ -1,4 +1,4 @@
-"""Make the model that ships with the project: `python -m steno_cli.models.make_tiny [--out DIR] [--steps N]`.
+"""Make the model that ships with the project: `python -m scripts.make_tiny [--out DIR] [--steps N]`.
 
 A Qwen3 of 0.6 M parameters with a byte-level BPE tokenizer, trained on a CPU in minutes to follow the demo's notes
 (`steno_cli/demo/task.py`) by copying from what its tool returned. Seeded: the same machine and versions give the same weights.
@@ -24,9 +24,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from scripts.tiny_corpus import example, tokenizer_corpus
 from steno.models import TINY
 from steno_cli.demo.task import SYSTEM, TOOL, call_tool, make_world
-from steno_cli.models.tiny_corpus import example, tokenizer_corpus
 
 VOCAB_SIZE = 1024
 """At most; the merges run out a little earlier."""

@@ -1,1 +1,0 @@
-"""How the model that ships with the project was made."""
