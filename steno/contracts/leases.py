@@ -58,12 +58,13 @@ class LeaseRequest(BaseModel):
     ttl_s: how long it may take from here to acknowledge or extend.
     request_id: the same again within five minutes is answered with the same leases, if they are still held: for a caller whose
         answer was lost.
+    max_groups: 0: nothing new is leased; the answer has what a request of this `request_id` was granted before.
     """
 
     model_config = ConfigDict(extra="forbid")
     run_id: str | None = Field(None, max_length=128)
     consumer: str = Field(pattern=CONSUMER)
-    max_groups: int = Field(1, ge=1, le=256)
+    max_groups: int = Field(1, ge=0, le=256)
     wait_s: float = Field(0.0, ge=0, le=60, allow_inf_nan=False)
     ttl_s: float = Field(600.0, ge=1, le=86400, allow_inf_nan=False)
     request_id: str | None = Field(None, pattern=REQUEST_ID)

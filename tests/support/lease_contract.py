@@ -195,6 +195,16 @@ class LeaseContract:
         assert await lease(store, 32.0, most=2, request_id="once") == first[1:]
         assert [one.group.group_id for one in await lease(store, 33.0, most=2, request_id="twice")] == ["c"]
 
+    async def test_a_request_for_no_group_brings_what_its_id_was_granted(self, store: SessionStore) -> None:
+        for group_id in ("a", "b"):
+            await finished(store, group_id)
+        assert await lease(store, most=0, request_id="once") == [], "nothing new"
+        [first] = await lease(store, request_id="other")
+        assert first.group.group_id == "a"
+        assert await lease(store, 30.0, most=0, request_id="other") == [first]
+        await store.runs.release(first.lease_id, now=31.0)
+        assert await lease(store, 32.0, most=0, request_id="other") == []
+
     async def test_what_is_no_lease_is_not_found(self, store: SessionStore) -> None:
         await finished(store, "g")
         [one] = await lease(store)

@@ -8,10 +8,11 @@ import pytest
 
 from steno.client.client import AsyncSteno, Steno
 from steno.contracts.errors import Conflict, Forbidden, NotFound, Superseded, TrainerAlive
-from steno.contracts.leases import LeaseRequest
+from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
 from steno.contracts.records import Limits
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
+from steno_trainer.data.lease_feed import LeaseFeed
 from tests.integration.http.conftest import Proxy, running
 
 RUN = "exp 7/π"
@@ -60,6 +61,26 @@ async def test_a_lease_waits_for_a_group(proxy: Proxy) -> None:
     assert again.grants == 2
 
 
+async def test_a_trainer_that_stops_before_it_heard_of_its_leases_holds_none(proxy: Proxy) -> None:
+    """The proxy has leased the group, and the answer is still on its way when the trainer ends."""
+    granted = asyncio.Event()
+
+    class Slow(AsyncSteno):
+        async def lease(self, request: LeaseRequest) -> list[Lease]:  # type: ignore[override]
+            found = await super().lease(request)
+            if request.max_groups:
+                granted.set()
+                await asyncio.Event().wait()
+            return found
+
+    await finished(proxy, "g")
+    async with Slow(proxy.url) as client, LeaseFeed(client, run_id=RUN, consumer="t", ahead=1):
+        await asyncio.wait_for(granted.wait(), 30)
+        assert (await proxy.steno.run(RUN)).groups.leased == 1
+    groups = (await proxy.steno.run(RUN)).groups
+    assert (groups.leased, groups.ready) == (0, 1)
+
+
 async def test_a_trial_that_spent_its_limit_waits_for_its_harness(proxy: Proxy) -> None:
     spec = GroupSpec(group_id="g", run_id=RUN, size=1, limits=Limits(max_turns=1))
     await proxy.steno.create_group(spec)
@@ -103,7 +124,7 @@ async def test_bad_requests_name_the_field(proxy: Proxy) -> None:
     for body, field in (
         ({"run_id": RUN}, "consumer"),
         ({"consumer": "a b"}, "consumer"),
-        ({"consumer": "t", "max_groups": 0}, "max_groups"),
+        ({"consumer": "t", "max_groups": -1}, "max_groups"),
         ({"consumer": "t", "wait_s": 1e9}, "wait_s"),
         ({"consumer": "t", "ttl_s": "soon"}, "ttl_s"),
         ({"consumer": "t", "request_id": "/"}, "request_id"),

@@ -29,6 +29,9 @@ class FakeProxy:
     released: list[str] = field(default_factory=list)
     extended: list[str] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    granted: dict[str | None, list[Lease]] = field(default_factory=dict)
+    answer: asyncio.Event | None = None
+    """What answers to requests for leases wait for, once they have been granted."""
     in_vain: int = 0
     """Requests for leases that bring nothing, before all others."""
 
@@ -40,6 +43,8 @@ class FakeProxy:
             raise self.failures[name].pop(0)
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
+        if request.request_id in self.granted or not request.max_groups:
+            return self.granted.get(request.request_id, [])
         await self._call("lease")
         if self.in_vain:
             self.in_vain -= 1
@@ -48,6 +53,9 @@ class FakeProxy:
             self.came.clear()
             await self.came.wait()
         taken, self.ready = self.ready[: request.max_groups], self.ready[request.max_groups :]
+        self.granted[request.request_id] = taken
+        if self.answer is not None:
+            await self.answer.wait()
         return taken
 
     def serve(self, *leases: Lease) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from steno.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreachable
+from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Timings, TokenSpan, Turn
 from steno.contracts.rest import UnreadableTurn
 from steno_trainer.data import lease_feed as feed_module
@@ -38,6 +39,38 @@ async def test_what_is_held_at_the_end_is_given_back_and_what_was_acknowledged_i
         await until(lambda: feed.waiting == 1)
     assert proxy.acknowledged == ["lease-a"]
     assert proxy.released == ["lease-b"]
+
+
+async def test_what_was_leased_by_a_request_whose_answer_did_not_come_is_given_back() -> None:
+    proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")], answer=asyncio.Event())
+    async with feed_of(proxy):
+        await until(lambda: bool(proxy.granted))
+    assert proxy.released == ["lease-a", "lease-b"]
+
+
+async def test_what_came_in_one_answer_with_a_group_that_is_read_is_given_back() -> None:
+    proxy = FakeProxy([lease("a", "a.0"), lease("b", "b.0")], hold={"samples": asyncio.Event()})
+    async with feed_of(proxy):
+        await until(lambda: proxy.calls["samples"] == 1)
+    assert proxy.released == ["lease-a", "lease-b"]
+
+
+async def test_a_request_that_failed_is_sent_again_as_it_was() -> None:
+    asked: list[str | None] = []
+
+    class Losing(FakeProxy):
+        async def lease(self, request: LeaseRequest) -> list[Lease]:
+            asked.append(request.request_id)
+            found = await super().lease(request)
+            if len(asked) == 1:
+                raise Unreachable("the answer is lost")
+            return found
+
+    proxy = Losing([lease("a", "a.0"), lease("b", "b.0")])
+    async with feed_of(proxy) as feed:
+        await until(lambda: feed.waiting == 2)
+    assert asked[0] == asked[1]
+    assert proxy.released == ["lease-a", "lease-b"]
 
 
 async def test_the_proxy_is_told_what_a_step_has_used() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableSet
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class LeaseFeed:
         self._waiting: deque[LeasedGroup] = deque()
         self._aside: list[LeasedGroup] = []  # what does not count
         self._held: dict[str, Lease] = {}
+        self._asked: LeaseRequest | None = None  # the answer has not come, or has not all been taken in
         self._changed = asyncio.Condition()
         self._no_more = False
         self._readers = asyncio.Semaphore(READERS)
@@ -104,6 +106,7 @@ class LeaseFeed:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with asyncio.timeout(GIVE_BACK_S):
+                await self._learn_what_was_leased()
                 await asyncio.gather(*map(self._give_back, list(self._held)))
         except TimeoutError:
             logger.warning(
@@ -188,11 +191,13 @@ class LeaseFeed:
             async with self._changed:
                 await self._changed.wait_for(lambda: max(len(self._waiting), len(self._aside)) < self._ahead)
                 room = self._ahead - len(self._waiting)
+            if self._asked is None:  # else its answer was lost: the same request brings the same leases
+                self._asked = LeaseRequest(
+                    run_id=self._run_id, consumer=self._consumer, max_groups=room, wait_s=POLL_S, ttl_s=self._ttl_s,
+                    request_id=uuid.uuid4().hex,
+                )  # fmt: skip
             try:
-                request = LeaseRequest(
-                    run_id=self._run_id, consumer=self._consumer, max_groups=room, wait_s=POLL_S, ttl_s=self._ttl_s
-                )
-                leases = await self._client.lease(request)
+                leases = await self._client.lease(self._asked)
             except StenoError as error:
                 if not error.retryable:
                     raise
@@ -205,6 +210,18 @@ class LeaseFeed:
                 logger.info(words, self._run_id)
             for lease in leases:
                 await self._receive(lease)
+            self._asked = None
+
+    async def _learn_what_was_leased(self) -> None:
+        """This ends while a request for leases is under way: what it was granted is held too, and no answer will say so."""
+        if self._asked is None:
+            return
+        try:
+            leases = await self._client.lease(self._asked.model_copy(update={"max_groups": 0, "wait_s": 0.0}))
+        except StenoError as error:
+            logger.warning("can't ask what the last request leased, it is served again when its leases end: %s", error)
+            return
+        self._held |= {lease.group.group_id: lease for lease in leases}
 
     async def _receive(self, lease: Lease) -> None:
         group_id = lease.group.group_id
