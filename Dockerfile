@@ -20,6 +20,7 @@ COPY proxy proxy
 COPY inference_worker inference_worker
 COPY trainer_bridge trainer_bridge
 COPY rollouts rollouts
+COPY adapters adapters
 COPY steno steno
 COPY steno_cli steno_cli
 RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \

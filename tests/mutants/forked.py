@@ -11,7 +11,16 @@ import tempfile
 import time
 from pathlib import Path
 
-OURS = ("steno", "steno_cli", "steno_proxy", "steno_rollouts", "steno_trainer", "steno_worker", "tests")
+OURS = (
+    "steno",
+    "steno_cli",
+    "steno_proxy",
+    "steno_adapters",
+    "steno_rollouts",
+    "steno_trainer",
+    "steno_worker",
+    "tests",
+)
 THEIRS = (
     "pytest",
     "hypothesis",

@@ -9,7 +9,7 @@ from tests.support.sources import ROOT
 
 PACKAGES = [
     "steno", "steno_cli", "proxy/steno_proxy", "inference_worker/steno_worker", "rollouts/steno_rollouts",
-    "trainer_bridge/steno_trainer",
+    "trainer_bridge/steno_trainer", "adapters/steno_adapters",
 ]  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def shell_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 LINES = list(shell_lines())
-ROOMS = ("steno", "steno_cli", "proxy", "inference_worker", "trainer_bridge", "rollouts")
+ROOMS = ("steno", "steno_cli", "adapters", "proxy", "inference_worker", "trainer_bridge", "rollouts")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -165,6 +165,9 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         _check_docker(words[1:])
     elif name in ("helm", "kubectl"):
         _check_chart(words[1:])
+    elif name == "python":
+        source = (ROOT / words[1]).read_text()
+        assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in source] == []
     elif name == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:

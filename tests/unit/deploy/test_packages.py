@@ -1,4 +1,4 @@
-"""What is installed: six packages, none of them called `proxy`, whole, and not confused by a user's own folder of that name."""
+"""What is installed: seven packages, none of them called `proxy`, whole, and not confused by a user's own folder of that name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from tests.support.sources import ROOT, SOURCES
 
-PACKAGES = {"steno", "steno_cli", "steno_proxy", "steno_rollouts", "steno_trainer", "steno_worker"}
+PACKAGES = {"steno", "steno_adapters", "steno_cli", "steno_proxy", "steno_rollouts", "steno_trainer", "steno_worker"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Built from a copy of what git knows, as the images build it."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("steno", "steno_cli", "proxy", "inference_worker", "trainer_bridge", "rollouts"):
+    for name in ("steno", "steno_cli", "adapters", "proxy", "inference_worker", "trainer_bridge", "rollouts"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield made
 
 
-def test_the_wheel_holds_six_packages_whole(wheel: Path) -> None:
+def test_the_wheel_holds_seven_packages_whole(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if not name.endswith("/")}
         [entry_points] = [opened.read(name).decode() for name in names if name.endswith("entry_points.txt")]
@@ -60,11 +60,12 @@ def test_the_wheel_runs_in_a_folder_that_has_a_proxy_of_its_own(wheel: Path, tmp
     installed, work = tmp_path / "installed", tmp_path / "work"
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(installed)
-    for name in ("proxy", "rollouts", "trainer_bridge"):
+    for name in ("adapters", "proxy", "rollouts", "trainer_bridge"):
         (work / name).mkdir(parents=True)
         (work / name / "__init__.py").write_text("raise SystemExit('this is not ours')")
     script = (
         "import steno, steno_cli.main, steno_proxy.server.app, steno_worker.main, steno_rollouts.build, steno_trainer.run.main\n"
+        "import steno_adapters\n"
         "from steno import AsyncClient, Client\n"
         "print(steno.__file__)"
     )

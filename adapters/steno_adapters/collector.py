@@ -1,0 +1,312 @@
+"""Runs agents and gives what was recorded, group by group: `Collector`.
+
+Groups are leased from the proxy: a group that is neither acknowledged nor released is held for this process while it lives, and
+is served again, whole, soon after it has died. So acknowledge a group once the step that used it would survive you.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, StenoError
+from steno.contracts.errors import BadRequest, Gone, NotFound
+from steno.contracts.leases import Lease
+from steno.contracts.policy import Update
+from steno_adapters.function_agents import AgentFunction, FunctionAgents
+from steno_adapters.rows import TrainableRow, trainable_rows
+from steno_rollouts.admission import Admission
+from steno_rollouts.build import CLIENT_RETRIES, Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.harness import GroupOptions, Planned, Rollouts
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MOST_LEASES = 256
+"""In one request."""
+
+
+@dataclass(frozen=True)
+class CollectedGroup:
+    """A group, leased. rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in
+    the order of trials and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled
+    tokens of these trials that no row trains, by reason. left_out: trial_id -> why it is not among `rewards`."""
+
+    lease: Lease
+    rewards: dict[str, float]
+    rows: list[TrainableRow]
+    untrained: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def group_id(self) -> str:
+        return self.lease.group.group_id
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The fields of its task."""
+        return self.lease.group.task
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        return self.lease.left_out
+
+
+class Collector:
+    """Of one run. Blocking; safe to share between threads. `close`, or `with`, ends agents that run and gives leases back."""
+
+    def __init__(
+        self,
+        proxy: str,
+        run: str,
+        *,
+        agent: AgentFunction | RolloutSettings | None = None,
+        key: str | None = None,
+        in_flight: int = 8,
+        temperature: float | None = 1.0,
+        limits: Limits | None = None,
+        timeout_s: float = 3600.0,
+        policy: str = "default",
+        lease_ttl_s: float = 60.0,
+    ) -> None:
+        """
+        Args:
+            proxy: its URL. run: what the groups are registered under; groups of an earlier start with this name are served too.
+            agent: a function that plays a trial, called in threads; or the settings of `steno rollout`, whose command, executor,
+                reward and confinement are used. None: agents are run by somebody else (`steno rollout --run …`).
+            key: an admin key: pushing weights asks for one. in_flight, timeout_s, temperature, limits: of function agents; with
+                settings, theirs count (`in_flight`, `timeout_s`, `sampling`, `max_turns`, `max_tokens`).
+            temperature: forced on every request, as is top_p 1. None: the agents' own.
+            lease_ttl_s: so long after this process has died, what it held is served again.
+        """
+        self.run, self.policy = run, policy
+        self._proxy, self._key = proxy, key
+        self._client = Client(proxy, key, retries=CLIENT_RETRIES)
+        self._ttl_s = lease_ttl_s
+        self._held: dict[str, Lease] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._round, self._name = 0, uuid.uuid4().hex[:8]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work = tempfile.TemporaryDirectory(prefix="steno-collector-")
+        law = {} if temperature is None else {"temperature": temperature, "top_p": 1.0}
+        self._options = GroupOptions(
+            run, size=1, in_flight=in_flight, sampling=SamplingPolicy(force=law), limits=limits or Limits(),
+            resumable=False,
+        )  # fmt: skip
+        self._timeout_s = timeout_s
+        self._prepared = Prepared.of(agent, run) if isinstance(agent, RolloutSettings) else None
+        function = agent if callable(agent) else None
+        self._executor = FunctionAgents(function, in_flight) if function is not None else None
+        threading.Thread(target=self._keep, name="steno-leases", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def client(self) -> Client:
+        """For what is not here."""
+        return self._client
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Of the settings. Raises: BadRequest: there are none."""
+        if self._prepared is None:
+            raise BadRequest("agent: got no settings, so there are no tasks of theirs", field="agent")
+        return self._prepared.tasks
+
+    # -- groups ---------------------------------------------------------------------------------------------------------------
+
+    def collect(self, tasks: Iterable[Task | Mapping[str, Any]], n: int) -> list[CollectedGroup]:
+        """Run `n` trials of each task to their end, and lease every group of the run that is ready: those of an earlier start
+        that were not acknowledged come first. A group in which no trial came to a reward is not among them.
+
+        Args: tasks: of `steno_rollouts.tasks.load_tasks`, or their fields; each needs a `task_id`.
+        Raises: BadRequest: no agent; a task without an id, or two with one. StenoError: the proxy refuses or is away for long.
+            KeyboardInterrupt and the like: trials that run have been ended as `cancelled`, and nothing is leased.
+        """
+        self._wait(self._start(tasks, n, Admission()))
+        groups: list[CollectedGroup] = []
+        while found := self.lease(MOST_LEASES):
+            groups += found
+        return groups
+
+    def start(
+        self, tasks: Iterable[Task | Mapping[str, Any]], n: int, *, groups_per_step: int, max_staleness_steps: int
+    ) -> Future[Any]:
+        """Run groups in the background, no more than a trainer that takes `groups_per_step` per step can use before they are
+        older than `max_staleness_steps`. Cancel the future to end them. tasks: may be endless; an id may come again."""
+        return self._start(tasks, n, Admission(groups_per_step, max_staleness_steps), again=True)
+
+    def lease(self, max_groups: int = 1, wait_s: float = 0.0) -> list[CollectedGroup]:
+        """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most)."""
+        request = LeaseRequest(
+            run_id=self.run, consumer=f"adapter-{self._name}", max_groups=max_groups, wait_s=wait_s, ttl_s=self._ttl_s
+        )
+        leases = self._client.lease(request)
+        with self._lock:
+            self._held.update((lease.lease_id, lease) for lease in leases)
+        return [self._read(lease) for lease in leases]
+
+    def used(self, groups: Iterable[CollectedGroup]) -> None:
+        """A step has used these groups, which is not durable yet: others may be started in their place."""
+        for group in groups:
+            self._client.extend(group.lease.lease_id, self._ttl_s, used=True)
+
+    def acknowledge(self, groups: Iterable[CollectedGroup]) -> None:
+        """These groups are never served again. Raises: Conflict: a lease ran out, since this process stood still for longer than
+        `lease_ttl_s`, and the group is somebody else's."""
+        for group in groups:
+            self._forget(group)
+            self._client.acknowledge(group.lease.lease_id)
+
+    def release(self, groups: Iterable[CollectedGroup]) -> None:
+        """Give groups back, to be served again at once. Raises: Conflict, as `acknowledge`."""
+        for group in groups:
+            self._forget(group)
+            self._client.release(group.lease.lease_id)
+
+    def push(self, tensors: Any, version: str, **options: Any) -> Update:
+        """`steno_adapters.weights.push` for this run and policy."""
+        from steno_adapters.weights import push  # torch
+
+        return push(self._client, tensors, version, run=self.run, policy=self.policy, **options)
+
+    def close(self) -> None:
+        """Idempotent. What is held is given back."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._loop is not None:
+            with contextlib.suppress(StenoError, TimeoutError):
+                asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(30)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if isinstance(self._executor, FunctionAgents):
+            self._executor.close()
+        with self._lock:
+            held, self._held = list(self._held), {}
+        for lease_id in held:
+            with contextlib.suppress(StenoError):
+                self._client.release(lease_id)
+        self._client.close()
+        self._work.cleanup()
+
+    # -- parts ----------------------------------------------------------------------------------------------------------------
+
+    def _start(
+        self, tasks: Iterable[Task | Mapping[str, Any]], n: int, admission: Admission, *, again: bool = False
+    ) -> Future[Any]:
+        if self._prepared is None and self._executor is None:
+            raise BadRequest(
+                "agent: got None, must be a function or settings, for trials to be run here", field="agent"
+            )
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="steno-rollouts", daemon=True).start()
+        planned = _planned(tasks, f"{self._name}-{self._round}", again)
+        self._round += 1
+        return asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission), self._loop)
+
+    async def _roll(self, planned: Iterator[Planned], n: int, admission: Admission) -> None:
+        async with AsyncClient(self._proxy, self._key, retries=CLIENT_RETRIES) as client:
+            await self._rollouts(client, n, admission).run(planned)
+
+    def _rollouts(self, client: AsyncClient, n: int, admission: Admission) -> Rollouts:
+        if self._prepared is not None:
+            # Not resumable: a later start does not know these rounds.
+            changed = {
+                "group_size": n, "run": None, "groups_per_step": admission.groups_per_step,
+                "max_staleness_steps": admission.max_staleness_steps,
+            }  # fmt: skip
+            return replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed)).rollouts(client)
+        assert self._executor is not None
+        options = RunnerOptions(("agent",), self._proxy, Path(self._work.name), timeout_s=self._timeout_s, inherited={})
+        runner = TrialRunner(client, self._executor, options)
+        return Rollouts(client, runner, replace(self._options, size=n), admission=admission)
+
+    def _wait(self, running: Future[T]) -> T:
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            assert self._loop is not None
+            asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
+            raise
+
+    def _read(self, lease: Lease) -> CollectedGroup:
+        rows: list[TrainableRow] = []
+        rewards: dict[str, float] = {}
+        untrained = Counter[str]()
+        for session in lease.trials:
+            try:
+                samples = self._client.samples(session.trial_id)
+            except (Gone, NotFound):
+                untrained["deleted"] += sum(lease.tokens.get(session.trial_id, {}).values())
+                continue
+            assert session.reward is not None  # leased trials have one
+            rewards[session.trial_id] = session.reward
+            found, left = trainable_rows(samples, policy=self.policy)
+            rows += found
+            untrained += left
+        sampled = sum(sum(tokens.values()) for tokens in lease.tokens.values())
+        missing = sampled - sum(row.trained_tokens for row in rows) - untrained.total()
+        if missing:
+            untrained["unreadable"] += missing  # of turns that no sample holds
+        return CollectedGroup(lease, rewards, rows, untrained)
+
+    def _forget(self, group: CollectedGroup) -> None:
+        with self._lock:
+            self._held.pop(group.lease.lease_id, None)
+
+    def _keep(self) -> None:
+        """Hold what is leased, in a thread of its own, until it is acknowledged or released."""
+        while not self._closing.wait(self._ttl_s / 4):
+            with self._lock:
+                held = list(self._held)
+            for lease_id in held:
+                try:
+                    self._client.extend(lease_id, self._ttl_s)
+                except StenoError as error:
+                    if error.retryable:
+                        continue
+                    with self._lock:
+                        lost = self._held.pop(lease_id, None)
+                    if lost is not None:  # else it was acknowledged in this moment
+                        log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
+
+
+def _planned(tasks: Iterable[Task | Mapping[str, Any]], round_name: str, again: bool) -> Iterator[Planned]:
+    seen = Counter[str]()
+    for given in tasks:
+        task = given if isinstance(given, Task) else Task(str(given.get("task_id", "")), dict(given))
+        if not task.task_id:
+            raise BadRequest(f"tasks: {str(given)[:200]!r} has no task_id", field="tasks")
+        if seen[task.task_id] and not again:
+            raise BadRequest(f"tasks: two are named {task.task_id!r}, must be one each", field="tasks")
+        seen[task.task_id] += 1
+        yield Planned(task, f"{round_name}-{seen[task.task_id]}")
+
+
+async def _cancel_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await _others_ended()
+
+
+async def _others_ended() -> None:
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)

@@ -1,0 +1,112 @@
+"""What `push` refuses before anything is sent, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steno import Client
+from steno.contracts.errors import BadRequest, Conflict, NotFound, Unreachable
+from steno.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
+from steno_adapters import weights
+from steno_adapters.weights import PushRefused, push
+
+
+class Proxy:
+    """Answers from a list: an update's state, or an error."""
+
+    def __init__(self, *answers: str | Exception, wants: list[Want] | None = None) -> None:
+        self.answers, self.wants = list(answers), wants or []
+        self.specs: list[UpdateSpec] = []
+        self.sent: list[tuple[str, int, int]] = []
+
+    def post_update(self, spec: UpdateSpec) -> Update:
+        self.specs.append(spec)
+        return self.update(spec.update_id)
+
+    def update(self, update_id: str, *, wait_s: float = 0.0) -> Update:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        workers = [WorkerUpdate(worker_id="w", state="failed", error="broken")] if answer == "failed" else []
+        wants, self.wants = self.wants, []
+        return Update(
+            update_id=update_id, version=self.specs[-1].version, transport=self.specs[-1].transport, created_at=0.0,
+            state=cast(Any, answer), workers=workers, wants=wants,
+        )  # fmt: skip
+
+    def upload_shard(self, update_id: str, name: str, offset: int, data: bytes) -> int:
+        self.sent.append((name, offset, len(data)))
+        return offset + len(data)
+
+
+def pushed(proxy: Proxy, tensors: Any = None, version: str = "a/1", **options: Any) -> Update:
+    tensors = {"w": torch.ones(3)} if tensors is None else tensors
+    return push(cast(Client, proxy), tensors, version, **options)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+
+
+@pytest.mark.parametrize("version", ["1", "a/b", "a/-1", "a/01", "a b/1", "/1", "a/1/2"])
+def test_a_version_is_a_lineage_and_a_step(version: str) -> None:
+    with pytest.raises(BadRequest, match="LINEAGE/STEP"):
+        pushed(Proxy(), version=version)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_no_numbers_are_not_sent(value: float) -> None:
+    with pytest.raises(BadRequest, match="w has NaN"):
+        pushed(Proxy(), {"w": torch.tensor([1.0, value])})
+    with pytest.raises(BadRequest, match="must be at least one"):
+        pushed(Proxy(), {})
+
+
+def test_tied_weights_are_sent_once_and_views_whole(tmp_path: Path) -> None:
+    tied, base = torch.arange(4.0), torch.arange(6.0).reshape(2, 3)
+    tensors = {"embed": tied, "head": tied, "turned": base.T, "none": torch.zeros(0), "count": torch.tensor(3)}
+    proxy = Proxy("done")
+    pushed(proxy, tensors, folder=tmp_path)
+    [spec] = proxy.specs
+    assert [entry.name for entry in spec.manifest.tensors] == ["embed", "turned", "none", "count"]
+    [file] = Path(spec.location).glob("*.safetensors")
+    assert torch.equal(load_file(file)["turned"], base.T)
+
+
+def test_weights_are_cut_into_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHARD_BYTES", 16)
+    proxy = Proxy("done")
+    pushed(proxy, {name: torch.ones(3) for name in "abc"}, folder=tmp_path)
+    shards = proxy.specs[0].manifest.shards
+    assert [shard.name for shard in shards] == [f"model-0000{number}.safetensors" for number in (1, 2, 3)]
+    assert all(shard.size == (tmp_path / "weights-a-1" / shard.name).stat().st_size for shard in shards)
+
+
+def test_a_proxy_that_is_away_or_forgot_is_asked_again() -> None:
+    proxy = Proxy("running", Unreachable("away"), NotFound("forgot"), "running", "done")
+    assert pushed(proxy).state == "done"
+    assert len(proxy.specs) == 2 and proxy.specs[0] == proxy.specs[1]
+
+
+def test_what_a_worker_lacks_is_sent_from_where_it_lacks_it() -> None:
+    proxy = Proxy("running", "done", wants=[Want(shard="model-00001.safetensors", offset=7)])
+    pushed(proxy)
+    size = proxy.specs[0].manifest.size
+    assert proxy.sent == [("model-00001.safetensors", 7, size - 7)]
+
+
+def test_a_push_that_no_worker_took_or_that_is_refused_raises() -> None:
+    with pytest.raises(PushRefused, match="broken"):
+        pushed(Proxy("failed"))
+    with pytest.raises(PushRefused, match="superseded"):
+        pushed(Proxy("superseded"))
+    with pytest.raises(Conflict):
+        pushed(Proxy(Conflict("other weights")))
+    with pytest.raises(TimeoutError, match="away"):
+        pushed(Proxy(*[Unreachable("away")] * 10_000), timeout_s=0.05)
