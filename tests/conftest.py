@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import hangs, sections
+from tests.support import hangs, second_tries, sections
 from tests.support.redis_server import RedisServer
 from tests.support.sources import SOURCES
 
@@ -30,6 +30,10 @@ settings.load_profile("any machine")
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 _seconds: Counter[str] = Counter()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(second_tries)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -35,6 +35,7 @@ from tests.chaos.deployment import Deployment
 from tests.chaos.mutants import MUTANTS, WORKER_MUTANTS
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
+from tests.support import second_tries
 
 T = TypeVar("T")
 
@@ -82,6 +83,8 @@ def main() -> int:
     if args.again and failed:
         print(f"RERUN of {failed}")
         replayed = asyncio.run(_in_order(_play([one for one in schedules if one.seed in failed], folder / "again")))
+        if noted := os.environ.get("STENO_TEST_SECOND_TRIES"):
+            second_tries.note(noted, [f"chaos, seed {one.seed}" for one in replayed if not one.wrong])
         verdicts = [one for one in verdicts if not one.wrong] + replayed
     return _report(verdicts, len(schedules), folder, args)
 
