@@ -14,6 +14,7 @@ from steno.contracts.records import Limits, SamplingPolicy
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.harness import GroupOptions, Observer, Rollouts
+from steno_rollouts.selection import TaskSelection
 from steno_rollouts.tasks import Task, load_tasks
 from steno_rollouts.trials.command import check_command
 from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths
@@ -80,7 +81,8 @@ class Prepared:
     @classmethod
     def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
         """Raises: ConfigError: tasks, command or reward function are not what they should be."""
-        tasks = load_tasks(settings.tasks, hide=settings.hide)
+        selection = TaskSelection.of(settings.filter, settings.limit, settings.shuffle_seed)
+        tasks = load_tasks(settings.tasks, hide=settings.hide, split=settings.split, selection=selection)
         if needs_command or settings.command:
             check_command(settings.command, tasks)
         reward = RewardFunction(settings.reward, settings.reward_timeout_s) if settings.reward else None

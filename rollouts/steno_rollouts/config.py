@@ -10,7 +10,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
+from steno.contracts.errors import ConfigError
 from steno.contracts.rest import RUN_KEY
+from steno_rollouts.selection import Filter
 
 IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
 """Names of images, and no option of an engine."""
@@ -23,7 +25,16 @@ class RolloutSettings(Settings):
 
     # -- what is run
     tasks: Path = Field(
-        description="a folder of task folders (instruction.md, task.toml), one task folder, or a .jsonl file"
+        description="a folder of task folders (instruction.md, task.toml), one task folder, a .jsonl or .parquet file, or a data "
+        "set saved by Hugging Face's datasets"
+    )
+    split: str | None = Field(None, description="split of a data set that has several, such as train")
+    filter: list[str] = Field(
+        default_factory=list,
+        description="tasks to take: FIELD=GLOB, FIELD!=GLOB, or GLOB for the task's name; = on one field: either, else: all",
+    )
+    limit: int | None = Field(
+        None, ge=1, description="most tasks to take: the first, or those that shuffle_seed draws if it is set"
     )
     command: list[str] = Field(
         default_factory=list,
@@ -31,7 +42,9 @@ class RolloutSettings(Settings):
     )
     group_size: int = Field(8, ge=1, le=4096, description="trials of each task, whose rewards are centred together")
     epochs: int = Field(1, ge=1, description="times that each task is rolled out")
-    shuffle_seed: int | None = Field(None, description="seed to shuffle the tasks of each epoch; unset: no shuffling")
+    shuffle_seed: int | None = Field(
+        None, description="seed to shuffle the tasks of each epoch, and to draw those of limit; unset: no shuffling"
+    )
     hide: list[str] = Field(
         default_factory=list, description="task field that is hidden from trials, such as an answer"
     )
@@ -129,6 +142,16 @@ class RolloutSettings(Settings):
     def _is_http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX]")
+        return value
+
+    @field_validator("filter")
+    @classmethod
+    def _are_filters(cls, value: list[str]) -> list[str]:
+        for text in value:
+            try:
+                Filter.of(text)
+            except ConfigError as error:
+                raise ValueError(error.message.removeprefix("filter: ")) from None
         return value
 
     @field_validator("image", "forwarder_image")

@@ -1,4 +1,4 @@
-"""Tasks: a folder in Harbor's layout, a folder of such folders, or JSON lines.
+"""Tasks: a folder in Harbor's layout, a folder of such folders, or rows of data (`rows.py`: JSON lines, Parquet, data sets).
 
     my-task/
       instruction.md     what the agent is asked
@@ -13,18 +13,19 @@ What an agent must not see is kept apart from what it may: fields that begin wit
 from __future__ import annotations
 
 import copy
-import datetime
-import json
+import dataclasses
 import re
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.json_limits import storable
+from steno_rollouts.rows import Row, as_json, is_rows, rows, shown
+from steno_rollouts.selection import TaskSelection, lookup
 
 INSTRUCTION = "instruction.md"
 CONFIGURATION = "task.toml"
@@ -41,40 +42,54 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 class Task:
     """One task. `fields` go to the agent and on record; `hidden` only to the reward function.
 
-    folder: in Harbor's layout; None for a line of JSON. timeout_s: the task's own (`[agent] timeout_sec`).
+    folder: in Harbor's layout; None for a row. timeout_s: the task's own (`[agent] timeout_sec`). place: of a row: `line 3`.
     """
 
     task_id: str
     fields: Mapping[str, Any]
-    hidden: Mapping[str, Any] = field(default_factory=dict)
+    hidden: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     folder: Path | None = None
     timeout_s: float | None = None
+    place: str = ""
+
+    @property
+    def named(self) -> str:
+        """In messages."""
+        return f"{self.task_id!r}" + (f" ({self.place})" if self.place else "")
+
+    def field(self, path: str) -> Any:
+        """One of all its fields, also one inside another; None: there is none."""
+        found = self.task_id if path == "task_id" else lookup(self.fields, path)
+        return found if found is not None else lookup(self.hidden, path)
 
     def arguments(self) -> dict[str, Any]:
         """All fields, hidden ones too: a deep copy, since a trial that changes its own must not change its siblings'."""
         return copy.deepcopy({**self.fields, **self.hidden})
 
 
-def load_tasks(path: Path, *, hide: Collection[str] = ()) -> list[Task]:
-    """The tasks of a folder or a `.jsonl` file, in the order of their names or lines.
+def load_tasks(
+    path: Path, *, hide: Collection[str] = (), split: str | None = None, selection: TaskSelection | None = None
+) -> list[Task]:
+    """The tasks of a folder or a file, in the order of their names or rows.
 
-    Raises: ConfigError naming the file, the line and the field.
+    Args: split: of a data set that has several. selection: default: all.
+    Raises: ConfigError naming the file, the row and the field.
     """
-    if path.is_dir():
-        tasks = _folders(path, hide)
-    elif path.is_file():
-        tasks = _lines(path, hide)
-    else:
+    if not path.exists():
         raise ConfigError(f"tasks: no such file or folder: {path}", field="tasks")
+    hidden: set[str] = set()
+    tasks = (selection or TaskSelection()).chosen(_read(path, hide, split, hidden))
     if not tasks:
-        raise ConfigError(f"tasks: {path} has no task (each task is a folder with a {CONFIGURATION})", field="tasks")
-    seen: set[str] = set()
+        raise ConfigError(
+            f"tasks: {path} has no task (each task is a folder with a {CONFIGURATION}, or a row)", field="tasks"
+        )
+    seen: dict[str, Task] = {}
     for task in tasks:
-        if task.task_id in seen:
-            raise ConfigError(f"tasks: {path}: two tasks are named {task.task_id!r}", field="tasks")
-        seen.add(task.task_id)
+        if (other := seen.setdefault(task.task_id, task)) is not task:
+            both = f" ({other.place} and {task.place})" if task.place else ""
+            raise ConfigError(f"tasks: {path}: two tasks are named {task.task_id!r}{both}", field="tasks")
     for name in hide:
-        if not any(name in task.hidden for task in tasks):
+        if name not in hidden:
             raise ConfigError(f"hide: no task has a field {name!r}", field="hide")
     return tasks
 
@@ -89,10 +104,24 @@ def _slug(text: str, longest: int) -> str:
     return _UNSAFE.sub("-", text)[:longest].strip("-") or "x"
 
 
-def _folders(path: Path, hide: Collection[str]) -> list[Task]:
+def _read(path: Path, hide: Collection[str], split: str | None, hidden: set[str]) -> Iterator[Task]:
+    """Args: hidden: gets the names of fields that are withheld."""
+    for task in _folders(path, hide, split) if path.is_dir() and not is_rows(path) else _rows(path, hide, split):
+        hidden.update(task.hidden)
+        yield task
+
+
+def _folders(path: Path, hide: Collection[str], split: str | None) -> Iterator[Task]:
+    if split is not None:
+        raise ConfigError(
+            f"split: got {split!r}, and {path} holds folders of tasks: only data sets have splits", field="split"
+        )
     if (path / CONFIGURATION).is_file():
-        return [_folder(path, hide)]
-    return [_folder(inner, hide) for inner in sorted(path.iterdir()) if (inner / CONFIGURATION).is_file()]
+        yield _folder(path, hide)
+        return
+    for inner in sorted(path.iterdir()):
+        if (inner / CONFIGURATION).is_file():
+            yield _folder(inner, hide)
 
 
 def _folder(path: Path, hide: Collection[str]) -> Task:
@@ -110,32 +139,25 @@ def _folder(path: Path, hide: Collection[str]) -> Task:
     timeout_s = agent.get("timeout_sec") if isinstance(agent, dict) else None
     if timeout_s is not None and (not isinstance(timeout_s, int | float) or not timeout_s > 0):
         raise ConfigError(f"{where}: agent.timeout_sec: got {timeout_s!r}, must be a number of seconds", field="tasks")
-    found = {"task_id": path.resolve().name, "instruction": instruction, **_plain(config)}
+    found = {"task_id": path.resolve().name, "instruction": instruction, **as_json(config)}
     hidden = {name for name in found if name in _HIDDEN_SECTIONS}
     return _task(found, {*hide, *hidden}, where, folder=path.resolve(), timeout_s=timeout_s)
 
 
-def _lines(path: Path, hide: Collection[str]) -> list[Task]:
-    tasks = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tasks: {path}: not readable: {error}", field="tasks") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+def _rows(path: Path, hide: Collection[str], split: str | None) -> Iterator[Task]:
+    for row in rows(path, split):
+        yield _task({**row.fields, "task_id": _name(row)}, hide, row.where, place=row.place)
+
+
+def _name(row: Row) -> str:
+    for key in _ID_FIELDS:
+        name = row.fields.get(key)
+        if name is None:
             continue
-        where = f"tasks: {path}, line {number}"
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{where}: not valid JSON: {error}", field="tasks") from None
-        if not isinstance(fields, dict):
-            raise ConfigError(
-                f"{where}: got a {type(fields).__name__}, must be an object (the fields of a task)", field="tasks"
-            )
-        name = next((fields[key] for key in _ID_FIELDS if isinstance(fields.get(key), str | int)), f"line-{number}")
-        tasks.append(_task({**fields, "task_id": str(name)}, hide, where))
-    return tasks
+        if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
+            raise ConfigError(f"{row.where}: {key}: got {shown(name)}, must be text or a whole number", field="tasks")
+        return str(name)
+    return row.place.replace(" ", "-")
 
 
 def _task(
@@ -144,6 +166,7 @@ def _task(
     where: str,
     folder: Path | None = None,
     timeout_s: float | None = None,
+    place: str = "",
 ) -> Task:
     try:
         storable(fields)
@@ -152,16 +175,5 @@ def _task(
     hidden = {name: value for name, value in fields.items() if name.startswith("_") or name in hide}
     if "task_id" in hidden:
         raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
-    shown = {name: value for name, value in fields.items() if name not in hidden}
-    return Task(fields["task_id"], shown, hidden, folder, timeout_s)
-
-
-def _plain(value: Any) -> Any:
-    """TOML -> JSON: dates and times as text."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    return value
+    visible = {name: value for name, value in fields.items() if name not in hidden}
+    return Task(fields["task_id"], visible, hidden, folder, timeout_s, place)

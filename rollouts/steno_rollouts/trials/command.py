@@ -15,6 +15,7 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.rest import Trial
+from steno_rollouts.selection import lookup
 from steno_rollouts.tasks import Task
 
 NO_KEY = "none"
@@ -46,11 +47,11 @@ def check_command(command: Sequence[str], tasks: Iterable[Task]) -> None:
             field="command",
         )
     for task in tasks:
-        missing = sorted(name for name in names - {*VARIABLES} if _lookup(task.fields, name) is None)
+        missing = sorted(name for name in names - {*VARIABLES} if lookup(task.fields, name) is None)
         if missing:
             words = ", ".join(f"{{{name}}}" for name in missing)
             raise ConfigError(
-                f"command: {words}: task {task.task_id!r} has no such field; it has {', '.join(sorted(task.fields))} "
+                f"command: {words}: task {task.named} has no such field; it has {', '.join(sorted(task.fields))} "
                 "(double the braces to pass them on as they are)",
                 field="command",
             )
@@ -64,7 +65,7 @@ def fill(command: Sequence[str], task: Task, environment: Mapping[str, str]) -> 
         if found[1]:
             return f"{{{found[1]}}}"
         name = found[2]
-        return environment[name] if name in VARIABLES else _text(_lookup(task.fields, name))
+        return environment[name] if name in VARIABLES else _text(lookup(task.fields, name))
 
     return [_PLACEHOLDER.sub(value, word) for word in command]
 
@@ -95,28 +96,16 @@ def _variables(task: Task) -> dict[str, str]:
         name = "STENO_TASK_" + re.sub(r"\W", "_", field, flags=re.ASCII).upper()
         if name in names or name in VARIABLES:
             raise ConfigError(
-                f"task {task.task_id!r}: {field!r} and {names.get(name, 'the task file')!r} would both be {name}",
+                f"task {task.named}: {field!r} and {names.get(name, 'the task file')!r} would both be {name}",
                 field="tasks",
             )
         names[name] = field
         text = _text(value)
         if "\0" in text:
-            raise ConfigError(f"task {task.task_id!r}: {field!r} contains a NUL byte", field="tasks")
+            raise ConfigError(f"task {task.named}: {field!r} contains a NUL byte", field="tasks")
         if len(text.encode()) <= MAX_VARIABLE_BYTES:
             variables[name] = text
     return variables
-
-
-def _lookup(fields: Mapping[str, Any], path: str) -> Any:
-    """None: there is none (or it is null, which says nothing either)."""
-    if path in fields:
-        return fields[path]
-    found: Any = fields
-    for name in path.split("."):
-        if not isinstance(found, Mapping) or name not in found:
-            return None
-        found = found[name]
-    return found
 
 
 def _text(value: Any) -> str:

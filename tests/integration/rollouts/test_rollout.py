@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from steno.client.client import Steno
@@ -114,8 +116,27 @@ def test_a_trial_that_fails_ends_with_its_reason(
 def test_a_task_that_lacks_a_field_is_named_before_anything_is_registered(rollout: Rollout, sessions: Sessions) -> None:
     tasks = rollout.tasks({"id": "a", "repo": "x"}, {"id": "b"})
     said = rollout(tasks, "--run", "lacking", command=["echo", "{repo}", "{commit}"], code=2)
-    assert "{commit}: task 'a' has no such field; it has id, repo, task_id" in said
+    assert "{commit}: task 'a' (line 1) has no such field; it has id, repo, task_id" in said
     assert sessions("lacking") == []
+
+
+def test_rows_are_chosen_and_the_same_ones_are_gone_on_with(rollout: Rollout, sessions: Sessions) -> None:
+    """Of Parquet. The first start is stopped before a trial could do anything; the second one finds its groups again."""
+    path = rollout.folder / "tasks.parquet"
+    pq.write_table(pa.table({"id": [f"t{n}" for n in range(40)], "level": [n % 2 for n in range(40)]}), path)
+    options = ("--run", "chosen", "--group-size", "1", "--retries", "0", "--stop-after-failures", "2")
+    options = (*options, "--filter", "level=1", "--limit", "3", "--shuffle-seed", "5")
+    rollout(path, *options, command=["false"], code=1)
+    begun = {session.group_id for session in sessions("chosen")}
+    say = f"{sys.executable} -m steno_cli.demo.toy_agent --seed 1 && echo {{level}} > reward.txt"
+    rollout(path, *options, command=["sh", "-c", say])
+    ended = {session.group_id for session in sessions("chosen")}
+    assert begun and begun <= ended and len(ended) == 3
+    assert [session.reward for session in sessions("chosen")] == [1.0] * 3, "none of level 0"
+    said = rollout(path, "--run", "none", "--filter", "levl=1", command=["true"], code=2)
+    assert "filter: none of 40 tasks has a field 'levl'" in said and sessions("none") == []
+    said = rollout(path, "--run", "none", "--filter", "level=", command=["true"], code=2)
+    assert "got 'level=', must be FIELD=GLOB, FIELD!=GLOB, or GLOB for the task's name" in said
 
 
 def test_a_command_that_trials_would_not_find_is_told_before_anything_is_registered(

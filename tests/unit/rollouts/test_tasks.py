@@ -96,8 +96,11 @@ def test_a_trials_arguments_are_its_own() -> None:
     [
         (['{"id": "a"}', "{"], "line 2: not valid JSON"),
         (["[1]"], "line 1: got a list, must be an object (the fields of a task)"),
-        (['{"id": "a"}', '{"id": "a"}'], "two tasks are named 'a'"),
-        (['{"id": "a", "x": NaN}'], "line 1: numbers must be finite"),
+        (['{"id": "a"}', '{"id": "a"}'], "two tasks are named 'a' (line 1 and line 2)"),
+        (['{"id": "a", "x": NaN}'], "line 1: x: got nan: numbers must be finite"),
+        (['{"id": "a"}', '{"id": [1]}'], "line 2: id: got [1], must be text or a whole number"),
+        (['{"task_id": true}'], "line 1: task_id: got True, must be text or a whole number"),
+        (['{"id": ""}'], "line 1: id: got '', must be text or a whole number"),
         ([""], "has no task"),
     ],
 )

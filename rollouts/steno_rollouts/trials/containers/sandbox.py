@@ -38,7 +38,7 @@ def sandboxes(tasks: Iterable[Task], settings: RolloutSettings) -> dict[str, San
 
 
 def sandbox(task: Task, settings: RolloutSettings) -> Sandbox:
-    where = f"tasks: {task.task_id!r}"
+    where = f"tasks: {task.named}"
     section = _section(task, "environment", where)
     environment = task.folder / ENVIRONMENT if task.folder else None
     context = environment if environment and (environment / DOCKERFILE).is_file() else None
