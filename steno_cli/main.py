@@ -10,7 +10,7 @@ import typer
 
 from steno.contracts.errors import ConfigError
 from steno_cli.commands import demo, doctor, env, evaluate, models, rollout, runs, serve, sessions, train
-from steno_cli.terminal.flags import prose, settings_command
+from steno_cli.terminal.flags import plain_commands, prose, settings_command
 from steno_cli.terminal.output import one_line_errors
 from steno_proxy.config import ProxySettings
 from steno_rollouts.config import RolloutSettings
@@ -65,6 +65,7 @@ app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 app.add_typer(runs.app, name="runs", rich_help_panel="Read")
 app.add_typer(runs.groups_app, name="groups", rich_help_panel="Read")
 app.add_typer(models.app, name="models", rich_help_panel="Read")
+plain_commands(app)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from rich.markup import escape
+from typer.core import TyperCommand, TyperOption
 
 from steno.config.settings import Settings
 from steno.contracts.errors import ConfigError
@@ -30,6 +31,10 @@ _UNITS = {"_s": "SECONDS", "_bytes": "BYTES", "_tokens": "TOKENS", "_url": "URL"
 NO_METAVAR = " "
 """Of flags that take no value: typer would print `<bool>`."""
 _KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH", SecretStr: "SECRET"}
+_TYPER_KINDS = {
+    "<bool>": NO_METAVAR, "<int>": "INTEGER", "<int range>": "INTEGER", "<list[int]>": "INTEGER", "<float>": "NUMBER",
+    "<str>": "TEXT", "<path>": "PATH",
+}  # fmt: skip
 
 
 def settings_command(
@@ -83,6 +88,26 @@ def settings_command(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help names what a flag takes as those of settings do (TEXT), and not by Python's types (`<str>`)."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found = super().get_params(ctx)
+        for option in found:
+            if isinstance(option, TyperOption) and option.metavar is None:
+                option.metavar = _TYPER_KINDS.get(option.display_type(ctx) or "")
+        return found
+
+
+def plain_commands(app: typer.Typer) -> None:
+    """Have the help of all commands of an app in these words."""
+    for command in app.registered_commands:
+        command.cls = PlainCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            plain_commands(group.typer_instance)
 
 
 def sections(settings: type[Settings]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_a_programs_options_are_grouped_as_its_settings_are() -> None:
     assert "─ The optimizer ─" in said and "--trust-remote-code" in said and "false|true" not in said
     [line] = [line for line in said.splitlines() if "--take-over" in line]
     assert "<bool>" not in line
+
+
+@pytest.mark.parametrize("words", ["train", "doctor", "demo", "sessions list", "sessions export", "results"])
+def test_help_says_what_a_flag_takes_in_no_words_of_python(words: str) -> None:
+    options = [line for line in steno(*words.split(), "--help").stdout.splitlines() if re.match(r"│ [ *]*-", line)]
+    assert len(options) > 2
+    assert [line for line in options if re.search(r"<(bool|str|path|float|int( range)?|list.*)>", line)] == []
 
 
 def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
