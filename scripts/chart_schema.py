@@ -21,8 +21,8 @@ PROGRAMS: dict[str, type[Settings]] = {"proxy": ProxySettings, "worker": WorkerS
 LEFT_OUT = {
     # What the chart gives; the upstream's, as the image has no LiteLLM.
     "proxy": set(
-        "host port control_host control_port admin_key worker_key metrics_key trial_secret keys_dir redis_url upstream api_base"
-        " api_key upstream_tokens".split()
+        "host port control_host control_port admin_key worker_key metrics_key viewer_key trial_secret keys_dir redis_url upstream"
+        " api_base api_key upstream_tokens".split()
     ),
     # What the chart gives; api_key, as a secret is no value.
     "worker": set("proxy key metrics_host metrics_port worker_id staging_dir api_key".split()),

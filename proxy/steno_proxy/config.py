@@ -58,6 +58,11 @@ class ProxySettings(Settings):
         None,
         description="metrics key: opens only GET /metrics, for Prometheus; several, one per line; the admin key opens it too",
     )
+    viewer_key: SecretStr | None = Field(
+        None,
+        description="viewer key: reads what is on record, as the page /ui does, and writes nothing; several, one per line; the "
+        "admin key does too",
+    )
     trial_secret: SecretStr | None = Field(
         None,
         description="agents' and harness keys derive from the first line, those of other lines stay good; unset: made of "
@@ -216,7 +221,7 @@ class ProxySettings(Settings):
             raise ValueError("must not be empty: a folder, a URL, or off")
         return value
 
-    @field_validator("admin_key", "worker_key", "metrics_key", "trial_secret", "api_key")
+    @field_validator("admin_key", "worker_key", "metrics_key", "viewer_key", "trial_secret", "api_key")
     @classmethod
     def _not_empty(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():
@@ -278,9 +283,9 @@ class ProxySettings(Settings):
             )
         if self.archive not in (None, "off") and self.redis_url is None:
             raise ConfigError("archive needs redis_url: give --redis-url as well", field="archive")
-        if self.admin_key is None and (self.worker_key or self.trial_secret or self.metrics_key):
+        if self.admin_key is None and (self.worker_key or self.trial_secret or self.metrics_key or self.viewer_key):
             raise ConfigError(
-                "worker_key, metrics_key and trial_secret need admin_key: set it as well", field="admin_key"
+                "worker_key, metrics_key, viewer_key and trial_secret need admin_key: set it as well", field="admin_key"
             )
         if self.upstream is None and (self.api_base or self.api_key):
             raise ConfigError("api_base and api_key need upstream: give --upstream as well", field="upstream")

@@ -10,7 +10,10 @@ import pytest
 from tests.support.sections import SECTIONS, left_out, sections_of
 from tests.support.sources import ROOT
 
-SCRIPTS_TEST = "not vllm and not agents and not image and not helm and not loop and not containers and not worker_image"
+SCRIPTS_TEST = (
+    "not vllm and not agents and not image and not helm and not loop and not containers"
+    " and not worker_image and not viewer"
+)
 ANY_SECTION = re.compile(rf"mark\.({'|'.join(SECTIONS)})\b")
 
 

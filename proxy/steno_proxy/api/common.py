@@ -16,6 +16,7 @@ from steno.contracts.records import Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, Trial
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
+from steno_proxy.auth.viewer_cookie import cookie_of
 from steno_proxy.config import ProxySettings
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.session_cache.cache import Recorder
@@ -65,6 +66,20 @@ async def admin(request: Request) -> None:
     services(request).keys.check_admin(key_of(request.scope["headers"]))
 
 
+async def reader(request: Request) -> None:
+    """Dependency of what reads and shows no key: the admin key, a viewer key, or the cookie of `/ui`."""
+    services(request).keys.check_reader(key_of(request.scope["headers"]), reading_cookie(request))
+
+
+def reading_cookie(request: Request) -> bytes | None:
+    """The cookie of `/ui`, where it counts: for GET, from the page itself. Browsers send it with requests of pages at other ports
+    of the same host, too, and say so."""
+    if request.method != "GET" or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return None
+    header = request.headers.get("cookie")
+    return cookie_of(header.encode("latin-1")) if header else None
+
+
 async def key_of_a_run(request: Request) -> None:
     """Dependency, for `check_run` to follow: the admin key, or what may be a run's. Others learn nothing of what they sent."""
     key = key_of(request.scope["headers"])
@@ -87,11 +102,11 @@ async def known_query(request: Request) -> None:
 
 
 async def harness_of_trial(request: Request, trial_id: str) -> None:
-    """Dependency: the admin key, the harness key of this trial's group, or its run's key. Who has none of them learns nothing of
-    the trial, not even whether it exists."""
+    """Dependency: the admin key, the harness key of this trial's group, or its run's key; to read, also who may read all. Who has
+    none of them learns nothing of the trial, not even whether it exists."""
     found = services(request)
     key = key_of(request.scope["headers"])
-    if found.keys.is_admin(key):
+    if found.keys.is_admin(key) or (request.method == "GET" and found.keys.is_reader(key, reading_cookie(request))):
         return
     try:
         session = await found.store.session(trial_id)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Between two looks. A few bytes are read; content, since the time of a mounted secret's link says nothing."""
-NAMES = ("admin_key", "worker_key", "trial_secret", "metrics_key")
+NAMES = ("admin_key", "worker_key", "trial_secret", "metrics_key", "viewer_key")
 
 
 class KeyReloader:

@@ -1,8 +1,9 @@
-"""Authorisation: the six kinds of key and what each opens (I8). Derived, never stored; compared in constant time.
+"""Authorisation: the seven kinds of key and what each opens (I8). Derived, never stored; compared in constant time.
 
     admin     opens the control plane
     worker    opens the workers' socket
     metrics   what Prometheus reads, nothing else
+    viewer    reads what the control plane has on record, writes nothing, is shown no key
     run       one run: makes its groups, reads and completes its sessions, says where its groups are
     harness   one group: reads its sessions, completes them, deletes nothing else
     agent     one trial: its generation routes, nothing else
@@ -11,9 +12,10 @@ An agent's key is an HMAC of its trial id, a harness key one of its group id, a 
 of its own, so that no key of one kind is ever one of another. Without an admin key there are no keys at all, and everybody may
 do everything: the settings allow that on loopback only.
 
-Of admin, worker and metrics keys and trial secrets several are good at a time, one a line, so that each is rotated without a
-moment in which somebody holds none that is: add the new one, hand it out, take the old one away. What is derived comes of
-the first.
+Of admin, worker, metrics and viewer keys and trial secrets several are good at a time, one a line, so that each is rotated
+without a moment in which somebody holds none that is: add the new one, hand it out, take the old one away. What is derived
+comes of the first.
+A browser that has shown the admin key or a viewer key once reads by a cookie from then on (`viewer_cookie.py`).
 A trial's own key has a generation: `sk-steno-…` is the first, `sk-steno-2-…` the one after it. Which of them is still good is
 on the session's record, where whoever serves the request looks (`Session.key_generation`).
 """
@@ -30,6 +32,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from steno.contracts.errors import Forbidden, StoreUnavailable, Unauthorized
 from steno.contracts.rest import RUN_KEY
 from steno_proxy import metrics
+from steno_proxy.auth import viewer_cookie
 from steno_proxy.config import ProxySettings
 
 _BEARER = b"bearer "
@@ -55,6 +58,7 @@ class Keyring:
         worker_key: str | None = None,
         trial_secret: str | None = None,
         metrics_key: str | None = None,
+        viewer_key: str | None = None,
     ) -> None:
         self.enabled = admin_key is not None
         self.own = f"wk-steno-{secrets.token_urlsafe(24)}" if self.enabled else ""
@@ -62,14 +66,20 @@ class Keyring:
         self.generation_of: Callable[[str], Awaitable[int]] = _first
         self._derived = self.enabled and trial_secret is None
         self._secrets: tuple[bytes, ...] = (_stretched(listed(trial_secret or admin_key or "")[:1] or [""])[0],)
-        self.replace(admin_key, worker_key, trial_secret, metrics_key)
+        self.replace(admin_key, worker_key, trial_secret, metrics_key, viewer_key)
 
     def replace(
-        self, admin_key: str | None, worker_key: str | None, trial_secret: str | None, metrics_key: str | None = None
+        self,
+        admin_key: str | None,
+        worker_key: str | None,
+        trial_secret: str | None,
+        metrics_key: str | None = None,
+        viewer_key: str | None = None,
     ) -> None:
         """From now on these are the keys. A trial secret that nobody gave stays what it was."""
         self._admin = tuple(key.encode() for key in listed(admin_key))
         self._metrics = tuple(key.encode() for key in listed(metrics_key))
+        self._viewers = tuple(key.encode() for key in listed(viewer_key))
         self.workers = listed(worker_key or admin_key) if self.enabled else []
         if trial_secret is not None:
             self._secrets = tuple(_stretched(listed(trial_secret)))
@@ -97,7 +107,13 @@ class Keyring:
 
     @classmethod
     def of(cls, settings: ProxySettings) -> Keyring:
-        given = (settings.admin_key, settings.worker_key, settings.trial_secret, settings.metrics_key)
+        given = (
+            settings.admin_key,
+            settings.worker_key,
+            settings.trial_secret,
+            settings.metrics_key,
+            settings.viewer_key,
+        )
         return cls(*(secret.get_secret_value() if secret else None for secret in given))
 
     def agent_key(self, trial_id: str, generation: int = FIRST) -> str | None:
@@ -145,6 +161,29 @@ class Keyring:
         """A metrics key or the admin key. Raises: Unauthorized, Forbidden."""
         if self.enabled:
             self._check(key, [*self._admin, *self._metrics], "control")
+
+    def check_reader(self, key: bytes | None, cookie: bytes | None = None) -> None:
+        """The admin key, a viewer key, or a cookie that was given for one of them: for what reads. Raises: Unauthorized,
+        Forbidden."""
+        if not self.enabled or (key is None and self.is_reader(None, cookie)):
+            return
+        self._check(key, [*self._admin, *self._viewers], "control")
+
+    def is_reader(self, key: bytes | None, cookie: bytes | None = None) -> bool:
+        """As `check_reader`, for those who may read by another key as well. A key counts for more than a cookie."""
+        if not self.enabled:
+            return True
+        good = [*self._admin, *self._viewers]
+        if key is not None:
+            return _is_one_of(key, good)
+        return cookie is not None and self.pending is None and viewer_cookie.holds(cookie, self._secrets, good)
+
+    def viewer_cookie(self, key: bytes | None) -> str:
+        """The cookie of a browser whose person has shown this key. Raises: Unauthorized, Forbidden, StoreUnavailable."""
+        self.check_settled()
+        self._check(key, [*self._admin, *self._viewers], "control")
+        assert key is not None
+        return viewer_cookie.made(key, self._secrets[0])
 
     def check_harness(self, key: bytes | None, group_id: str | None, run_id: str | None = None) -> None:
         """The admin key, the harness key of this group, or the key of this run; None: there is none that opens it. Raises:

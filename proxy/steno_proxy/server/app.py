@@ -32,8 +32,8 @@ from steno_proxy.api.agent_http import BodyReader
 from steno_proxy.api.agents import counting, gemini, generation, messages, response_socket, responses
 from steno_proxy.api.agents.lookup import HealthProbes
 from steno_proxy.api.bodies_in_flight import BodiesInFlight
-from steno_proxy.api.common import Ports, Services, admin
-from steno_proxy.api.control import groups, leases, ops, policy, runs, sessions, workers
+from steno_proxy.api.common import Ports, Services, reader
+from steno_proxy.api.control import groups, leases, ops, policy, runs, sessions, ui, workers
 from steno_proxy.api.origin_guard import OriginGuard
 from steno_proxy.auth import generated_keys
 from steno_proxy.auth.key_reload import KeyReloader
@@ -163,7 +163,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         runs.router,
         policy.router,
         ops.router,
-        workers.router(Depends(admin)),
+        ui.router,
+        workers.router(Depends(reader)),
     ):
         app.include_router(router)
     app.router.routes += [*HealthProbes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]

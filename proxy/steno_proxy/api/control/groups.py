@@ -15,7 +15,17 @@ from steno.contracts.errors import NotFound
 from steno.contracts.leases import GroupList
 from steno.contracts.records import Group, SamplingPolicy, Session
 from steno.contracts.rest import GroupSpec, GroupTrials
-from steno_proxy.api.common import ERRORS, admin, check_run, encoded, key_of_a_run, known_query, services, trial
+from steno_proxy.api.common import (
+    ERRORS,
+    check_run,
+    encoded,
+    key_of_a_run,
+    known_query,
+    reader,
+    reading_cookie,
+    services,
+    trial,
+)
 from steno_proxy.auth.keys import key_of
 from steno_proxy.sessions import law
 
@@ -104,7 +114,7 @@ async def _recorded_sessions(request: Request, group_id: str) -> dict[str, Sessi
 
 @router.get(
     "/groups",
-    dependencies=[Depends(admin), Depends(known_query)],
+    dependencies=[Depends(reader), Depends(known_query)],
     response_model=GroupList,
     summary="A run's groups and where they are, newest first, without their records",
 )
@@ -119,6 +129,8 @@ async def list_groups(
 async def read_group(request: Request, group_id: str) -> Response:
     found = services(request)
     key = key_of(request.scope["headers"])
+    if found.keys.is_reader(key, reading_cookie(request)):
+        return encoded(request, await found.store.group(group_id))
     try:
         group = await found.store.group(group_id)
     except NotFound:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from steno.contracts.errors import StenoError, StoreUnavailable
 from steno_proxy import metrics
-from steno_proxy.api.common import ERRORS, Services, admin, encoded, services
+from steno_proxy.api.common import ERRORS, Services, encoded, reader, services
 from steno_proxy.auth.keys import key_of
 
 router = APIRouter(tags=["operations"], responses=ERRORS)
@@ -52,7 +52,7 @@ async def health() -> Response:
 
 
 @router.get(
-    "/version", dependencies=[Depends(admin)], response_model=Version, summary="Of Steno, in the form that vLLM has"
+    "/version", dependencies=[Depends(reader)], response_model=Version, summary="Of Steno, in the form that vLLM has"
 )
 async def version(request: Request) -> Response:
     return encoded(request, Version(version=request.app.version))

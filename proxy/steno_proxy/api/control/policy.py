@@ -13,22 +13,30 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
 from steno.contracts.policy import ModelNames, PolicyList, Received, Update, UpdateSpec
-from steno_proxy.api.common import ERRORS, Epoch, admin, encoded, known_query, services
+from steno_proxy.api.common import ERRORS, Epoch, admin, encoded, known_query, reader, services
 
 MOST_WAIT_S = 60.0
-router = APIRouter(tags=["policy"], responses=ERRORS, dependencies=[Depends(admin), Depends(known_query)])
+router = APIRouter(tags=["policy"], responses=ERRORS)
+_admin = [Depends(admin), Depends(known_query)]
+_reader = [Depends(reader), Depends(known_query)]
 UpdateId = Annotated[str, Path(min_length=1, max_length=64)]
 
 
 @router.get(
-    "/policy", response_model=PolicyList, summary="Every policy: its version in force, and who serves which version"
+    "/policy",
+    dependencies=_reader,
+    response_model=PolicyList,
+    summary="Every policy: its version in force, and who serves which version",
 )
 async def list_policies(request: Request) -> Response:
     return encoded(request, PolicyList(items=services(request).policies.views()))
 
 
 @router.get(
-    "/policy/models", response_model=ModelNames, summary="Model names that workers have served, and who serves them now"
+    "/policy/models",
+    dependencies=_reader,
+    response_model=ModelNames,
+    summary="Model names that workers have served, and who serves them now",
 )
 async def list_model_names(request: Request) -> Response:
     return encoded(request, ModelNames(items=services(request).policies.models()))
@@ -36,6 +44,7 @@ async def list_model_names(request: Request) -> Response:
 
 @router.delete(
     "/policy/models/{name:path}",
+    dependencies=_admin,
     status_code=204,
     summary="Retire a model name: requests for it go to the default policy from now on (409 while a worker serves it)",
 )
@@ -46,6 +55,7 @@ async def retire_model(request: Request, name: Annotated[str, Path(min_length=1,
 
 @router.post(
     "/policy/updates",
+    dependencies=_admin,
     response_model=Update,
     status_code=202,
     summary="Bring new weights to every worker of a policy (the same again: the recorded update; other weights under a known "
@@ -58,7 +68,10 @@ async def post_update(request: Request, spec: UpdateSpec, epoch: Epoch = None) -
 
 
 @router.get(
-    "/policy/updates/{update_id}", response_model=Update, summary="How far an update is, and what is to be uploaded"
+    "/policy/updates/{update_id}",
+    dependencies=_reader,
+    response_model=Update,
+    summary="How far an update is, and what is to be uploaded",
 )
 async def get_update(
     request: Request,
@@ -72,6 +85,7 @@ async def get_update(
 
 @router.put(
     "/policy/updates/{update_id}/shards/{name}",
+    dependencies=_admin,
     response_model=Received,
     summary="Bytes of a shard from `offset` on, as `wants` of the update asks (transport `stream`); passed on as they come",
     openapi_extra={

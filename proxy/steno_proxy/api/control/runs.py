@@ -10,7 +10,17 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from steno.contracts.leases import RolloutsOver, RunList, RunSummary, RunView, TakeOver, Tenure, TrainerHeartbeat
 from steno.contracts.rest import RunKey
-from steno_proxy.api.common import ERRORS, admin, check_run, encoded, known_query, services
+from steno_proxy.api.common import (
+    ERRORS,
+    admin,
+    check_run,
+    encoded,
+    known_query,
+    reader,
+    reading_cookie,
+    services,
+)
+from steno_proxy.auth.keys import key_of
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +33,13 @@ async def _key_of_run(request: Request, run_id: RunId) -> None:
     check_run(request, run_id)
 
 
+async def _reads_run(request: Request, run_id: RunId) -> None:
+    found = services(request).keys
+    if not found.is_reader(key_of(request.scope["headers"]), reading_cookie(request)):
+        check_run(request, run_id)
+
+
+_reads = [Depends(_reads_run), Depends(known_query)]
 _rollouts = [Depends(_key_of_run), Depends(known_query)]
 """The key comes first: who has none learns nothing of what a call takes."""
 
@@ -63,7 +80,7 @@ async def key_of_run(request: Request, run_id: RunId) -> Response:
 
 @router.get(
     "/runs",
-    dependencies=_admin,
+    dependencies=[Depends(reader), Depends(known_query)],
     response_model=RunList,
     summary="Runs that have groups, the one with the newest group first",
 )
@@ -91,7 +108,7 @@ async def rollouts(request: Request, run_id: RunId, body: RolloutsOver) -> Respo
 
 @router.get(
     "/runs/{run_id:path}",
-    dependencies=_rollouts,
+    dependencies=_reads,
     response_model=RunView,
     summary="Where a run's groups are, and its side of the ledger: tokens sampled, and those that no lease brings",
 )

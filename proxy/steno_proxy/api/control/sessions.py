@@ -18,7 +18,7 @@ from steno.contracts.errors import BadRequest, Conflict, Gone, StenoError
 from steno.contracts.records import TRIAL_ID, Session
 from steno.contracts.rest import Completion, KeyRotation, SampleList, SessionPage, SessionSpec, Trial, TurnPage
 from steno_proxy.api.agent_http import NO_TRIAL_ID, valid_trial_id
-from steno_proxy.api.common import ERRORS, admin, encoded, harness_of_trial, known_query, services, trial
+from steno_proxy.api.common import ERRORS, admin, encoded, harness_of_trial, known_query, reader, services, trial
 from steno_proxy.sessions import law
 from steno_proxy.sessions.readable import fault
 from steno_proxy.sessions.samples import samples
@@ -82,7 +82,12 @@ async def register_named_session(request: Request, trial_id: TrialId, spec: Sess
     return await _register(request, trial_id, spec)
 
 
-@router.get("/sessions", dependencies=_admin, response_model=SessionPage, summary="Sessions by creation time")
+@router.get(
+    "/sessions",
+    dependencies=[Depends(reader), Depends(known_query)],
+    response_model=SessionPage,
+    summary="Sessions by creation time",
+)
 async def list_sessions(
     request: Request,
     status: Literal["open", "completed", "aborted", "deleted"] | None = None,

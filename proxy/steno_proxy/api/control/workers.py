@@ -11,13 +11,13 @@ from steno.contracts.worker_view import WorkerPage
 from steno_proxy.workers.hub import Hub
 
 
-def router(admin: Any) -> APIRouter:
-    """Args: admin: a dependency (`Depends(...)`) that lets only the control plane's key in. The socket has its own key."""
+def router(reader: Any) -> APIRouter:
+    """Args: reader: a dependency (`Depends(...)`) that lets in who may read the control plane. The socket has its own key."""
     routes = APIRouter()
 
     @routes.get(
         "/workers",
-        dependencies=[admin],
+        dependencies=[reader],
         summary="Every worker with a channel to this proxy, by id",
         tags=["workers"],
         response_class=Response,

@@ -1,0 +1,50 @@
+"""What a browser shows in the place of a key, once its person has logged in at `/ui`: signed, kept nowhere, good at every
+replica.
+
+`EXPIRES.SIGNATURE`: an HMAC over the time and the key that was shown, under the secret that all replicas share. It ends by
+itself, with the key it was given for, and with the trial secret. It opens what a viewer key opens, for GET alone: whoever asks
+for it sees to that (`api/common.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+
+NAME = "steno_viewer"
+LASTS_S = 12 * 3600
+"""A working day: whoever comes back the next morning shows the key again."""
+
+
+def made(key: bytes, secret: bytes) -> str:
+    expires = b"%d" % (time.time() + LASTS_S)
+    return f"{expires.decode()}.{_signature(secret, key, expires)}"
+
+
+def holds(cookie: bytes, secrets: Sequence[bytes], keys: Sequence[bytes]) -> bool:
+    """Whether it was made for one of these keys, under one of these secrets, and is not over."""
+    expires, _, signature = cookie[:200].partition(b".")
+    if not expires.isdigit() or len(expires) > 12 or int(expires) < time.time():
+        return False
+    good = False
+    for secret in secrets:
+        for key in keys:
+            good |= hmac.compare_digest(_signature(secret, key, expires).encode(), signature)
+    return good
+
+
+def cookie_of(header: bytes) -> bytes | None:
+    """Ours in a `Cookie` header."""
+    for pair in header.split(b";"):
+        name, _, value = pair.strip().partition(b"=")
+        if name == NAME.encode():
+            return value
+    return None
+
+
+def _signature(secret: bytes, key: bytes, expires: bytes) -> str:
+    own = hashlib.blake2b(key, key=secret, person=b"steno viewer", digest_size=32).digest()
+    return base64.urlsafe_b64encode(hmac.digest(own, b"viewer\0" + expires, "sha256")[:24]).decode()

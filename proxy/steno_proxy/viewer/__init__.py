@@ -1,0 +1,1 @@
+"""The page `/ui`: its files, and what a browser is told with each of them. Knows no server."""

@@ -1,0 +1,61 @@
+// What is read of the proxy. All paths are relative to the page, so that it works under any prefix.
+
+export const ROOT = new URL("../", document.baseURI);
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let onUnauthorized = () => {};
+export const whenLoggedOut = (does) => { onUnauthorized = does; };
+
+export function address(path, query = {}) {
+  const url = new URL(path, ROOT);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
+  }
+  return url;
+}
+
+export async function get(path, query = {}, signal = undefined) {
+  const answer = await fetch(address(path, query), { headers: { accept: "application/json" }, signal, credentials: "same-origin" });
+  return told(answer);
+}
+
+export async function post(path, body) {
+  const answer = await fetch(address(path), {
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), credentials: "same-origin",
+  });
+  return told(answer);
+}
+
+async function told(answer) {
+  if (answer.status === 204) return null;
+  let body = null;
+  try {
+    body = await answer.json();
+  } catch {
+    throw new Refused(answer.status, `the proxy answered ${answer.status}, without JSON`);
+  }
+  if (!answer.ok) {
+    const words = body?.error?.message ?? `the proxy answered ${answer.status}`;
+    if (answer.status === 401) onUnauthorized();
+    throw new Refused(answer.status, words);
+  }
+  return body;
+}
+
+export const trialPath = (trial, rest = "") => `sessions/${encodeURIComponent(trial)}${rest}`;
+
+// All turns from `start` on, a page at a time: `each` gets every page as it comes.
+export async function turnsFrom(trial, start, each, signal) {
+  let next = start;
+  while (next !== null) {
+    const page = await get(trialPath(trial, "/turns"), { start: next, limit: 100 }, signal);
+    if (page.items.length) each(page.items);
+    next = page.next_start;
+  }
+}

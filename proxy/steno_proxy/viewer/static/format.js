@@ -1,0 +1,75 @@
+// Numbers, times and untrusted text, as they are shown.
+
+import { h } from "./dom.js";
+
+const whole = new Intl.NumberFormat("en");
+
+export const count = (n) => (n === null || n === undefined ? "–" : whole.format(n));
+
+export function brief(n) {
+  if (n === null || n === undefined) return "–";
+  if (n < 10000) return whole.format(n);
+  if (n < 1e6) return `${(n / 1e3).toFixed(n < 1e5 ? 1 : 0)}k`;
+  return `${(n / 1e6).toFixed(n < 1e8 ? 1 : 0)}M`;
+}
+
+export const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+export function reward(value) {
+  if (value === null || value === undefined) return "–";
+  return String(Number(value.toFixed(4)));
+}
+
+export function seconds(s) {
+  if (s === null || s === undefined || Number.isNaN(s)) return "–";
+  if (s < 0.001) return `${Math.max(0, s * 1e6).toFixed(0)} µs`;
+  if (s < 1) return `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms`;
+  if (s < 60) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+  return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+}
+
+export function ago(unix) {
+  const s = Date.now() / 1000 - unix;
+  if (s < 5) return "now";
+  if (s < 60) return `${Math.floor(s)} s ago`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ago`;
+  if (s < 86400 * 14) return `${Math.floor(s / 86400)} d ago`;
+  return new Date(unix * 1000).toISOString().slice(0, 10);
+}
+
+export const moment = (unix) => new Date(unix * 1000).toISOString().replace("T", " ").replace(/\.\d+Z/, " UTC");
+
+export const time = (unix) =>
+  unix === null || unix === undefined ? "–" : h("time", { datetime: new Date(unix * 1000).toISOString(), title: moment(unix) }, ago(unix));
+
+// Characters that change how others are shown, or that nobody sees: bidi marks, controls (ANSI's among them), zero widths.
+const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/u;
+const UNSEEN_ALL = new RegExp(UNSEEN.source, "gu");
+
+export function unseen(char) {
+  return `U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+}
+
+// Untrusted text as nodes: plain text, and a visible sign for each character that would not be seen or would turn others around.
+export function nodes(text) {
+  if (!UNSEEN.test(text)) return [document.createTextNode(text)];
+  const found = [];
+  let at = 0;
+  for (const match of text.matchAll(UNSEEN_ALL)) {
+    if (match.index > at) found.push(document.createTextNode(text.slice(at, match.index)));
+    found.push(h("span.ctl", unseen(match[0])));
+    at = match.index + match[0].length;
+  }
+  if (at < text.length) found.push(document.createTextNode(text.slice(at)));
+  return found;
+}
+
+// The same as one string, for places that take no nodes (titles, names of controls).
+export const plain = (text) => String(text).replace(UNSEEN_ALL, (char) => unseen(char));
+
+export function oneLine(text, most = 120) {
+  const line = plain(String(text).slice(0, most * 4).replace(/\s+/gu, " ").trim());
+  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
+}

@@ -1,0 +1,97 @@
+// Groups of a run, and one group: its trials side by side, and where they part.
+
+import { get, turnsFrom } from "./api.js";
+import { h, put } from "./dom.js";
+import { brief, count, many, oneLine, plain, reward, seconds, time } from "./format.js";
+import { chips, fact, fold, json, rewardBar, statusPill } from "./pieces.js";
+import { contentText, Recording, sampled } from "./record.js";
+
+const MOST_TRIALS = 16;
+const MOST_ROWS = 200;
+
+export async function groupsView(main, _, query, signal) {
+  let run = query.get("run_id");
+  const runs = (await get("runs", { limit: 100 }, signal)).items.map((one) => one.run_id);
+  if (run === null && runs.length && !query.has("none")) run = runs[0];
+  const { items } = await get("groups", { run_id: run }, signal);
+  const choose = h("select", { onchange: (event) => { location.hash = event.target.value === "" ? "#/groups?none=1" : `#/groups?run_id=${encodeURIComponent(event.target.value)}`; } },
+    [...new Set([...runs, run])].map((name) => h("option", { value: name ?? "", selected: name === run }, name === null ? "without a run" : plain(name))));
+  const heads = [["Group"], ["State"], ["Purpose"], ["Trials", "num"], ["Leased", "num"], ["Trainer"], ["Made", "num"]];
+  put(main, h("div.page", h("div.headline", h("h1", "Groups"), h("span.dim.small", count(items.length))),
+    h("div.filters", h("label.field", h("span", "Run"), choose)),
+    h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Groups" }, h("table.rows", h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+      h("tbody", items.length ? items.map(line) : h("tr", h("td.none", { colspan: heads.length }, "No group here.")))))));
+}
+
+function line(group) {
+  const kind = { running: "open", ready: "completed", over: "completed", acknowledged: "completed" }[group.state] ?? "";
+  return h("tr", h("td.trial", h("a", { href: `#/groups/${encodeURIComponent(group.group_id)}` }, group.group_id)),
+    h("td", h("span.pill", { class: kind }, h("i", { "aria-hidden": "true" }), group.state)), h("td", group.purpose),
+    h("td.num.mono", `${group.ended} / ${group.size}`), h("td.num.mono", group.grants ? `${group.grants}×` : "–"),
+    h("td.dim", plain(group.trainer ?? "")), h("td.num.dim", group.created_at ? time(group.created_at) : "–"));
+}
+
+export async function groupView(main, [groupId], _, signal) {
+  const [group, page] = await Promise.all([get(`groups/${encodeURIComponent(groupId)}`, {}, signal), get("sessions", { group_id: groupId, limit: 1000 }, signal)]);
+  const trials = page.items;
+  const scored = trials.map((trial) => trial.reward).filter((value) => value !== null);
+  const compared = h("div", h("p.dim.loading", "Reading the turns…"));
+  put(main, h("div.page.group",
+    h("div.crumbs", h("a", { href: "#/groups" }, "Groups"), group.run_id ? [" / ", h("a", { href: `#/runs/${encodeURIComponent(group.run_id)}` }, plain(group.run_id))] : null),
+    h("div.headline", h("h1.mono", group.group_id), h("span.chip", group.purpose)),
+    h("dl.facts", fact("Trials", count(group.size)), fact("Ended", count(trials.filter((trial) => trial.status !== "open").length)),
+      fact("Mean reward", reward(scored.length ? scored.reduce((a, b) => a + b, 0) / scored.length : null)),
+      fact("Lowest to highest", scored.length ? `${reward(Math.min(...scored))} to ${reward(Math.max(...scored))}` : "–"),
+      fact("Made", time(group.created_at)), group.deadline_s ? fact("Deadline", seconds(group.deadline_s)) : null),
+    Object.keys(group.task).length ? h("div.task", fold(h("span", h("b", "Task "), h("span.dim", oneLine(JSON.stringify(group.task), 140))), () => json(group.task))) : null,
+    h("h2.section", "Trials side by side"), compared));
+  const shown = trials.slice(0, MOST_TRIALS);
+  const recordings = await Promise.all(shown.map(async (trial) => {
+    const recording = new Recording();
+    await turnsFrom(trial.trial_id, 0, (items) => recording.take(items), signal);
+    return recording;
+  }));
+  put(compared, trials.length > shown.length ? h("p.dim", `The first ${shown.length} of ${trials.length}.`) : null, sideBySide(shown, recordings));
+}
+
+// A column a trial, a row a turn of its main path. Equal answers have the same mark, so that one sees where the trials part.
+function sideBySide(trials, recordings) {
+  const paths = recordings.map((recording) => (recording.mainLeaf ? recording.path(recording.mainLeaf.turn_id) : []));
+  const longest = Math.max(1, ...paths.map((path) => path.reduce((sum, turn) => sum + sampled(turn), 0)));
+  const rows = Math.min(MOST_ROWS, Math.max(0, ...paths.map((path) => path.length)));
+  const heads = trials.map((trial, n) => h("th", { scope: "col" },
+    h("a.mono", { href: `#/sessions/${encodeURIComponent(trial.trial_id)}` }, trial.trial_id.startsWith(`${trial.group_id}.`) ? trial.trial_id.slice(trial.group_id.length) : trial.trial_id), " ", statusPill(trial), chips(trial.marks),
+    h("div.column-reward", rewardBar(trial.reward), h("b.mono", reward(trial.reward))),
+    h("div.dim", `${many(paths[n].length, "turn")}, ${brief(trial.counts.completion_tokens)} tokens`),
+    h("span.length", { "aria-hidden": "true" }, h("span", { style: { width: `${(100 * paths[n].reduce((sum, turn) => sum + sampled(turn), 0)) / longest}%` } }))));
+  const body = [];
+  let parted = false;
+  for (let row = 0; row < rows; row += 1) {
+    const turns = paths.map((path) => path[row]);
+    const ways = new Map();
+    for (const turn of turns) if (turn) ways.set(said(turn), ways.get(said(turn)) ?? ways.size);
+    if (!parted && ways.size > 1) {
+      parted = true;
+      body.push(h("tr.parting", h("td", { colspan: trials.length + 1 }, `They part at turn ${row + 1}: ${many(ways.size, "way")}, after ${many(commonTokens(turns.filter(Boolean)), "common token")} of this answer`)));
+    }
+    body.push(h("tr", h("th.row-head", { scope: "row" }, `${row + 1}`), turns.map((turn) => (turn ? cell(turn, ways.size > 1 ? ways.get(said(turn)) : null) : h("td.absent")))));
+  }
+  return h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Trials side by side" },
+    h("table.beside", h("thead", h("tr", h("th", h("span.unseen", "Turn")), heads)), h("tbody", body)));
+}
+
+const said = (turn) => JSON.stringify([contentText(turn.reply.content), (turn.reply.tool_calls ?? []).map((call) => [call.function?.name, call.function?.arguments])]);
+
+function cell(turn, way) {
+  const names = (turn.reply.tool_calls ?? []).map((call) => call.function?.name ?? "?");
+  return h("td", { class: way === null ? "same" : `way v${way % 8}-edge` }, way === null ? null : h("span.way-mark", { title: "trials with the same letter said the same" }, String.fromCharCode(65 + (way % 26))),
+    h("span.cell-text", oneLine(contentText(turn.reply.content) || (turn.reply.tool_calls?.[0]?.function?.arguments ?? ""), 160)),
+    names.map((name) => h("code.chip", plain(name))), h("span.dim.small", ` ${brief(sampled(turn))}`));
+}
+
+function commonTokens(turns) {
+  const [first, ...others] = turns.map((turn) => turn.completion_ids);
+  let at = 0;
+  while (at < first.length && others.every((ids) => ids[at] === first[at])) at += 1;
+  return at;
+}

@@ -1,0 +1,109 @@
+// A session's turns as a tree: who goes on from whom, and the paths from its roots to its leaves.
+
+export const OPEN = "open";
+
+export class Recording {
+  constructor() {
+    this.turns = [];
+    this.byId = new Map();
+    this.children = new Map();
+  }
+
+  // Takes pages as they come; a turn that was open is replaced by what became of it.
+  take(turns) {
+    for (const turn of turns) {
+      const known = this.byId.get(turn.turn_id);
+      this.byId.set(turn.turn_id, turn);
+      this.turns[turn.index] = turn;
+      if (!known) {
+        const parent = turn.parent_id ?? "";
+        if (!this.children.has(parent)) this.children.set(parent, []);
+        this.children.get(parent).push(turn.turn_id);
+      }
+    }
+  }
+
+  get(turnId) {
+    return this.byId.get(turnId);
+  }
+
+  below(turnId) {
+    return (this.children.get(turnId) ?? []).map((id) => this.byId.get(id)).sort((a, b) => a.index - b.index);
+  }
+
+  get roots() {
+    return this.below("");
+  }
+
+  get leaves() {
+    return this.turns.filter((turn) => !this.children.has(turn.turn_id));
+  }
+
+  // From the root to this turn.
+  path(turnId) {
+    const found = [];
+    for (let turn = this.byId.get(turnId); turn; turn = this.byId.get(turn.parent_id)) found.push(turn);
+    return found.reverse();
+  }
+
+  // The longest path's leaf: mostly the task itself, beside titles and sub-agents.
+  get mainLeaf() {
+    const depth = new Map();
+    let best = null;
+    for (const { turn } of this.rows()) {
+      depth.set(turn.turn_id, (depth.get(turn.parent_id) ?? 0) + 1);
+      if (!best || depth.get(turn.turn_id) >= depth.get(best.turn_id)) best = turn;
+    }
+    return best;
+  }
+
+  // The leaf below this turn that was recorded last.
+  newestLeaf(turnId) {
+    let newest = null;
+    const waiting = turnId ? [this.byId.get(turnId)] : this.roots;
+    while (waiting.length) {
+      const turn = waiting.pop();
+      const below = this.below(turn.turn_id);
+      if (!below.length && (!newest || turn.index > newest.index)) newest = turn;
+      waiting.push(...below);
+    }
+    return newest;
+  }
+
+  // Rows of the tree: only a branch indents, so that three hundred turns in a row stay one column.
+  rows() {
+    const found = [];
+    const waiting = this.roots.map((turn) => [turn, 0]).reverse();
+    while (waiting.length) {
+      const [turn, depth] = waiting.pop();
+      const below = this.below(turn.turn_id);
+      found.push({ turn, depth, branches: below.length });
+      for (const child of below.slice().reverse()) waiting.push([child, depth + (below.length > 1 ? 1 : 0)]);
+    }
+    return found;
+  }
+
+  get began() {
+    return Math.min(...this.turns.map((turn) => turn.timings.queued));
+  }
+
+  get ended() {
+    return Math.max(...this.turns.map((turn) => lastMoment(turn)));
+  }
+}
+
+export const lastMoment = (turn) => turn.timings.last_token ?? turn.timings.first_token ?? turn.timings.started ?? turn.timings.queued;
+
+export const sampled = (turn) => turn.completion_ids.length || turn.upstream_tokens || 0;
+
+// Text of a message's content: a string, or parts.
+export function contentText(content) {
+  if (typeof content === "string") return content;
+  if (!Array.isArray(content)) return "";
+  return content.map((part) => (typeof part.text === "string" ? part.text : `[${part.type ?? "part"}]`)).join("\n");
+}
+
+export function meanLogprob(turn) {
+  const known = turn.sampling_logprobs.filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+}

@@ -1,0 +1,100 @@
+// Runs: which there are, and one of them: rewards, where its groups are, and what becomes of its tokens.
+
+import { get } from "./api.js";
+import { lineChart, shareBar } from "./charts.js";
+import { h, put } from "./dom.js";
+import { brief, count, plain, reward, seconds, time } from "./format.js";
+import { fact } from "./pieces.js";
+
+const LOOK_MS = 3000;
+const SESSIONS = 1000;
+
+export async function runsView(main, _, __, signal) {
+  const { items } = await get("runs", { limit: 100 }, signal);
+  const heads = [["Run"], ["Groups in hand", "num"], ["Acknowledged", "num"], ["Without a trial to train", "num"], ["Evaluations", "num"], ["Newest group", "num"]];
+  put(main, h("div.page", h("div.headline", h("h1", "Runs")),
+    items.length ? h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Runs" }, h("table.rows",
+      h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+      h("tbody", items.map(line))))
+      : h("div.empty", h("h2", "No run yet"), h("p.dim", "A run appears with its first group. Sessions without a group are under Sessions."))));
+}
+
+function line({ run_id: run, groups, eval_groups: evals, last_group_at: at }) {
+  const where = run === null ? "#/groups" : `#/runs/${encodeURIComponent(run)}`;
+  const inHand = groups.running + groups.ready + groups.leased;
+  return h("tr", h("td.trial", h("a", { href: where }, run === null ? "groups without a run" : plain(run))),
+    h("td.num.mono", count(inHand), h("span.dim", ` ${groups.running} running, ${groups.ready} ready, ${groups.leased} leased`)),
+    h("td.num.mono", count(groups.acknowledged)), h("td.num.mono", count(groups.empty)),
+    h("td.num.mono", count(evals.running + evals.ended)), h("td.num.dim", time(at)));
+}
+
+export async function runView(main, [run], _, signal) {
+  const parts = { head: h("dl.facts"), charts: h("div.charts"), ledger: h("div") };
+  put(main, h("div.page.run", h("div.crumbs", h("a", { href: "#/runs" }, "Runs")), h("div.headline", h("h1.mono", plain(run)),
+    h("a.chip", { href: `#/groups?run_id=${encodeURIComponent(run)}` }, "groups"), h("a.chip", { href: `#/sessions?run_id=${encodeURIComponent(run)}` }, "sessions")),
+  parts.head, h("h2.section", "Rewards"), parts.charts, h("h2.section", "Tokens"), parts.ledger));
+  await draw(run, parts, signal);
+  const again = async () => {
+    if (signal.aborted) return;
+    try { if (!document.hidden) await draw(run, parts, signal); } catch { /* the next look may succeed */ }
+    if (!signal.aborted) setTimeout(again, LOOK_MS);
+  };
+  setTimeout(again, LOOK_MS);
+}
+
+async function draw(run, parts, signal) {
+  const path = `runs/${encodeURIComponent(run)}`;
+  const [view, sessions, policies] = await Promise.all([
+    get(path, {}, signal), get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal), get("policy", {}, signal)]);
+  const ended = sessions.items.filter((session) => session.reward !== null).reverse();
+  const { groups } = view;
+  put(parts.head,
+    fact("Groups running", count(groups.running)), fact("Ready", count(groups.ready)), fact("Leased", count(groups.leased)),
+    fact("Acknowledged", count(groups.acknowledged)), groups.empty ? fact("Empty", count(groups.empty)) : null,
+    fact("Evaluations", count(view.eval_groups.running + view.eval_groups.ended)),
+    fact("Mean reward", reward(mean(ended.map((session) => session.reward)))),
+    fact("Solved", h("span", { title: "trials whose reward is the highest there is" }, share(ended))),
+    view.trainer ? fact("Trainer", plain(view.trainer.name), h("small", view.trainer.heard_s === null ? " has left" : ` heard ${seconds(view.trainer.heard_s)} ago`)) : null,
+    policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
+  put(parts.charts, rewardCharts(ended));
+  put(parts.ledger, ledger(view));
+}
+
+const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+
+function share(ended) {
+  if (!ended.length) return "–";
+  const best = Math.max(...ended.map((session) => session.reward));
+  return best <= 0 ? "0 %" : `${((100 * ended.filter((session) => session.reward === best).length) / ended.length).toFixed(0)} %`;
+}
+
+// By group, in the order in which they were made: the mean of each group's rewards, and how far apart they are.
+function rewardCharts(ended) {
+  const groups = new Map();
+  for (const session of ended) {
+    const name = session.group_id ?? session.trial_id;
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(session);
+  }
+  const points = (value) => [...groups].map(([label, sessions], x) => ({ x, label, y: value(sessions) }));
+  return [
+    lineChart("Mean reward by group", points((sessions) => mean(sessions.map((session) => session.reward)))),
+    lineChart("Sampled tokens a trial", points((sessions) => mean(sessions.map((session) => session.counts.completion_tokens))), { from: 0 }),
+    lineChart("Turns a trial", points((sessions) => mean(sessions.map((session) => session.counts.turns))), { from: 0 }),
+    ended.length ? null : h("p.dim", "No trial has a reward yet."),
+  ];
+}
+
+const KINDS = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
+
+function ledger(view) {
+  const sum = (byVersion) => Object.values(byVersion).reduce((total, tokens) => total + tokens, 0);
+  const sampled = sum(view.sampled);
+  if (!sampled) return h("p.dim", "No trial has ended yet.");
+  const lost = Object.entries(view.not_trained).map(([reason, byVersion], n) => ({ name: reason.replaceAll("_", " "), value: sum(byVersion), kind: KINDS[n % KINDS.length] }));
+  const rest = sampled - lost.reduce((total, part) => total + part.value, 0);
+  const versions = Object.entries(view.sampled).map(([name, value], n) => ({ name, value, kind: `v${n % 8}` }));
+  return h("div.card", h("p", h("b", brief(sampled)), " tokens sampled by trials that have ended. ", h("span.dim", "By what becomes of them:")),
+    shareBar("Tokens by the ledger", [{ name: "for the trainer", value: rest, kind: "r0" }, ...lost]),
+    h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versions));
+}

@@ -1,0 +1,176 @@
+// One session: what is known of it, its tree, and what was said on one path of it. A running one grows.
+
+import { get, trialPath, turnsFrom } from "./api.js";
+import { Conversation } from "./conversation.js";
+import { h, put, say } from "./dom.js";
+import { brief, count, many, nodes, plain, reward, seconds, time } from "./format.js";
+import { Outline } from "./outline.js";
+import { chips, fact, fold, json, statusPill } from "./pieces.js";
+import { OPEN, Recording } from "./record.js";
+import { Timeline } from "./timeline.js";
+import { TokenView } from "./tokens.js";
+
+const LOOK_MS = 1000;
+const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
+
+export async function sessionView(main, [trial], query, signal, state) {
+  const session = await get(trialPath(trial), {}, signal);
+  const page = new SessionPage(main, session, query, signal, state.live);
+  await page.load();
+}
+
+class SessionPage {
+  constructor(main, session, query, signal, live) {
+    this.session = session;
+    this.signal = signal;
+    this.live = live;
+    this.recording = new Recording();
+    this.leaf = null;
+    this.tab = TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "conversation";
+    this.head = h("div.session-head");
+    this.tabs = h("div.tabs", { role: "tablist", "aria-label": "What is shown" });
+    this.panel = h("section.panel", { role: "tabpanel", tabindex: -1, id: "panel" });
+    this.outline = new Outline(this.recording, (turnId) => this.choose(turnId, true));
+    put(main, h("div.page.session", this.head, h("div.columns", this.outline.node, h("div.right", this.tabs, this.panel))));
+    this.drawHead();
+    this.drawTabs();
+  }
+
+  async load() {
+    put(this.panel, h("p.dim.loading", "Reading the turns…"));
+    const wanted = new URLSearchParams(location.hash.split("?")[1] ?? "").get("turn");
+    await turnsFrom(this.session.trial_id, 0, (items) => this.recording.take(items), this.signal);
+    this.choose(wanted && this.recording.get(wanted) ? wanted : this.recording.mainLeaf?.turn_id ?? null, Boolean(wanted));
+    if (this.live && this.session.status === "open") this.follow();
+  }
+
+  // A turn: its path is shown, down to the newest leaf below it.
+  choose(turnId, scroll = false) {
+    const onPath = turnId && this.shown?.includes(turnId);
+    if (!onPath) {
+      this.leaf = turnId === null ? null : this.recording.newestLeaf(turnId)?.turn_id ?? null;
+      this.draw();
+    }
+    this.outline.draw(this.shown ?? [], turnId);
+    if (scroll && turnId) this.view?.scrollTo?.(turnId);
+  }
+
+  draw() {
+    const path = this.leaf === null ? [] : this.recording.path(this.leaf);
+    this.shown = path.map((turn) => turn.turn_id);
+    this.view?.close?.();
+    this.view = null;
+    if (!this.recording.turns.length) {
+      put(this.panel, h("div.empty", h("h2", "No turns yet"), h("p.dim", this.session.status === "open" ? "They appear here as they are recorded." : "This session ended without any.")));
+      return;
+    }
+    const made = {
+      conversation: () => new Conversation(path, this.recording),
+      tokens: () => new TokenView(path, this.recording, this.session),
+      timeline: () => new Timeline(this.recording, (turnId) => { this.go("conversation"); this.choose(turnId, true); }),
+      record: () => ({ node: record(this.session, path) }),
+    }[this.tab]();
+    this.view = made;
+    put(this.panel, made.node);
+  }
+
+  drawTabs() {
+    put(this.tabs, TABS.map(([name, words]) => h("button.tab", {
+      role: "tab", id: `tab-${name}`, "aria-selected": String(name === this.tab), "aria-controls": "panel", tabindex: name === this.tab ? 0 : -1,
+      onclick: () => this.go(name),
+      onkeydown: (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        const at = TABS.findIndex(([one]) => one === this.tab);
+        this.go(TABS[(at + step + TABS.length) % TABS.length][0]);
+        document.getElementById(`tab-${this.tab}`).focus();
+      },
+    }, words)));
+    this.panel.setAttribute("aria-labelledby", `tab-${this.tab}`);
+  }
+
+  go(tab) {
+    if (tab === this.tab) return;
+    this.tab = tab;
+    history.replaceState(null, "", `#/sessions/${encodeURIComponent(this.session.trial_id)}${tab === "conversation" ? "" : `?tab=${tab}`}`);
+    this.drawTabs();
+    this.draw();
+  }
+
+  drawHead() {
+    const { session } = this;
+    const { counts } = session;
+    const took = session.first_turn_at === null ? null : (session.ended_at ?? session.updated_at) - session.first_turn_at;
+    put(this.head,
+      h("div.crumbs", h("a", { href: "#/sessions" }, "Sessions"),
+        session.run_id ? [" / ", h("a", { href: `#/runs/${encodeURIComponent(session.run_id)}` }, plain(session.run_id))] : null,
+        session.group_id ? [" / ", h("a", { href: `#/groups/${encodeURIComponent(session.group_id)}` }, plain(session.group_id))] : null),
+      h("div.headline", h("h1.mono", session.trial_id), statusPill(session), chips(session.marks)),
+      h("dl.facts",
+        fact("Reward", h("b.big", reward(session.reward))),
+        fact("Turns", count(counts.turns)),
+        fact("Sampled", brief(counts.completion_tokens), h("small", " tokens")),
+        fact("Prompt", brief(counts.prompt_tokens), h("small", " tokens")),
+        fact("Forks", count(counts.forks)),
+        counts.constrained_tokens ? fact("Constrained", brief(counts.constrained_tokens)) : null,
+        fact("Took", seconds(took)),
+        fact("Made", time(session.created_at)),
+        session.metadata.agent ? fact("Agent", plain(session.metadata.agent)) : null,
+        Object.entries(session.metrics).slice(0, 6).map(([name, value]) => fact(plain(name), reward(value)))),
+      notes(session.notes));
+  }
+
+  // Looks while the session is open and somebody sees the page.
+  follow() {
+    const look = async () => {
+      if (this.signal.aborted) return;
+      try {
+        if (!document.hidden) await this.look();
+      } catch (error) {
+        if (error.name === "AbortError" || error.status === 410) return;
+      }
+      if (this.session.status === "open" && !this.signal.aborted) setTimeout(look, LOOK_MS);
+    };
+    setTimeout(look, LOOK_MS);
+  }
+
+  async look() {
+    const now = await get(trialPath(this.session.trial_id), {}, this.signal);
+    if (now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === this.recording.turns.length) return;
+    const known = this.recording.turns.length;
+    const unfinished = this.recording.turns.findIndex((turn) => turn.finish_reason === OPEN);
+    this.session = now;
+    this.drawHead();
+    const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
+    await turnsFrom(now.trial_id, unfinished < 0 ? known : unfinished, (items) => this.recording.take(items), this.signal);
+    if (this.recording.turns.length > known) say(`${many(this.recording.turns.length - known, "new turn")}`);
+    this.grow();
+    if (bottom) scrollTo({ top: document.documentElement.scrollHeight });
+  }
+
+  // What is shown goes on with what is new, where it goes on from it.
+  grow() {
+    const follows = this.leaf === null ? this.recording.mainLeaf : this.recording.newestLeaf(this.leaf);
+    this.leaf = follows?.turn_id ?? null;
+    const path = this.leaf === null ? [] : this.recording.path(this.leaf);
+    if (this.view?.grow) {
+      this.shown = path.map((turn) => turn.turn_id);
+      this.view.grow(path);
+    } else this.draw();
+    this.outline.draw(this.shown, this.leaf);
+  }
+}
+
+function notes(found) {
+  if (!found) return null;
+  const counts = Object.entries(found.counts).map(([kind, times]) => `${plain(kind)} ${times}`).join(", ");
+  return fold(h("span", h("b.warn", "Refused or left out: "), counts), () =>
+    h("ul.notes", found.newest.slice().reverse().map((note) => h("li", h("span.chip.warn", plain(note.kind)), " ", nodes(note.text), " ",
+      h("span.dim", note.times > 1 ? `${note.times} times, ` : "", time(note.at))))), { kind: "notes-fold" });
+}
+
+function record(session, path) {
+  const { notes: _, ...rest } = session;
+  return h("div.raw", h("h2", "Session"), json(rest), h("h2", "Turns of this path"),
+    path.map((turn) => fold(`#${turn.index} ${turn.turn_id}`, () => json(turn))));
+}

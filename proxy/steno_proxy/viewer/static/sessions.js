@@ -1,0 +1,75 @@
+// All sessions, newest first: filters in the address, a page at a time.
+
+import { get } from "./api.js";
+import { h, put, say } from "./dom.js";
+import { brief, count, plain, reward, seconds, time } from "./format.js";
+import { chips, rewardBar, statusPill } from "./pieces.js";
+
+const PAGE = 50;
+const STATUSES = [["", "any status"], ["open", "open"], ["completed", "completed"], ["aborted", "aborted"]];
+
+export async function sessionsView(main, _, query, signal) {
+  const body = h("tbody");
+  const more = h("button.more", { hidden: true }, "Show older ones");
+  const found = h("span.dim.small");
+  put(main, h("div.page", h("div.headline", h("h1", "Sessions"), found), filters(query), table(body), more));
+  let cursor = null;
+  let shown = 0;
+
+  async function next() {
+    more.disabled = true;
+    const asked = { order: "newest", limit: PAGE, cursor };
+    for (const name of ["status", "run_id", "group_id"]) asked[name] = query.get(name);
+    const page = await get("sessions", asked, signal);
+    body.append(...page.items.map(line));
+    shown += page.items.length;
+    cursor = page.next_cursor;
+    more.hidden = cursor === null;
+    more.disabled = false;
+    found.textContent = shown ? `${count(shown)}${cursor ? " newest" : ""}` : "";
+    if (!shown) body.append(h("tr", h("td.none", { colspan: 9 }, "No session matches.")));
+    say(`${shown} sessions shown`);
+  }
+  more.addEventListener("click", next);
+  await next();
+}
+
+function filters(query) {
+  const go = () => {
+    const wanted = new URLSearchParams();
+    for (const field of form.elements) if (field.name && field.value.trim()) wanted.set(field.name, field.value.trim());
+    location.hash = `#/sessions${wanted.size ? `?${wanted}` : ""}`;
+  };
+  const text = (name, label, width) =>
+    h("label.field", h("span", label), h("input", { name, value: query.get(name) ?? "", size: width, spellcheck: "false" }));
+  const form = h("form.filters", { onsubmit: (event) => { event.preventDefault(); go(); }, role: "search", "aria-label": "Filters" },
+    text("run_id", "Run", 14), text("group_id", "Group", 14),
+    h("label.field", h("span", "Status"), h("select", { name: "status", onchange: go },
+      STATUSES.map(([value, name]) => h("option", { value, selected: value === (query.get("status") ?? "") }, name)))),
+    h("button", { type: "submit" }, "Filter"),
+    [...query.keys()].length ? h("a.clear", { href: "#/sessions" }, "Clear") : null,
+  );
+  return form;
+}
+
+function table(body) {
+  const heads = [["Trial"], ["Status"], ["Reward", "num"], ["Turns", "num"], ["Sampled", "num"], ["Prompt", "num"], ["Forks", "num"], ["Took", "num"], ["Made", "num"]];
+  return h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Sessions" }, h("table.rows", h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), body));
+}
+
+function line(session) {
+  const { counts } = session;
+  const where = [session.run_id, session.group_id].filter(Boolean).map(plain).join(" / ");
+  const took = session.first_turn_at === null ? null : (session.ended_at ?? session.updated_at) - session.first_turn_at;
+  return h("tr",
+    h("td.trial", h("a", { href: `#/sessions/${encodeURIComponent(session.trial_id)}` }, session.trial_id),
+      h("div.under", where, chips(session.marks), session.metadata.agent ? h("span.chip", plain(session.metadata.agent)) : null)),
+    h("td", statusPill(session)),
+    h("td.num", rewardBar(session.reward), h("span.mono", reward(session.reward))),
+    h("td.num.mono", count(counts.turns)),
+    h("td.num.mono", brief(counts.completion_tokens)),
+    h("td.num.mono.dim", brief(counts.prompt_tokens)),
+    h("td.num.mono", counts.forks ? count(counts.forks) : h("span.dim", "0")),
+    h("td.num.dim", seconds(took)),
+    h("td.num.dim", time(session.created_at)));
+}

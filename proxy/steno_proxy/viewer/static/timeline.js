@@ -1,0 +1,34 @@
+// When each turn of the session waited, was read and was said: a bar per turn over the session's time.
+
+import { h } from "./dom.js";
+import { brief, seconds } from "./format.js";
+import { forkChip } from "./outline.js";
+import { lastMoment, sampled } from "./record.js";
+
+const TICKS = 6;
+
+export class Timeline {
+  constructor(recording, choose) {
+    const began = recording.began;
+    const whole = Math.max(recording.ended - began, 1e-3);
+    const share = (from, to) => ({ left: `${(100 * (from - began)) / whole}%`, width: `max(2px, ${(100 * (to - from)) / whole}%)` });
+    const bar = (kind, from, to) => (from === null || to === null || to < from ? null : h(`span.${kind}`, { style: share(from, to) }));
+    const row = ({ turn, depth }) => {
+      const { queued, started, first_token: first } = turn.timings;
+      const end = lastMoment(turn);
+      const words = `Turn ${turn.index}: queued ${seconds((started ?? end) - queued)}, first token after ${seconds((first ?? end) - queued)}, done after ${seconds(end - queued)}, ${sampled(turn)} tokens`;
+      return h("li", h("button.gantt-row", { onclick: () => choose(turn.turn_id), title: words },
+        h("span.number", { style: { "--depth": Math.min(depth, 8) } }, `#${turn.index}`, forkChip(turn.fork_reason)),
+        h("span.lane", bar("wait", queued, started ?? end), bar("prefill", started, first ?? end), bar("decode", first, end)),
+        h("span.mono.dim", seconds(end - queued)), h("span.mono.dim", brief(sampled(turn)))));
+    };
+    const ticks = Array.from({ length: TICKS + 1 }, (_, n) => h("span", { style: { left: `${(100 * n) / TICKS}%` } }, n ? seconds((whole * n) / TICKS) : "0"));
+    this.node = h("div.timeline",
+      h("div.legend", key("wait", "queued"), key("prefill", "to the first token"), key("decode", "to the last token"),
+        h("span.dim", `${seconds(whole)} in all`)),
+      h("div.axis", { "aria-hidden": "true" }, h("span"), h("span.lane", ticks)),
+      h("ol.gantt", recording.rows().map(row)));
+  }
+}
+
+const key = (kind, words) => h("span.key", h(`i.${kind}`, { "aria-hidden": "true" }), words);

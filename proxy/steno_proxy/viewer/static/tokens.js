@@ -1,0 +1,158 @@
+// The tokens of one path: a strip per turn, coloured by what one asks about. Only what is near the window is in the page.
+
+import { h, put, say } from "./dom.js";
+import { brief, count, nodes, plain } from "./format.js";
+import { forkChip, preview } from "./outline.js";
+import { MODES, TokenFacts } from "./token_facts.js";
+import { textsOf } from "./token_texts.js";
+
+const CHUNK = 256;
+const NEAR_PX = 1200;
+const PROMPTS = [["new", "new prompt tokens"], ["whole", "whole prompts"], ["none", "no prompts"]];
+let chosen = { mode: "logprob", prompts: "new" };
+
+export class TokenView {
+  constructor(path, recording, session) {
+    this.session = session;
+    this.strips = new Map();
+    this.detail = h("div.token-detail", { role: "status" });
+    this.legend = h("div.legend");
+    this.list = h("div.strips");
+    this.watcher = new IntersectionObserver((seen) => seen.forEach((one) => (one.isIntersecting ? fill(one.target) : empty(one.target))), { rootMargin: `${NEAR_PX}px 0px` });
+    this.list.addEventListener("pointerover", (event) => this.point(event.target.closest("[data-at]")));
+    this.list.addEventListener("keydown", (event) => this.step(event));
+    this.list.addEventListener("focusin", (event) => { if (event.target.classList.contains("strip")) this.enter(event.target); });
+    this.controls = h("div.token-controls");
+    this.node = h("div.token-view", this.controls, this.legend, this.list, this.detail);
+    this.path = [];
+    this.drawControls();
+    this.grow(path);
+  }
+
+  close() {
+    this.watcher.disconnect();
+  }
+
+  async grow(path) {
+    this.path = path;
+    this.texts = await textsOf(path);
+    this.draw();
+  }
+
+  drawControls() {
+    const select = (label, options, value, change) => h("label.field", h("span", label),
+      h("select", { onchange: (event) => { change(event.target.value); this.draw(); } },
+        options.map(([name, words]) => h("option", { value: name, selected: name === value }, words))));
+    put(this.controls,
+      select("Colour", Object.entries(MODES).map(([name, { words }]) => [name, words]), chosen.mode, (value) => { chosen = { ...chosen, mode: value }; }),
+      select("Show", PROMPTS, chosen.prompts, (value) => { chosen = { ...chosen, prompts: value }; }),
+      h("span.dim.small", "Point at a token, or focus a strip and use the arrow keys."));
+  }
+
+  draw() {
+    this.watcher.disconnect();
+    this.facts = new TokenFacts(this.path, this.session, chosen.mode);
+    put(this.legend, this.facts.legend().map(([kind, words]) => h("span.key", h(`i.tok.${kind}`, { "aria-hidden": "true" }), words)));
+    const kept = new Map(this.path.map((turn) => [turn.turn_id, this.strip(turn)]));
+    this.strips = kept;
+    put(this.list, [...kept.values()]);
+    this.show(null);
+  }
+
+  strip(turn) {
+    const { facts } = this;
+    const prompt = chosen.prompts === "none" ? [] : chosen.prompts === "whole" ? facts.before(turn) : [];
+    const fresh = chosen.prompts === "none" ? [] : turn.new_prompt_ids;
+    const node = h("div.strip", { tabindex: 0, role: "group", "aria-label": `Tokens of turn ${turn.index}`, dataset: { turn: turn.turn_id } });
+    const runs = [["older", prompt], ["fresh", fresh], ["done", turn.completion_ids]];
+    for (const [part, ids] of runs) {
+      for (let from = 0; from < ids.length; from += CHUNK) {
+        const chunk = h(`div.chunk.${part}`, { class: from + CHUNK < ids.length ? null : "last" });
+        chunk.about = { view: this, turn, part, ids, from, to: Math.min(from + CHUNK, ids.length) };
+        const perRow = this.texts.size ? 120 : 56;
+        chunk.style.setProperty("min-height", `${Math.ceil((chunk.about.to - from) / (perRow / (this.texts.size ? 4 : 3))) * 22}px`);
+        node.append(chunk);
+        this.watcher.observe(chunk);
+      }
+    }
+    if (!turn.completion_ids.length) node.append(h("p.dim", turn.upstream_tokens ? `An upstream counted ${count(turn.upstream_tokens)} tokens and gave no ids.` : "Nothing was sampled."));
+    return h("section.token-turn", { id: `tokens-${turn.turn_id}` },
+      h("header", h("h3", h("span.number", `#${turn.index}`), forkChip(turn.fork_reason)), h("span.preview", preview(turn)), h("span.space"),
+        h("span.dim.small", `${brief(prompt.length + fresh.length)} prompt · ${brief(turn.completion_ids.length)} sampled`)),
+      node);
+  }
+
+  point(cell) {
+    if (cell && cell !== this.at) this.mark(cell);
+  }
+
+  enter(strip) {
+    if (this.at && strip.contains(this.at)) return;
+    const first = strip.querySelector(".done [data-at], [data-at]");
+    if (first) this.mark(first);
+  }
+
+  step(event) {
+    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 20, ArrowUp: -20, End: Infinity, Home: -Infinity };
+    const by = steps[event.key];
+    const strip = event.target.closest(".strip");
+    if (by === undefined || !strip) return;
+    event.preventDefault();
+    const cells = [...strip.querySelectorAll("[data-at]")];
+    const at = cells.indexOf(this.at);
+    const next = cells[Math.max(0, Math.min(cells.length - 1, at + by))];
+    if (!next) return;
+    this.mark(next);
+    next.scrollIntoView({ block: "nearest" });
+    say(this.detail.textContent);
+  }
+
+  mark(cell) {
+    this.at?.classList.remove("here");
+    this.at = cell;
+    cell.classList.add("here");
+    const { turn, part, ids } = cell.parentNode.about;
+    this.show(this.facts.about(turn, part, Number(cell.dataset.at), ids, this.texts));
+  }
+
+  show(facts) {
+    this.detail.classList.toggle("idle", facts === null);
+    if (facts === null) put(this.detail, h("span.dim", "No token chosen"));
+    else put(this.detail, facts.map(([name, value, kind]) => h("span.one", h("span.dim", `${name} `), h("b.mono", { class: kind }, name === "text" ? nodes(value) : plain(value)))));
+  }
+
+  scrollTo(turnId) {
+    document.getElementById(`tokens-${turnId}`)?.scrollIntoView({ block: "start" });
+  }
+}
+
+// Special tokens look special: `<|im_end|>`, `<s>`, `[INST]`.
+const SPECIAL = /^(<\|.*\|>|<\/?[a-z_]+>|\[\/?[A-Z_]+\])$/su;
+
+function fill(chunk) {
+  if (chunk.childElementCount || !chunk.about) return;
+  const { view, turn, part, ids, from, to } = chunk.about;
+  const cells = document.createDocumentFragment();
+  for (let at = from; at < to; at += 1) {
+    const text = view.texts.get(ids[at]);
+    const kind = part === "done" ? view.facts.kind(turn, at) : "context";
+    const cell = document.createElement("span");
+    cell.className = `tok ${kind}${text === undefined ? " id" : SPECIAL.test(text) ? " special" : ""}`;
+    cell.dataset.at = at;
+    if (text === undefined) cell.textContent = ids[at];
+    else cell.append(...nodes(visible(text)));
+    cells.append(cell);
+    if (text !== undefined && text.includes("\n")) cells.append(document.createElement("br"));
+  }
+  chunk.append(cells);
+  chunk.style.removeProperty("min-height");
+}
+
+function empty(chunk) {
+  if (!chunk.childElementCount || chunk.contains(document.activeElement) || chunk.contains(chunk.about.view.at)) return;
+  chunk.style.setProperty("min-height", `${chunk.offsetHeight}px`);
+  chunk.replaceChildren();
+}
+
+// A newline is shown as a sign; what it does is done after the token.
+const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";

@@ -1,0 +1,139 @@
+"""The page `/ui` in a real browser: each view, by keyboard too, a session that grows, and nothing that axe calls serious."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steno_proxy.store.memory.store import MemoryStore
+from tests.integration.http.conftest import Proxy, running
+from tests.integration.viewer.conftest import looking
+from tests.support.shown_sessions import long_session
+
+pytestmark = pytest.mark.viewer
+
+VIEWS = {
+    "runs": ("runs", "table.rows tbody tr"),
+    "run": ("runs/fix-the-parser", "figure.chart"),
+    "groups": ("groups", "table.rows tbody tr"),
+    "group": ("groups/parser-05", "tr.parting"),
+    "sessions": ("sessions", "table.rows tbody tr"),
+    "session": ("sessions/parser-05.0", "section.turn"),
+    "tokens": ("sessions/parser-05.0?tab=tokens", ".done .tok"),
+    "timeline": ("sessions/parser-05.0?tab=timeline", ".gantt-row"),
+    "workers": ("workers", "article.worker"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_each_view_is_shown_without_a_serious_fault(proxy: Proxy, browser: Any, scheme: str) -> None:
+    async with looking(browser, proxy.url, scheme) as looker:
+        for name, (where, shows) in VIEWS.items():
+            await looker.go(where, shows)
+            await looker.shot(f"{name}-{scheme}")
+            assert await looker.faults() == [], name
+        assert looker.troubles == []
+        assert all(asked.startswith(proxy.url) for asked in looker.asked)
+
+
+async def test_a_session_is_read_from_its_list_to_a_token(proxy: Proxy, browser: Any) -> None:
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions", "table.rows tbody tr")
+        await page.select_option("select[name=status]", "aborted")
+        await page.wait_for_selector("table.rows tbody:not(:has(tr:nth-child(7))) tr:nth-child(6)")
+        await page.click("text=Clear")
+        await page.click("text=parser-05.0")
+        await page.wait_for_selector("section.turn")
+        assert await page.text_content(".fact:has(dt:text('Reward')) dd") == "1"
+        forks = await page.locator(".outline .chip").all_text_contents()
+        assert sorted(forks) == ["history rewritten", "new conversation"]
+        await page.click(".turn-line:has-text('Trailing commas')")
+        await page.wait_for_selector("section.turn >> text=A title for this conversation, please.")
+        assert await page.locator("section.turn").count() == 1
+        await page.click("role=tab[name=Tokens]")
+        await page.locator(".done .tok").first.hover()
+        said = await page.text_content(".token-detail")
+        turns = await proxy.store.turns("parser-05.0")
+        title = next(turn for turn in turns if turn.fork_reason == "new_conversation")
+        assert f"id {title.to_numpy().completion_ids[0]}" in said
+        assert f"{title.to_numpy().sampling_logprobs[0]:.4f}" in said and "base/3" in said
+        assert looker.troubles == []
+
+
+async def test_an_open_session_grows_as_it_is_recorded(proxy: Proxy, browser: Any) -> None:
+    async with looking(browser, proxy.url) as looker:
+        await proxy.chat("alive", "hello")
+        await looker.go("sessions/alive", "section.turn")
+        await proxy.chat("alive", "hello", {"role": "assistant", "content": "hello"}, "and then?")
+        await looker.page.wait_for_selector("section.turn >> text=and then?", timeout=20_000)
+        assert await looker.page.locator("section.turn").count() == 2
+        await proxy.http.post("/sessions/alive/complete", json={"reward": 0.5})
+        await looker.page.wait_for_selector(".pill.completed", timeout=20_000)
+        assert await looker.page.text_content(".fact:has(dt:text('Reward')) dd") == "0.5"
+        assert looker.troubles == []
+
+
+async def test_all_of_it_can_be_done_by_keyboard(proxy: Proxy, browser: Any) -> None:
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions/parser-05.1", "section.turn")
+        await page.focus(".turn-line >> nth=0")
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector(".turn-line[aria-current] .number:text('1')")
+        await page.focus("role=tab[name=Conversation]")
+        await page.keyboard.press("ArrowRight")
+        await page.wait_for_selector(".done .tok")
+        await page.focus(".strip >> nth=0")
+        before = await page.text_content(".token-detail")
+        await page.keyboard.press("ArrowRight")
+        after = await page.text_content(".token-detail")
+        assert "0 of" in before and "1 of" in after
+        assert looker.troubles == []
+
+
+async def test_three_hundred_turns_and_a_hundred_thousand_tokens_scroll(browser: Any) -> None:
+    """What is in the page is bounded, wherever one is; the last token of the last turn is reached, and is the right one."""
+    store = MemoryStore()
+    await long_session(store, "long")
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions/long?tab=tokens", ".done .tok")
+        most = 0
+        height = await page.evaluate("document.documentElement.scrollHeight")
+        for step in range(1, 11):
+            await page.evaluate(f"scrollTo(0, {height * step // 10})")
+            await page.wait_for_timeout(50)
+            most = max(most, await page.locator(".tok[data-at]").count())
+        assert 256 < most < 20_000, most
+        await page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        last = (await store.turns("long"))[-1]
+        shown = page.locator(f"#tokens-{last.turn_id} .done .tok").last
+        await shown.wait_for()
+        assert await shown.text_content() == str(last.to_numpy().completion_ids[-1])
+        assert looker.troubles == []
+
+
+async def test_one_logs_in_and_out(browser: Any) -> None:
+    async with (
+        running(admin_key="admin", viewer_key="viewer", worker=False) as proxy,
+        looking(browser, proxy.url) as looker,
+    ):
+        page = looker.page
+        await proxy.http.post("/sessions/seen", json={})
+        await looker.go("sessions", "form.login")
+        await page.keyboard.type("wrong")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("text=neither the admin key nor a viewer key")
+        assert await looker.faults() == []
+        await page.fill("#key", "viewer")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("text=seen")
+        assert await page.evaluate("document.cookie") == ""
+        assert "viewer" not in await page.evaluate(
+            "JSON.stringify({...localStorage, ...sessionStorage}) + location.href"
+        )
+        await page.click("text=Log out")
+        await page.wait_for_selector("form.login")
