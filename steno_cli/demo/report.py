@@ -109,7 +109,11 @@ async def show_where_to_look(console: Console, url: str, trial_id: str, keep: bo
             if not answer.is_success:
                 raise StenoError(f"GET {path} answered {answer.status_code}")
             console.print(f"  curl -s {shlex.quote(url + path)}", markup=False, soft_wrap=True)
+        page = f"{url}/ui/"
+        if not (await http.get(page)).is_success:
+            raise StenoError(f"GET {page} was refused")
     console.print(f"  {_command()} sessions show {trial_id} --proxy {url}", markup=False, soft_wrap=True)
+    console.print(f"  {page}#/sessions/{trial_id}   in a browser", markup=False, soft_wrap=True)
 
 
 def _command() -> str:
