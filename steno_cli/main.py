@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from steno.contracts.errors import ConfigError
-from steno_cli.commands import demo, doctor, env, evaluate, models, rollout, runs, serve, sessions, train, ui
+from steno_cli.commands import demo, doctor, env, evaluate, models, rollout, runs, serve, sessions, tasks, train, ui
 from steno_cli.terminal.flags import plain_commands, prose, settings_command
 from steno_cli.terminal.output import one_line_errors
 from steno_proxy.config import ProxySettings
@@ -65,6 +65,7 @@ app.command("ui", help=prose(ui.ui.__doc__), rich_help_panel="Read")(ui.ui)
 app.add_typer(sessions.app, name="sessions", rich_help_panel="Read")
 app.add_typer(runs.app, name="runs", rich_help_panel="Read")
 app.add_typer(runs.groups_app, name="groups", rich_help_panel="Read")
+app.add_typer(tasks.app, name="tasks", rich_help_panel="Read")
 app.add_typer(models.app, name="models", rich_help_panel="Read")
 plain_commands(app)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,8 @@ class CannotStart(StenoError):
 class TrialJob:
     """One attempt at a trial. folder: the trial's own, for what the executor has to remember of it and for `stdout.log` and
     `stderr.log`; workdir: inside it, where the command runs. timeout_s: None: no limit. task, url: whose trial it is, and its
-    address at the proxy, without a version; the local executor asks for neither."""
+    address at the proxy, without a version; the local executor asks for neither. Without a url nothing is to be reached. given:
+    folders of this machine by the path at which a container has them, to be read."""
 
     trial_id: str
     command: Sequence[str]
@@ -37,6 +38,7 @@ class TrialJob:
     timeout_s: float | None = None
     task: Task | None = None
     url: str = ""
+    given: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def stdout(self) -> Path:

@@ -111,8 +111,13 @@ class ContainerExecutor(Executor):
     async def run(self, job: TrialJob) -> Exit:
         """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either."""
         sandbox, image = await self._where(job)
-        route = Route(job.url)
         try:
+            if not job.url:
+                async with self._ended_with(job.trial_id):
+                    return await self._run_agent(
+                        job, self._container(job, "agent", image, sandbox, job.command, "none")
+                    )
+            route = Route(job.url)
             async with (
                 Forward(job.folder / "socket", route, (self._engine.user, self._engine.group)) as forward,
                 self._ended_with(job.trial_id),
@@ -120,11 +125,16 @@ class ContainerExecutor(Executor):
                 forwarder = await self._start_forwarder(job, forward)
                 await self._check_reach(job, route, forwarder)
                 agent = self._container(job, "agent", image, sandbox, job.command, f"container:{forwarder}")
-                mounts = (*agent.mounts, Mount(job.folder / "task.json", str(TASK_FILE)))
-                agent = replace(agent, mounts=mounts, named=job.environment.keys())
-                return await self._run(agent, job.environment, job.stdout, job.stderr, job.timeout_s)
+                return await self._run_agent(job, agent)
         except EngineError as error:
             return Exit(None, error=str(error))
+
+    async def _run_agent(self, job: TrialJob, agent: Container) -> Exit:
+        await asyncio.to_thread(self._give, *job.given.values())
+        given = (Mount(path, inside) for inside, path in job.given.items())
+        mounts = (*agent.mounts, Mount(job.folder / "task.json", str(TASK_FILE)), *given)
+        agent = replace(agent, mounts=mounts, named=job.environment.keys())
+        return await self._run(agent, job.environment, job.stdout, job.stderr, job.timeout_s)
 
     async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
         """The word of the task's tests, in a container of their own; of a task without any, the reward file's."""

@@ -1,0 +1,105 @@
+"""`steno tasks`: looks at tasks before anything is trained on them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import typer
+from pydantic import Field
+from rich.markup import escape
+from rich.table import Table
+
+from steno_cli.terminal.flags import prose, settings_command
+from steno_cli.terminal.output import EXIT_FAILURE, console
+from steno_rollouts.config import RolloutSettings
+
+if TYPE_CHECKING:
+    from steno_rollouts.task_check import CheckedTask, Verdict, Who
+
+SHOWN_TASKS = 40
+"""Of more tasks, the table has only those that failed."""
+
+app = typer.Typer(no_args_is_help=True, help="Look at tasks before anything is trained on them.")
+
+
+class CheckSettings(RolloutSettings):
+    """What `steno tasks check` runs with: of the settings of rollouts, those that say what a task is and what it was worth."""
+
+    only: Literal["oracle", "nobody"] | None = Field(None, description="run only one of the two; unset: both")
+    oracle: list[str] = Field(
+        default_factory=list,
+        description="command that solves a task, told all of its fields; without one, each task's solution/solve.sh",
+    )
+
+
+HIDDEN = frozenset(RolloutSettings.model_fields) - frozenset(
+    (
+        "tasks split filter limit shuffle_seed hide in_flight timeout_s grace_s executor image cpus memory_mb reward "
+        "reward_timeout_s work_dir keep"
+    ).split()
+)
+"""Settings of rollouts that mean nothing here: a file of rollouts may be given all the same (--config)."""
+
+
+def check(settings: CheckSettings) -> None:
+    """Run each task twice: its oracle must score 1, and nobody, who does nothing, must score 0.
+
+    No proxy and no model is needed. The oracle is the task's solution/solve.sh, or the command after --, whose {fields} may be
+    withheld ones such as {_answer}. Tasks are scored as in rollouts: by --reward, by tests/test.sh in containers, by a reward
+    file. Exit code 1: a task did not score as it must.
+    """
+    from steno_cli.demo.processes import cancelled_by_sigterm
+    from steno_rollouts.build import Prepared
+    from steno_rollouts.task_check import TaskCheck
+
+    prepared = Prepared.of(settings, "tasks-check", needs_command=False)
+    whom: list[Who] = [settings.only] if settings.only else ["oracle", "nobody"]
+
+    async def run() -> list[CheckedTask]:
+        with cancelled_by_sigterm():
+            return await TaskCheck(prepared, settings.oracle).run(whom, _tell)
+
+    try:
+        found = asyncio.run(run())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    _show(found, whom)
+    if not all(checked.holds for checked in found):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _tell(checked: CheckedTask) -> None:
+    """As it happens: what is wrong with a task."""
+    for verdict in checked.verdicts:
+        if not verdict.holds:
+            text = f"{checked.task.named}: {_words(verdict)}"
+            console(stderr=True).print(text, markup=False, soft_wrap=True)
+
+
+def _words(verdict: Verdict) -> str:
+    from steno_rollouts.task_check import WANTED
+
+    got = "has no reward" if verdict.reward is None else f"scored {verdict.reward:g}"
+    why = f": {verdict.why}" if verdict.why else ""
+    kept = f" (see {verdict.folder})" if verdict.folder else ""
+    return f"{verdict.who} {got}, must score {WANTED[verdict.who]:g}{why}{kept}"
+
+
+def _show(found: Sequence[CheckedTask], whom: Sequence[str]) -> None:
+    failed = sum(not checked.holds for checked in found)
+    table = Table("task", *whom, "", box=None)
+    for checked in found:
+        if len(found) > SHOWN_TASKS and checked.holds:
+            continue
+        rewards = ["-" if each.reward is None else f"{each.reward:g}" for each in checked.verdicts]
+        table.add_row(escape(checked.task.task_id), *rewards, "ok" if checked.holds else "[red]failed[/]")
+    if table.row_count:
+        console().print(table)
+    console().print(f"{len(found)} tasks, {len(found) - failed} ok, {failed} failed")
+
+
+_check = settings_command(CheckSettings, check, rest="oracle", hidden=HIDDEN)
+app.command("check", help=prose(check.__doc__))(_check)
