@@ -16,7 +16,7 @@ from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks import Task
 from steno_rollouts.trials.containers.engine import Container, ContainerEngine, ContainerState, Mount
-from steno_rollouts.trials.containers.forward import NotPassedOn, Route
+from steno_rollouts.trials.containers.forward import NotPassedOn, PassedOn, Route
 from steno_rollouts.trials.containers.images import Image
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import Sandbox, digest, sandbox
@@ -62,7 +62,8 @@ def test_containers_run_as_who_owns_their_files_and_never_as_root(monkeypatch: p
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     monkeypatch.setattr(os, "getegid", lambda: 99)
     mine = ContainerEngine("podman", True).create_words(CONTAINER)
-    assert "--user=1234:99" in mine and "--userns=keep-id" in mine
+    assert "--user=1234:99" in mine and "--userns=container:steno-g.0-forwarder" in mine
+    assert "--userns=keep-id" in ContainerEngine("podman", True).create_words(replace(CONTAINER, network="none"))
     assert "--userns=keep-id" not in ContainerEngine("docker", False).create_words(CONTAINER)
 
 
@@ -171,11 +172,12 @@ def test_a_digest_is_of_all_that_a_build_sees(tmp_path: Path) -> None:
 
 def test_a_request_of_the_trial_goes_to_the_proxy() -> None:
     head = b"POST /steno/g.0/v1/chat/completions?x=1 HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nConnection: keep-alive\r\nX-A: b\r\n\r\n"
-    assert ROUTE.passed_on(head) == (
-        b"POST /steno/g.0/v1/chat/completions?x=1 HTTP/1.1\r\nhost: proxy.example\r\nX-A: b\r\nconnection: close\r\n\r\n"
+    assert ROUTE.passed_on(head) == PassedOn(
+        b"POST /steno/g.0/v1/chat/completions?x=1 HTTP/1.1\r\nhost: proxy.example\r\nX-A: b\r\nconnection: close\r\n\r\n",
+        False,
     )
     assert (ROUTE.host, ROUTE.port, ROUTE.tls, ROUTE.health) == ("proxy.example", 443, True, "/steno/healthz")
-    assert ROUTE.passed_on(b"GET /steno/healthz HTTP/1.1\r\n\r\n").startswith(b"GET /steno/healthz ")
+    assert ROUTE.passed_on(b"GET /steno/healthz HTTP/1.1\r\n\r\n").head.startswith(b"GET /steno/healthz ")
     assert (Route("http://h:9/g.0").port, Route("http://h:9/g.0").health) == (9, "/healthz")
 
 
@@ -206,13 +208,32 @@ def test_a_head_that_can_be_read_in_two_ways_is_refused(head: bytes) -> None:
         ROUTE.passed_on(head + b"\r\n\r\n")
 
 
+def test_a_websocket_is_passed_on_as_one() -> None:
+    asked = b"Host: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Key: k\r\n\r\n"
+    assert ROUTE.passed_on(b"GET /steno/g.0/v1/responses HTTP/1.1\r\n" + asked) == PassedOn(
+        b"GET /steno/g.0/v1/responses HTTP/1.1\r\nhost: proxy.example\r\nSec-WebSocket-Key: k\r\nconnection: Upgrade\r\n"
+        b"upgrade: websocket\r\n\r\n",
+        True,
+    )
+    for start in (b"POST /steno/g.0/v1 HTTP/1.1\r\n", b"GET /steno/healthz HTTP/1.1\r\n"):
+        found = ROUTE.passed_on(start + asked)
+        assert (
+            not found.opens_socket and b"pgrade" not in found.head and found.head.endswith(b"connection: close\r\n\r\n")
+        )
+    for other in (b"Upgrade: h2c\r\n", b"Upgrade: websocket\r\nUpgrade: h2c\r\n"):
+        assert not ROUTE.passed_on(b"GET /steno/g.0/v1 HTTP/1.1\r\n" + other + b"\r\n").opens_socket
+    for body in (b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n"):
+        with pytest.raises(NotPassedOn, match="a WebSocket whose head has a body"):
+            ROUTE.passed_on(b"GET /steno/g.0/v1 HTTP/1.1\r\n" + body + asked)
+
+
 @given(st.binary(max_size=200))
 def test_whatever_passes_is_below_the_trial(noise: bytes) -> None:
     try:
         passed = ROUTE.passed_on(b"GET /steno/" + noise + b"\r\n\r\n")
     except NotPassedOn:
         return
-    first, *headers = passed.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    first, *headers = passed.head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     assert first.startswith((b"GET /steno/g.0/", b"GET /steno/healthz")) and first.count(b" ") == 2
     assert headers[-1] == b"connection: close"
 

@@ -117,8 +117,9 @@ class ContainerEngine:
         ]  # fmt: skip
         if self.is_podman:
             words.append("--http-proxy=false")
-            if os.geteuid():
-                words.append("--userns=keep-id")
+            if os.geteuid():  # whoever is in another's network is in its user namespace too
+                joined = container.network if container.network.startswith("container:") else "keep-id"
+                words.append(f"--userns={joined}")
         else:  # its configuration may name proxies, with their passwords
             words += [f"--env={name}=" for each in _PROXIES for name in (each, each.lower())]
         if container.home:

@@ -2,6 +2,7 @@
 proxy. Anything else is a 403, also what the proxy would refuse for want of a key: the control plane, another trial.
 
 One request for each connection (`connection: close` is put into its head), so that a head which was not looked at never follows.
+A WebSocket is passed on too: until the proxy has answered 101, nothing that comes after its head is.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,7 +25,11 @@ SOCKET = "s"
 HEAD_BYTES = 65536
 HEAD_S = 60.0
 CONNECT_S = 15.0
+ANSWER_S = 60.0
+"""For the answer to a WebSocket's head, and for what a refusal says."""
 _DROPPED = (b"host", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
+_OF_BODIES = (b"content-length", b"transfer-encoding")
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
 
 
 class NotPassedOn(Exception):
@@ -31,6 +38,14 @@ class NotPassedOn(Exception):
     def __init__(self, status: str, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+@dataclass(frozen=True)
+class PassedOn:
+    """The head of a request as the proxy gets it. opens_socket: it asks for a WebSocket."""
+
+    head: bytes
+    opens_socket: bool
 
 
 class Route:
@@ -46,8 +61,8 @@ class Route:
         self.health = f"{self.path.rpartition('/')[0]}/healthz"
         self._netloc = parts.netloc.encode()
 
-    def passed_on(self, head: bytes) -> bytes:
-        """The head of a request as the proxy gets it. Raises: NotPassedOn."""
+    def passed_on(self, head: bytes) -> PassedOn:
+        """Raises: NotPassedOn."""
         first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
         words = first.split(b" ")
         if len(words) != 3 or words[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
@@ -64,8 +79,14 @@ class Route:
             raise NotPassedOn(
                 "403 Forbidden", f"{path[:200]}: a trial reaches what is below {self.path}/ and nothing else"
             )
-        kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in _DROPPED]
-        return b"\r\n".join([first, b"host: " + self._netloc, *kept, b"connection: close", b"", b""])
+        headers = [(line.partition(b":")[0].strip().lower(), line) for line in lines]
+        upgrades = [line.partition(b":")[2].strip().lower() for name, line in headers if name == b"upgrade"]
+        opens_socket = method == b"GET" and not is_health and upgrades == [b"websocket"]
+        if opens_socket and any(name in _OF_BODIES for name, _ in headers):
+            raise NotPassedOn("400 Bad Request", "a WebSocket whose head has a body")
+        asked = [b"connection: Upgrade", b"upgrade: websocket"] if opens_socket else [b"connection: close"]
+        kept = [line for name, line in headers if name not in _DROPPED]
+        return PassedOn(b"\r\n".join([first, b"host: " + self._netloc, *kept, *asked, b"", b""]), opens_socket)
 
 
 class Forward:
@@ -120,7 +141,7 @@ class Forward:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                head = self._route.passed_on(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S))
+                asked = self._route.passed_on(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S))
             except asyncio.LimitOverrunError:
                 raise NotPassedOn(
                     "431 Request Header Fields Too Large", f"more than {HEAD_BYTES} bytes of headers"
@@ -140,7 +161,9 @@ class Forward:
             await writer.drain()
             return
         try:
-            back.write(head)
+            back.write(asked.head)
+            if asked.opens_socket and not await _opened(onward, writer):
+                return
             ways = [asyncio.create_task(_pump(reader, back)), asyncio.create_task(_pump(onward, writer))]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -159,6 +182,21 @@ class Forward:
         except OSError as error:  # TimeoutError among them
             why = error.strerror or str(error) or f"no answer in {CONNECT_S:g} s"
             raise NotPassedOn("502 Bad Gateway", f"can't connect to {route.origin}: {why}") from None
+
+
+async def _opened(onward: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Pass on the answer to a WebSocket's head. Returns: whether it is one now; if not, the whole answer has been passed on."""
+    with contextlib.suppress(TimeoutError, asyncio.LimitOverrunError):
+        async with asyncio.timeout(ANSWER_S):
+            head = await onward.readuntil(b"\r\n\r\n")
+            writer.write(head)
+            await writer.drain()
+            if head.split(b" ", 2)[1:2] == [b"101"]:
+                return True
+            length = _LENGTH.search(head)
+            writer.write(await onward.readexactly(min(int(length[1]), HEAD_BYTES)) if length else await onward.read())
+            await writer.drain()
+    return False
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
