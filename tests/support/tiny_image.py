@@ -35,7 +35,7 @@ def make(folder: Path, engine: str) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library.resolve(), target)
     archive = folder / "root.tar"
-    subprocess.run(["tar", "-C", root, "--numeric-owner", "-cf", archive, "."], check=True)
+    subprocess.run(["tar", "-C", root, "--owner=0", "--group=0", "--numeric-owner", "-cf", archive, "."], check=True)
     subprocess.run([engine, "import", archive, NAME], check=True, capture_output=True)
     return NAME
 

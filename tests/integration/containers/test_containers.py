@@ -196,7 +196,7 @@ def test_what_the_first_sandbox_lacks_is_said_before_a_group_is_registered(
     said = rollout(tasks, "--run", "absent", "--forwarder-image", "localhost/none:1", command=["sh"], code=2)
     assert "localhost/none:1" in said
     said = rollout(rollout.tasks({"id": "t", "image": "two words"}), "--run", "absent", command=["sh"], code=2)
-    assert "tasks: 't': image: got 'two words', must be the name of an image" in said
+    assert "tasks: 't' (line 1): image: got 'two words', must be the name of an image" in said
     assert sessions("absent") == {} and rollout.left() == []
 
 
