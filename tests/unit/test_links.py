@@ -11,8 +11,9 @@ from starlette.websockets import WebSocket
 from steno.contracts.chat import Job
 from steno.contracts.wire.frames import Generate, Hello, ModelCard
 from steno.contracts.wire.peer_ends import WorkerPeer
-from steno_proxy.workers.hub import Hub, RelaySettings
+from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.placement import Order
+from steno_proxy.workers.relay_settings import RelaySettings
 from tests.support.waiting import until
 
 

@@ -55,7 +55,8 @@ from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.service import TurnService
-from steno_proxy.workers.hub import Hub, RelaySettings
+from steno_proxy.workers.hub import Hub
+from steno_proxy.workers.relay_settings import RelaySettings
 from steno_proxy.workers.worker_socket import OpeningSocket
 
 if TYPE_CHECKING:

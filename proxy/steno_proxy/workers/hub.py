@@ -1,7 +1,7 @@
 """The proxy's end of the relay: workers' sockets, which workers there are, and the streams open on them.
 
-Owns who is admitted and what replaces what; the protocol is `contracts/wire/peer.py`, one worker and its socket
-`worker_channel.py`, the choice of a worker `routing.py`, a stream's mailbox `stream.py`. A worker that breaks the protocol loses
+Owns who is admitted and what replaces what; the protocol is `contracts/wire/peer.py`, one worker `worker_channel.py`, its socket
+`channel_socket.py`, the choice of a worker `routing.py`, a stream's mailbox `stream.py`. A worker that breaks the protocol loses
 its own streams and nobody else's.
 """
 
@@ -16,9 +16,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -52,23 +50,13 @@ from steno.contracts.wire.packets import (
 from steno.contracts.wire.peer import HANDSHAKE_S
 from steno.contracts.wire.peer_ends import ProxyPeer
 from steno.contracts.worker_view import WorkerView
+from steno_proxy.workers.channel_socket import CLOSE_WITHIN_S, ChannelSocket, RefusedSocket, carry, leave, receive
 from steno_proxy.workers.placement import Order, place, to_tokenize
 from steno_proxy.workers.queue import NOT_YET, WaitQueue
+from steno_proxy.workers.relay_settings import RelayCounts, RelaySettings
 from steno_proxy.workers.routing import choose, offers
 from steno_proxy.workers.stream import Stream
-from steno_proxy.workers.worker_channel import (
-    CLOSE_WITHIN_S,
-    ChannelSocket,
-    NullWatcher,
-    RelayCounts,
-    Watcher,
-    WorkerChannel,
-    check_prompt_ids,
-    leave,
-    read,
-    receive,
-    write,
-)
+from steno_proxy.workers.worker_channel import NullWatcher, Watcher, WorkerChannel, check_prompt_ids
 from steno_proxy.workers.worker_socket import opening_of
 
 logger = logging.getLogger(__name__)
@@ -81,30 +69,6 @@ LINGER_S = 15.0
 ANSWER_S = 7.5
 """How long who has a name may be silent when another boot comes with it. A worker waits 10 s for its Welcome."""
 LOOK_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class RelaySettings:
-    """The settings of the proxy's end of the relay.
-
-    heartbeat_s: seconds between heartbeats, either way.
-    silence_s: a socket on which nothing came for so long is closed.
-    resume_grace_s: how long a worker without a socket keeps its streams; then they are lost.
-    max_packet_bytes: the largest message either way; bounds the largest request.
-    window_tokens: tokens of one stream that may be on the way or unread.
-    max_waiting: turns that may wait for a place on a worker; more are refused with 429.
-    queue_s: how long each of them may wait.
-    worker_key: what workers must show; "" lets any in (loopback only: checked where the listener is made).
-    """
-
-    heartbeat_s: float = 5.0
-    silence_s: float = 20.0
-    resume_grace_s: float = 30.0
-    max_packet_bytes: int = 64 * 1024 * 1024
-    window_tokens: int = 4096
-    max_waiting: int = 1024
-    queue_s: float = 60.0
-    worker_key: str = ""
 
 
 class Hub:
@@ -292,7 +256,7 @@ class Hub:
         try:
             await websocket.accept()
             hello, key = await self._greeting(websocket, shown)
-        except _RefusedSocket as refused:
+        except RefusedSocket as refused:
             await self._refuse(websocket, refused)
             if stranger and opening is not None:  # what it has sent is kept until then
                 with contextlib.suppress(TimeoutError):
@@ -310,16 +274,16 @@ class Hub:
             self._check(key)  # once more: it may have been revoked meanwhile
             link = ChannelSocket(websocket)
             worker = self._admit(hello, link)
-        except _RefusedSocket as refused:
+        except RefusedSocket as refused:
             await self._refuse(websocket, refused)
             return
         worker.key = key
         try:
-            await self._carry(worker, link)
+            await carry(worker, link, self.counts, self._clock)
         finally:
             link.left.set()
 
-    async def _refuse(self, websocket: WebSocket, refused: _RefusedSocket) -> None:
+    async def _refuse(self, websocket: WebSocket, refused: RefusedSocket) -> None:
         self.counts.refused += 1
         logger.warning("a worker was refused: %s", refused.message)
         await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
@@ -333,16 +297,16 @@ class Hub:
                 data = await receive(websocket)
             hello = read_hello(data)
         except TimeoutError:
-            raise _RefusedSocket(CLOSE_TIMEOUT, "timeout", "no Hello in time") from None
+            raise RefusedSocket(CLOSE_TIMEOUT, "timeout", "no Hello in time") from None
         except ProtocolError as error:
             self.counts.protocol_errors += 1
-            raise _RefusedSocket(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
+            raise RefusedSocket(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
         if shown is None:
             self._check(hello.key)
         return hello, hello.key if shown is None else shown
 
     async def _make_way(self, hello: Hello) -> None:
-        """Return once this boot may have its name. Raises: _Refused: another one that lives has it.
+        """Return once this boot may have its name. Raises: RefusedSocket: another one that lives has it.
 
         A boot that comes back proves who it is by its boot id, which only it and this proxy know. A new boot proves nothing: it
         may be a restart on a machine whose last socket nobody has closed, or another worker with the same name. So the one that
@@ -357,7 +321,7 @@ class Hub:
             while old.link is link and self._clock() < asked_at + ANSWER_S:
                 if old.peer.heard_at > asked_at:
                     message = f"another worker is connected with worker_id {hello.worker_id}; try again later, or use another id"
-                    raise _RefusedSocket(CLOSE_REPLACED, NAME_TAKEN, message)
+                    raise RefusedSocket(CLOSE_REPLACED, NAME_TAKEN, message)
                 await asyncio.sleep(LOOK_S)
             if old.link is link:
                 return
@@ -368,12 +332,12 @@ class Hub:
 
     def _check(self, key: str) -> None:
         if not self.is_worker(key):
-            raise _RefusedSocket(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "wrong key: must be the workers' key")
+            raise RefusedSocket(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "wrong key: must be the workers' key")
 
     def _admit(self, hello: Hello, link: ChannelSocket) -> WorkerChannel:
         """The channel that this Hello belongs to, with the socket on it: the one it resumes, or a new one."""
         if self._closed:
-            raise _RefusedSocket(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
+            raise RefusedSocket(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
         now = self._clock()
         old = self._workers.get(hello.worker_id)
         if old is not None and old.link is not None:
@@ -398,7 +362,7 @@ class Hub:
             self.counts.protocol_errors += 1
             worker.lose(WorkerLost("the worker broke the protocol"))
             close_code = CLOSE_VERSION if error.field == VERSION else CLOSE_PROTOCOL_ERROR
-            raise _RefusedSocket(close_code, error.field or "protocol_error", error.message) from None
+            raise RefusedSocket(close_code, error.field or "protocol_error", error.message) from None
         worker.link = link
         worker.address = link.websocket.client.host if link.websocket.client is not None else ""
         worker.models, worker.max_streams = hello.models, hello.max_streams
@@ -428,42 +392,3 @@ class Hub:
             del self._workers[worker.id]
             self.watcher.lost(worker)
         self.waiting.wake()
-
-    async def _carry(self, worker: WorkerChannel, link: ChannelSocket) -> None:
-        """Read and write until the socket ends, from whichever side."""
-        reader = asyncio.create_task(read(worker, link.websocket))
-        writer = asyncio.create_task(write(worker, link))
-        ends: set[asyncio.Future[Any]] = {reader, writer, link.closing}
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reader.cancel()
-            writer.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
-            code, reason, last = link.closing.result() if link.closing.done() else (CLOSE_GOING_AWAY, "", [])
-            if worker.link is link:
-                worker.link = None
-                worker.peer.disconnected(self._clock())
-                last = worker.peer.data_to_send()
-                worker.tick()
-        for result in results:
-            if isinstance(result, ProtocolError):
-                self.counts.protocol_errors += 1
-                logger.warning("worker %s broke the protocol: %s", worker.id, result.message)
-                code, reason = CLOSE_PROTOCOL_ERROR, result.message
-            elif isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
-                raise result
-        await leave(link.websocket, code, reason, last)
-
-
-class _RefusedSocket(Exception):
-    """A socket that gets no channel."""
-
-    def __init__(self, close_code: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.close_code = close_code
-        self.code = code
-        self.message = message
-
-
-__all__ = ["Hub", "RelayCounts", "RelaySettings", "Stream"]

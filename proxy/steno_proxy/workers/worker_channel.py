@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
-
 from steno.contracts.chat import Job
 from steno.contracts.errors import (
     BadRequest,
@@ -44,49 +42,15 @@ from steno.contracts.wire.peer import BULK_SHARE, REQUESTS_SHARE, ChannelLost, D
 from steno.contracts.wire.peer_ends import ProxyPeer
 from steno.contracts.worker_view import Load, WorkerView
 from steno_proxy import metrics
+from steno_proxy.workers.channel_socket import ChannelSocket
+from steno_proxy.workers.relay_settings import RelayCounts
 from steno_proxy.workers.soundness import ExpectedAnswer
 from steno_proxy.workers.stream import Stream, rebuild
 from steno_proxy.workers.suspicion import FORGET_S, Suspicion
 
 logger = logging.getLogger(__name__)
-CLOSE_WITHIN_S = 2.0
-"""How long a closing socket may take to write what is left; a peer that has stopped reading must not hold us up."""
-
-
 MAX_COUNTS = 64
 """Prompts that one worker may be asked to count at the same time: they are rendered where turns are, and turns come first."""
-
-
-class RelayCounts:
-    """Totals since the start, for metrics. late_tokens: of streams that had been cancelled; no record holds them (I4)."""
-
-    def __init__(self) -> None:
-        self.packets = self.deltas = self.tokens = self.late_tokens = 0
-        self._told = (0, 0)
-        self.resumes = self.resent_packets = 0
-        self.channels_lost = self.protocol_errors = self.refused = 0
-
-    def grown(self) -> tuple[int, int]:
-        """(tokens, late tokens) since this was asked last."""
-        (tokens, late), self._told = self._told, (self.tokens, self.late_tokens)
-        return self.tokens - tokens, self.late_tokens - late
-
-
-class ChannelSocket:
-    """One socket. `closing` is done, with (close code, reason, last packets), when it is to be closed from this side; `left` is
-    set when it is closed."""
-
-    __slots__ = ("closing", "dirty", "left", "websocket")
-
-    def __init__(self, websocket: WebSocket) -> None:
-        self.websocket = websocket
-        self.dirty = asyncio.Event()
-        self.left = asyncio.Event()
-        self.closing: asyncio.Future[tuple[int, str, list[bytes]]] = asyncio.get_running_loop().create_future()
-
-    def close(self, code: int, reason: str, last: list[bytes] | None = None) -> None:
-        if not self.closing.done():
-            self.closing.set_result((code, reason, last or []))
 
 
 class Watcher(Protocol):
@@ -385,47 +349,3 @@ def check_prompt_ids(job: Job, card: ModelCard, field: str = "prompt") -> None:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         if not 0 <= wrong < card.vocabulary_size:
             raise BadRequest(f"token id {wrong} is not in the vocabulary of {card.vocabulary_size} tokens", field=field)
-
-
-async def receive(websocket: WebSocket) -> bytes:
-    """The next packet. Raises: WebSocketDisconnect; ProtocolError: the message is text."""
-    message = await websocket.receive()
-    if message["type"] == "websocket.disconnect":
-        raise WebSocketDisconnect(message.get("code", 1006))
-    data = message.get("bytes")
-    if data is None:
-        raise ProtocolError("a text message; packets are binary")
-    return bytes(data)
-
-
-async def read(worker: WorkerChannel, websocket: WebSocket) -> None:
-    """Read packets until the socket ends; never returns. Raises WebSocketDisconnect; ProtocolError, with the worker's peer
-    ended."""
-    try:
-        while True:
-            worker.receive(await receive(websocket))
-    except ProtocolError as error:
-        worker.fail(error.message)
-        raise
-
-
-async def write(worker: WorkerChannel, link: ChannelSocket) -> None:
-    """Write packets until another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
-    while True:
-        await link.dirty.wait()
-        link.dirty.clear()
-        if worker.link is not link:
-            return
-        for packet in worker.peer.data_to_send():
-            await link.websocket.send_bytes(packet)
-
-
-async def leave(websocket: WebSocket, code: int, reason: str, last: list[bytes]) -> None:
-    """Say the last words and close, within CLOSE_WITHIN_S; a socket that is already gone is left as it is."""
-    try:
-        async with asyncio.timeout(CLOSE_WITHIN_S):
-            for packet in last:
-                await websocket.send_bytes(packet)
-            await websocket.close(code, reason.encode()[:120].decode(errors="ignore"))
-    except (WebSocketDisconnect, RuntimeError, TimeoutError, OSError) as error:
-        logger.debug("a worker's socket was closed before the last frames were sent: %s", error)

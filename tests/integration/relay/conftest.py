@@ -15,8 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from steno.contracts.wire.frames import StreamEvent
 from steno_proxy.api.control.workers import router
-from steno_proxy.workers.hub import Hub, RelaySettings, Stream
+from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.placement import Order
+from steno_proxy.workers.relay_settings import RelaySettings
+from steno_proxy.workers.stream import Stream
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics

@@ -17,7 +17,8 @@ from steno_proxy.pace import LARGE_BYTES
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.service import TurnService
-from steno_proxy.workers.hub import Hub, RelaySettings
+from steno_proxy.workers.hub import Hub
+from steno_proxy.workers.relay_settings import RelaySettings
 from steno_proxy.workers.stream import Stream
 
 
