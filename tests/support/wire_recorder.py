@@ -22,7 +22,7 @@ from typing import Any
 from steno.contracts.records import RESERVED_TRIAL_IDS
 from steno_proxy.api.agents.generation import DIALECTS
 from steno_proxy.dialects.base import Dialect
-from steno_proxy.dialects.gemini.dialect import Gemini
+from steno_proxy.dialects.gemini.dialect import GeminiDialect
 from tests.wire.filler import texts_in, without_prose
 from tests.wire.fixture import Answer, Exchange, Recording, named, write
 
@@ -138,7 +138,7 @@ def _answer(turn: dict[str, Any], numbers: dict[str, int], events: list[str]) ->
 
 
 def _dialect(name: str) -> Dialect:
-    return next(dialect for dialect in (*DIALECTS, Gemini()) if dialect.name == name)
+    return next(dialect for dialect in (*DIALECTS, GeminiDialect()) if dialect.name == name)
 
 
 def _events(answer: bytes) -> list[str]:

@@ -115,7 +115,7 @@ class Writer(Protocol):
 
 
 @runtime_checkable
-class Breaker(Protocol):
+class FailureWriter(Protocol):
     """A writer whose format ends a failed stream with events that depend on what it has said so far."""
 
     def broken(self, error: StenoError) -> bytes:
@@ -124,7 +124,7 @@ class Breaker(Protocol):
 
 
 @runtime_checkable
-class ShowsPrompt(Protocol):
+class PromptIdsWriter(Protocol):
     """A writer that can show the ids of the prompt, to a client that asked for them (`CanonicalRequest.returns_ids`)."""
 
     def prompt(self, ids: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import StenoError
-from steno_proxy.dialects.base import Breaker, Choice, Dialect, Header, Piece, ShowsPrompt, Writer
+from steno_proxy.dialects.base import Choice, Dialect, FailureWriter, Header, Piece, PromptIdsWriter, Writer
 from steno_proxy.turns.interfaces import TurnClient
 
 STALL_S = 2.0
@@ -91,7 +91,7 @@ class LogReader:
 
     def broken(self, error: StenoError) -> bytes:
         """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
-        if isinstance(self._writer, Breaker):
+        if isinstance(self._writer, FailureWriter):
             return b"".join([*self._openings.values(), self._writer.broken(error)])
         return self._dialect.broken(error)
 
@@ -103,7 +103,7 @@ class LogReader:
         """The events before a choice's first, until that was put; made before it is, since events may be numbered."""
         assert self._writer is not None
         if index not in self._openings:
-            if self._asked.returns_ids and isinstance(self._writer, ShowsPrompt):
+            if self._asked.returns_ids and isinstance(self._writer, PromptIdsWriter):
                 self._writer.prompt(of.prompt_ids)
             self._openings[index] = self._writer.begin(index, of.prompt_tokens, of.cached_tokens)
         return self._openings[index]

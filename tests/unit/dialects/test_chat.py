@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from steno.contracts.chat import CanonicalRequest, ResponseFormat, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import BadRequest, NoWorker
 from steno_proxy.dialects.base import Choice, Header, Piece
-from steno_proxy.dialects.openai.chat import Chat, Reasoning
+from steno_proxy.dialects.openai.chat import ChatDialect, Reasoning
 
-CHAT = Chat()
+CHAT = ChatDialect()
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 HEADER = Header("0123456789ab", 1700000000, "m")
@@ -384,7 +384,7 @@ def test_a_body_has_null_content_beside_tool_calls() -> None:
 def test_reasoning_is_in_the_fields_that_the_setting_says_and_comes_back_as_one(
     said: Reasoning, fields: list[str]
 ) -> None:
-    chat = Chat(said)
+    chat = ChatDialect(said)
     expected = dict.fromkeys(fields, "r")
     [event] = events(chat.writer(parse(stream=True), HEADER).piece(0, Piece(reasoning="r")))
     assert event["choices"][0]["delta"] == expected

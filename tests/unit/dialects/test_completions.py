@@ -11,9 +11,9 @@ from steno.contracts.chat import CanonicalRequest, TokenLogprob
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import ids_to_bytes
 from steno_proxy.dialects.base import Choice, Header, Piece
-from steno_proxy.dialects.openai.completions import Completions
+from steno_proxy.dialects.openai.completions import CompletionsDialect
 
-COMPLETIONS = Completions()
+COMPLETIONS = CompletionsDialect()
 HEADER = Header("0123456789ab", 1700000000, "m")
 
 

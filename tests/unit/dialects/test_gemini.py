@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from steno.contracts.chat import CanonicalRequest, Job, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import BadRequest, BudgetSpent, ContextOverflow, Gone, NoWorker, StenoError
 from steno_proxy.dialects.base import Choice, Header, Piece
-from steno_proxy.dialects.gemini.dialect import Gemini
+from steno_proxy.dialects.gemini.dialect import GeminiDialect
 
 HEADER = Header("0123456789ab", 1_700_000_000, "gemini-x")
-EVENTS, ARRAY, WHOLE = Gemini(stream=True, sse=True), Gemini(stream=True), Gemini()
+EVENTS, ARRAY, WHOLE = GeminiDialect(stream=True, sse=True), GeminiDialect(stream=True), GeminiDialect()
 
 
 @dataclass
@@ -52,7 +52,7 @@ def request(*, thoughts: bool = False, top: int | None = None, n: int = 1) -> Ca
     return CanonicalRequest("gemini", "gemini-x", Job(top_logprobs=top), n=n, kept=kept)
 
 
-def streamed(dialect: Gemini, asked: CanonicalRequest, *said: Said) -> bytes:
+def streamed(dialect: GeminiDialect, asked: CanonicalRequest, *said: Said) -> bytes:
     writer = dialect.writer(asked, HEADER)
     out = [writer.begin(i, 11, 5) for i in range(len(said))]
     out += [writer.piece(i, piece) for i, each in enumerate(said) for piece in each.pieces]
@@ -237,7 +237,7 @@ def test_logprobs_only_for_those_who_ask() -> None:
 
 def test_a_keepalive_is_nothing_to_the_sdk_and_to_json() -> None:
     said = Said([Piece("a"), Piece("b")])
-    keepalive = Gemini.keepalive
+    keepalive = GeminiDialect.keepalive
     data = keepalive * 2 + streamed(EVENTS, request(), said).replace(b"\n\n", b"\n\n" + keepalive * 3)
     assert read(sdk.stream(data, [3, 40]))["text"] == "ab"
     assert len(json.loads(keepalive + streamed(ARRAY, request(), said) + keepalive)) == 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steno.contracts.chat import CanonicalRequest, Sampling
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.gemini.contents import sign, signed
-from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
+from steno_proxy.dialects.gemini.dialect import GeminiCount, GeminiDialect
 from steno_proxy.dialects.gemini.schema import json_schema
 
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]
@@ -20,7 +20,7 @@ TOOLS = [{"functionDeclarations": [{"name": "f"}, {"name": "g"}, {"name": "h"}]}
 
 
 def parse(contents: Any = HI, **body: Any) -> CanonicalRequest:
-    return Gemini().parse(json.dumps({"contents": contents, **body}).encode())
+    return GeminiDialect().parse(json.dumps({"contents": contents, **body}).encode())
 
 
 def said(*contents: Any) -> list[dict[str, Any]]:
@@ -303,7 +303,7 @@ def test_formats_of_the_response(config: dict[str, Any], kind: str, schema: Any)
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        Gemini().parse(json.dumps({"contents": HI} | body).encode())
+        GeminiDialect().parse(json.dumps({"contents": HI} | body).encode())
     assert refused.value.field == field
 
 
@@ -319,7 +319,7 @@ def test_bodies_that_are_none() -> None:
     )
     for body in (b"", b"[]", b'"x"', b"{", b'{"contents": "hi"}', deep, tools):
         with pytest.raises(BadRequest):
-            Gemini().parse(body)
+            GeminiDialect().parse(body)
         with pytest.raises(BadRequest):
             GeminiCount().parse_count(body)
 
@@ -372,7 +372,7 @@ JSON = st.recursive(
 )
 def test_nonsense_is_refused_and_nothing_else_is_raised(body: dict[str, Any]) -> None:
     try:
-        request = Gemini().parse(json.dumps(body).encode())
+        request = GeminiDialect().parse(json.dumps(body).encode())
     except BadRequest:
         return
     assert request.job.messages

@@ -11,11 +11,11 @@ import pytest
 from steno.contracts.chat import CanonicalRequest, has_images
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import parts
-from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
+from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect
 from steno_proxy.dialects.base import Dialect
-from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
-from steno_proxy.dialects.openai.chat import Chat
-from steno_proxy.dialects.responses.dialect import Responses, ResponsesCount
+from steno_proxy.dialects.gemini.dialect import GeminiCount, GeminiDialect
+from steno_proxy.dialects.openai.chat import ChatDialect
+from steno_proxy.dialects.responses.dialect import ResponsesCount, ResponsesDialect
 from steno_proxy.sessions.normalise import message_digest
 
 PIXELS = base64.b64encode(b"\x89PNG not really").decode()
@@ -82,10 +82,10 @@ def gemini() -> dict[str, Any]:
 
 
 SHOWN: list[tuple[Dialect, dict[str, Any], list[str]]] = [
-    (Chat(), chat(), ["messages.0.content.1.image_url", "messages.2.content.1.image_url"]),
-    (Messages(), messages(), ["messages.0.content.1.source", "messages.2.content.0.content.1.source"]),
-    (Responses(), responses(), ["input.0.content.1.image_url", "input.2.output.1.image_url"]),
-    (Gemini(), gemini(), ["contents.0.parts.1.inlineData.data",
+    (ChatDialect(), chat(), ["messages.0.content.1.image_url", "messages.2.content.1.image_url"]),
+    (MessagesDialect(), messages(), ["messages.0.content.1.source", "messages.2.content.0.content.1.source"]),
+    (ResponsesDialect(), responses(), ["input.0.content.1.image_url", "input.2.output.1.image_url"]),
+    (GeminiDialect(), gemini(), ["contents.0.parts.1.inlineData.data",
                           "contents.2.parts.0.functionResponse.parts.0.fileData.fileUri"]),
 ]  # fmt: skip
 
@@ -154,24 +154,24 @@ def test_an_image_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
-    (Chat(), {"messages": [{"role": "system", "content": [image()]}]}, "messages.0.content.0.type"),
-    (Chat(), {"messages": [{"role": "assistant", "content": [image()]}]}, "messages.0.content.0.type"),
-    (Messages(), {"system": [{"type": "image"}], "messages": [{"role": "user", "content": "x"}]}, "system.0.type"),
-    (Messages(), {"messages": [{"role": "user", "content": [
+    (ChatDialect(), {"messages": [{"role": "system", "content": [image()]}]}, "messages.0.content.0.type"),
+    (ChatDialect(), {"messages": [{"role": "assistant", "content": [image()]}]}, "messages.0.content.0.type"),
+    (MessagesDialect(), {"system": [{"type": "image"}], "messages": [{"role": "user", "content": "x"}]}, "system.0.type"),
+    (MessagesDialect(), {"messages": [{"role": "user", "content": [
         {"type": "image", "source": {"type": "file", "file_id": "file_1"}}]}]}, "messages.0.content.0.source.type"),
-    (Messages(), {"messages": [{"role": "user", "content": [
+    (MessagesDialect(), {"messages": [{"role": "user", "content": [
         {"type": "image", "source": {"type": "base64", "data": PIXELS}}]}]}, "messages.0.content.0.source.media_type"),
-    (Responses(), {"input": [{"role": "developer", "content": [{"type": "input_image", "image_url": DATA}]}]},
+    (ResponsesDialect(), {"input": [{"role": "developer", "content": [{"type": "input_image", "image_url": DATA}]}]},
      "input.0.content.0.type"),
-    (Responses(), {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]},
+    (ResponsesDialect(), {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]},
      "input.0.content.0.file_id"),
-    (Responses(), {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": DATA}]}]},
+    (ResponsesDialect(), {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": DATA}]}]},
      "input.0.content.0.type"),
-    (Gemini(), {"contents": [{"role": "model", "parts": [{"inlineData": {"mimeType": "image/png", "data": PIXELS}}]}]},
+    (GeminiDialect(), {"contents": [{"role": "model", "parts": [{"inlineData": {"mimeType": "image/png", "data": PIXELS}}]}]},
      "contents.0.parts.0.inlineData"),
-    (Gemini(), {"contents": [{"parts": [{"inlineData": {"mimeType": "application/pdf", "data": PIXELS}}]}]},
+    (GeminiDialect(), {"contents": [{"parts": [{"inlineData": {"mimeType": "application/pdf", "data": PIXELS}}]}]},
      "contents.0.parts.0.inlineData.mimeType"),
-    (Gemini(), {"contents": [{"parts": [{"inlineData": {"mimeType": "image/png"}}]}]},
+    (GeminiDialect(), {"contents": [{"parts": [{"inlineData": {"mimeType": "image/png"}}]}]},
      "contents.0.parts.0.inlineData.data"),
 ]  # fmt: skip
 
@@ -186,13 +186,13 @@ def test_where_no_image_can_stand_it_is_refused_by_name(dialect: Dialect, body: 
 def test_a_result_that_is_an_error_says_so_before_its_image() -> None:
     shown = {"type": "image", "source": {"type": "url", "url": AT}}
     result = {"type": "tool_result", "tool_use_id": CALL, "content": [shown], "is_error": True}
-    [tool] = parse(Messages(), {"messages": [{"role": "user", "content": [result]}]}).job.messages
+    [tool] = parse(MessagesDialect(), {"messages": [{"role": "user", "content": [result]}]}).job.messages
     assert tool["content"] == [text("Error: "), image(AT)]
 
 
 def test_an_image_alone_is_a_message() -> None:
     shown = {"type": "image", "source": {"type": "url", "url": AT}}
-    [user] = parse(Messages(), {"messages": [{"role": "user", "content": [shown]}]}).job.messages
+    [user] = parse(MessagesDialect(), {"messages": [{"role": "user", "content": [shown]}]}).job.messages
     assert user == {"role": "user", "content": [image(AT)]}
 
 

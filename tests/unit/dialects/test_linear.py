@@ -25,11 +25,11 @@ from steno.contracts.chat import CanonicalRequest, Job
 from steno.contracts.errors import BadRequest, StenoError
 from steno.contracts.records import IndexRow, SamplingPolicy, Timings, Turn
 from steno.contracts.wire.frames import Generate
-from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
-from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
-from steno_proxy.dialects.openai.chat import Chat
-from steno_proxy.dialects.openai.completions import Completions
-from steno_proxy.dialects.responses.dialect import Responses, ResponsesCount
+from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect
+from steno_proxy.dialects.gemini.dialect import GeminiCount, GeminiDialect
+from steno_proxy.dialects.openai.chat import ChatDialect
+from steno_proxy.dialects.openai.completions import CompletionsDialect
+from steno_proxy.dialects.responses.dialect import ResponsesCount, ResponsesDialect
 from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
@@ -57,11 +57,11 @@ LARGER = {
 }
 """Shapes where what could be a square is a copy of bytes or a search, both fast: it shows at sizes so many times as large."""
 DIALECTS: dict[str, Any] = {
-    "chat": Chat(),
-    "completions": Completions(),
-    "messages": Messages(),
-    "responses": Responses(),
-    "gemini": Gemini(),
+    "chat": ChatDialect(),
+    "completions": CompletionsDialect(),
+    "messages": MessagesDialect(),
+    "responses": ResponsesDialect(),
+    "gemini": GeminiDialect(),
 }
 COUNTERS: dict[str, Any] = {"messages": MessagesCount(), "responses": ResponsesCount(), "gemini": GeminiCount()}
 REPLY = {"role": "assistant", "content": "done"}

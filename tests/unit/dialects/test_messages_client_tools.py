@@ -13,14 +13,16 @@ import typing_extensions as typing
 from anthropic.types.beta import beta_memory_tool_20250818_command as memory
 
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.anthropic.dialect import Messages
+from steno_proxy.dialects.anthropic.dialect import MessagesDialect
 
 SCREEN = {"display_width_px": 1024, "display_height_px": 768}
 
 
 def offered(*tools: dict[str, Any], **fields: Any) -> Any:
     messages = [{"role": "user", "content": "go"}]
-    return Messages().parse(json.dumps({"max_tokens": 9, "messages": messages, "tools": tools} | fields).encode())
+    return MessagesDialect().parse(
+        json.dumps({"max_tokens": 9, "messages": messages, "tools": tools} | fields).encode()
+    )
 
 
 def of_the_sdk() -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.chat import CanonicalRequest, Job
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount, blocks
+from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect, blocks
 from steno_proxy.sessions.call_ids import echoed_ids
 from steno_proxy.sessions.normalise import message_digest
 
@@ -21,7 +21,7 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
 def parse(**body: Any) -> CanonicalRequest:
-    return Messages().parse(json.dumps({"model": "m", "max_tokens": 9, "messages": [USER], **body}).encode())
+    return MessagesDialect().parse(json.dumps({"model": "m", "max_tokens": 9, "messages": [USER], **body}).encode())
 
 
 def messages(*given: Any, **body: Any) -> list[dict[str, Any]]:
@@ -287,6 +287,6 @@ def through_javascript(value: Any) -> Any:
 def test_any_json_is_parsed_or_refused(body: Any) -> None:
     for given_body in (body, {"messages": body}, {"messages": [{"role": "user", "content": body}]}):
         try:
-            Messages().parse(json.dumps(given_body).encode())
+            MessagesDialect().parse(json.dumps(given_body).encode())
         except BadRequest as error:
             assert error.message

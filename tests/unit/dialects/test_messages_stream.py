@@ -24,7 +24,7 @@ from steno.contracts.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from steno_proxy.dialects.anthropic.dialect import Messages, blocks, signature
+from steno_proxy.dialects.anthropic.dialect import MessagesDialect, blocks, signature
 from steno_proxy.dialects.base import Choice, Header, Piece
 
 TURN = "0123456789ab"
@@ -87,7 +87,7 @@ def choice(message: dict[str, Any], finish: str = "stop", **more: Any) -> Choice
 
 def stream(pieces: list[Piece], ended: Choice) -> bytes:
     """As the turn drives a writer; and its promise about `closes` (I3) is kept on the way."""
-    writer = Messages().writer(REQUEST, HEADER)
+    writer = MessagesDialect().writer(REQUEST, HEADER)
     out = writer.begin(0, 100, 0)
     for piece in pieces:
         closes = writer.closes(0, piece)
@@ -157,8 +157,8 @@ def test_the_sdk_reads_back_any_answer_in_any_chunking(given: tuple[dict[str, An
     message = canonical(answer)
     ended = choice(message, "tool_calls" if answer["calls"] else "stop")
     streamed = WIRE.read_stream(stream(pieces, ended))
-    whole = WIRE.read(Messages().answer(REQUEST, HEADER, [ended]))
-    projection = json.loads(Messages().answer(REQUEST, HEADER, [ended]))["content"]
+    whole = WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [ended]))
+    projection = json.loads(MessagesDialect().answer(REQUEST, HEADER, [ended]))["content"]
     for read in (streamed, whole):
         seen = [
             {key: value for key, value in block.model_dump().items() if value is not None and key != "parsed_output"}
@@ -235,7 +235,7 @@ def test_the_events_of_an_answer_in_their_order() -> None:
 def test_stop_reasons(finish: str, stop: str, reason: str, sequence: str | None) -> None:
     ended = choice({"content": "a"}, finish, stop=stop)
     for read in (
-        WIRE.read(Messages().answer(REQUEST, HEADER, [ended])),
+        WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [ended])),
         WIRE.read_stream(stream([Piece(content="a")], ended)),
     ):
         assert (read.stop_reason, read.stop_sequence) == (reason, sequence)
@@ -243,13 +243,13 @@ def test_stop_reasons(finish: str, stop: str, reason: str, sequence: str | None)
 
 def test_an_empty_answer_has_no_blocks() -> None:
     assert WIRE.read_stream(stream([], choice({}))).content == []
-    assert WIRE.read(Messages().answer(REQUEST, HEADER, [choice({"content": " \n"})])).content == []
+    assert WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [choice({"content": " \n"})])).content == []
 
 
 @pytest.mark.parametrize("arguments", ['{"cut', "[1]", "text"])
 def test_arguments_that_are_no_object_are_given_as_they_were_sampled(arguments: str) -> None:
     ended = choice(canonical({"content": "", "reasoning": "", "calls": [("f", arguments)]}), "tool_calls")
-    [block] = WIRE.read(Messages().answer(REQUEST, HEADER, [ended])).content
+    [block] = WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [ended])).content
     assert block.type == "tool_use" and block.input == {"__unparsedToolInput": arguments}
     events = WIRE.events(stream([Piece(tool_calls=[call(0, arguments, "f")])], ended))
     assert [e.delta.partial_json for e in events if e.type == "content_block_delta"] == [arguments]
@@ -257,7 +257,7 @@ def test_arguments_that_are_no_object_are_given_as_they_were_sampled(arguments: 
 
 def test_numbers_in_arguments_are_written_as_they_were_sampled() -> None:
     ended = choice(canonical({"content": "", "reasoning": "", "calls": [("f", '{"a":1.0,"b":123456789012345678901}')]}))
-    assert b'"input":{"a":1.0,"b":123456789012345678901}' in Messages().answer(REQUEST, HEADER, [ended])
+    assert b'"input":{"a":1.0,"b":123456789012345678901}' in MessagesDialect().answer(REQUEST, HEADER, [ended])
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ ERRORS: list[tuple[StenoError, type[anthropic.APIStatusError], str]] = [
 @pytest.mark.parametrize(("error", "kind", "word"), ERRORS, ids=lambda value: getattr(value, "code", ""))
 def test_errors_before_the_first_byte(error: StenoError, kind: type[anthropic.APIStatusError], word: str) -> None:
     wire = Wire()
-    wire.status, wire.body = error.status, Messages().error(error, "r1")
+    wire.status, wire.body = error.status, MessagesDialect().error(error, "r1")
     with pytest.raises(kind) as caught:
         wire.ask()
     assert caught.value.body == {"type": "error", "error": {"type": word, "message": "no"}, "request_id": "r1"}
@@ -286,8 +286,8 @@ def test_errors_before_the_first_byte(error: StenoError, kind: type[anthropic.AP
 
 
 def test_an_error_after_the_first_byte_is_an_event() -> None:
-    writer = Messages().writer(REQUEST, HEADER)
-    raw = writer.begin(0, 1, 0) + writer.piece(0, Piece(content="a")) + Messages().broken(NoWorker("gone"))
+    writer = MessagesDialect().writer(REQUEST, HEADER)
+    raw = writer.begin(0, 1, 0) + writer.piece(0, Piece(content="a")) + MessagesDialect().broken(NoWorker("gone"))
     with pytest.raises(anthropic.APIStatusError) as caught:
         WIRE.events(raw)
     assert caught.value.body == {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
@@ -296,7 +296,7 @@ def test_an_error_after_the_first_byte_is_an_event() -> None:
 @pytest.mark.parametrize(("prompt", "maximum"), [(131, 100), (100, 99)])
 def test_context_overflow_in_the_words_that_clients_look_for(prompt: int, maximum: int) -> None:
     error = ContextOverflow("too long", prompt_tokens=prompt, context_tokens=100)
-    shown = json.loads(Messages().error(error))["error"]
+    shown = json.loads(MessagesDialect().error(error))["error"]
     assert shown["message"] == f"prompt is too long: {prompt} tokens > {maximum} maximum"
 
 

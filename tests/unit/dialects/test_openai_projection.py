@@ -16,8 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from steno.contracts.chat import ToolCallPiece
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
-from steno_proxy.dialects.openai.chat import Chat
-from steno_proxy.dialects.openai.completions import Completions
+from steno_proxy.dialects.openai.chat import ChatDialect
+from steno_proxy.dialects.openai.completions import CompletionsDialect
 
 TURN = "0123456789ab"
 HEADER = Header(TURN, 1700000000, "m")
@@ -113,12 +113,12 @@ def check_usage(usage: Any, count: int) -> None:
 def test_a_chat_reads_back_as_its_projection(said: list[tuple[dict[str, Any], list[Piece]]]) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     state = ChatCompletionStreamState()
-    for chunk in chunks(Chat(), body, said):
+    for chunk in chunks(ChatDialect(), body, said):
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
     streamed = state.current_completion_snapshot
-    request = Chat().parse(json.dumps(body | {"n": len(said)}).encode())
+    request = ChatDialect().parse(json.dumps(body | {"n": len(said)}).encode())
     choices = [ended(answer, index) for index, (answer, _) in enumerate(said)]
-    whole = ChatCompletion.model_validate_json(Chat().answer(request, HEADER, choices))
+    whole = ChatCompletion.model_validate_json(ChatDialect().answer(request, HEADER, choices))
     assert streamed.id == whole.id == f"chatcmpl-{TURN}"
     for found in (streamed, whole):
         assert [choice.finish_reason for choice in found.choices] == [choice.finish_reason for choice in choices]
@@ -129,14 +129,14 @@ def test_a_chat_reads_back_as_its_projection(said: list[tuple[dict[str, Any], li
 @settings(max_examples=40)
 @given(SPOKEN)
 def test_a_completion_reads_back_as_its_text(said: list[tuple[dict[str, Any], list[Piece]]]) -> None:
-    events = [Completion.construct(**chunk) for chunk in chunks(Completions(), {"prompt": "hi"}, said)]
+    events = [Completion.construct(**chunk) for chunk in chunks(CompletionsDialect(), {"prompt": "hi"}, said)]
     texts = [""] * len(said)
     for event in events:
         for choice in event.choices:
             texts[choice.index] += choice.text
-    request = Completions().parse(json.dumps({"prompt": "hi", "n": len(said)}).encode())
+    request = CompletionsDialect().parse(json.dumps({"prompt": "hi", "n": len(said)}).encode())
     choices = [ended(answer, index) for index, (answer, _) in enumerate(said)]
-    whole = Completion.construct(**json.loads(Completions().answer(request, HEADER, choices)))
+    whole = Completion.construct(**json.loads(CompletionsDialect().answer(request, HEADER, choices)))
     assert texts == [choice.text for choice in whole.choices] == [answer["content"] for answer, _ in said]
     for usage in (events[-1].usage, whole.usage):
         check_usage(usage, len(said))

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from steno.contracts.chat import RECORDED, ResponseFormat
 from steno.contracts.errors import BadRequest, NotFound, NoWorker
-from steno_proxy.dialects.responses.dialect import Responses, turn_of_response
+from steno_proxy.dialects.responses.dialect import ResponsesDialect, turn_of_response
 from steno_proxy.dialects.responses.items import seal
 from steno_proxy.dialects.responses.output import ResponsesRequest
 from steno_proxy.sessions.normalise import message_digest
 
-RESPONSES = Responses()
+RESPONSES = ResponsesDialect()
 USER = {"role": "user", "content": "hi"}
 TURN = "0123456789ab"
 F: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}

@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 from steno.contracts.chat import TokenLogprob, ToolCallPiece
 from steno.contracts.errors import ContextOverflow, EngineFailed, WorkerLost
 from steno_proxy.dialects.base import Choice, Header, Piece
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.dialects.responses.output import ResponsesRequest
 from steno_proxy.dialects.responses.text import FreeText, free_text
 from steno_proxy.sessions.normalise import message_digest
 
-RESPONSES = Responses()
+RESPONSES = ResponsesDialect()
 TURN = "0123456789ab"
 HEADER = Header(TURN, 1700000000, "m")
 PLAIN: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}

@@ -12,17 +12,17 @@ from steno.contracts.errors import BadRequest
 from steno.contracts.records import SamplingPolicy, ids_to_bytes
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
 from steno_proxy.dialects.openai import chat_request, common, completions
-from steno_proxy.dialects.openai.chat import Chat
-from steno_proxy.dialects.openai.completions import Completions
+from steno_proxy.dialects.openai.chat import ChatDialect
+from steno_proxy.dialects.openai.completions import CompletionsDialect
 from steno_proxy.dialects.openai.vllm_fields import CHAT, COMPLETIONS, FIELDS, RESPONSES, Field
 from steno_proxy.dialects.responses import dialect as responses
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.sessions import law
 
 DIALECTS: dict[str, tuple[Dialect, dict[str, Any], type]] = {
-    CHAT: (Chat(), {"messages": [{"role": "user", "content": "hi"}]}, chat_request.ChatBody),
-    COMPLETIONS: (Completions(), {"prompt": "hi"}, completions._CompletionsBody),
-    RESPONSES: (Responses(), {"input": "hi"}, responses._ResponsesBody),
+    CHAT: (ChatDialect(), {"messages": [{"role": "user", "content": "hi"}]}, chat_request.ChatBody),
+    COMPLETIONS: (CompletionsDialect(), {"prompt": "hi"}, completions._CompletionsBody),
+    RESPONSES: (ResponsesDialect(), {"input": "hi"}, responses._ResponsesBody),
 }
 BENT = {
     "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1,
@@ -223,7 +223,7 @@ def test_hidden_reasoning_is_in_no_event_nor_are_the_ids_that_spell_it() -> None
     said = json.dumps(events(CHAT, asked, *pieces()))
     assert "hm" not in said and '"token_ids"' not in said and '"so"' in said and '"prompt_token_ids"' in said
     done = Choice(0, THOUGHT, "stop", 2, 3, ids=IDS, prompt_ids=PROMPT)
-    body = json.loads(Chat().answer(asked, HEADER, [done]))
+    body = json.loads(ChatDialect().answer(asked, HEADER, [done]))
     assert "reasoning_content" not in body["choices"][0]["message"] and "token_ids" not in body["choices"][0]
     assert THOUGHT["reasoning_content"] == "hm"  # what is recorded is not touched
 

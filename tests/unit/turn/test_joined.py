@@ -12,8 +12,8 @@ from steno.contracts.chat import Sampling
 from steno.contracts.errors import EngineFailed
 from steno.contracts.wire.frames import Started
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
-from steno_proxy.dialects.openai.chat import Chat
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.openai.chat import ChatDialect
+from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.turns import joined as module
 from steno_proxy.turns.joined import ClientTooSlow, JoinedReader
 
@@ -63,7 +63,7 @@ class Host:
 def join(*, stream: bool = True, dialect: Dialect | None = None) -> tuple[JoinedReader, Reader, Host]:
     client, host = Reader(), Host()
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "input": "x", "stream": stream}
-    dialect = dialect or Chat()
+    dialect = dialect or ChatDialect()
     asked = dialect.parse(msgspec.json.encode(body))
     return JoinedReader(host, dialect, asked, client, Header("0" * 12, 1, "m")), client, host
 
@@ -120,7 +120,7 @@ async def test_a_failure_comes_after_what_came_before_it_and_ends_it() -> None:
 
 
 async def test_what_begins_an_answer_is_numbered_before_its_first_piece() -> None:
-    joined, client, _ = join(dialect=Responses())
+    joined, client, _ = join(dialect=ResponsesDialect())
     client.reads.set()
     joined.catch_up(0, STARTED, [Piece()])  # says nothing yet
     joined.piece(0, Piece("ab"), STARTED)
@@ -135,7 +135,7 @@ async def test_what_begins_an_answer_is_numbered_before_its_first_piece() -> Non
 
 @pytest.mark.parametrize("pieces", [[], [Piece()], [Piece("a")], [Piece(reasoning="a"), Piece("b")]])
 async def test_an_answer_that_breaks_has_a_beginning_and_numbers_without_gaps(pieces: list[Piece]) -> None:
-    joined, client, _ = join(dialect=Responses())
+    joined, client, _ = join(dialect=ResponsesDialect())
     client.reads.set()
     joined.catch_up(0, STARTED, pieces)
     error = EngineFailed("the engine has died")
@@ -163,7 +163,7 @@ async def test_however_much_there_was_before_it_came_it_gets(monkeypatch: pytest
 
 async def test_what_is_cut_off_for_slowness_never_looks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
-    joined, client, host = join(dialect=Responses())
+    joined, client, host = join(dialect=ResponsesDialect())
     client.reads.set()
     host.may_save.clear()
     joined.catch_up(0, STARTED, [Piece(reasoning="r"), Piece("a")])

@@ -12,7 +12,7 @@ import pytest
 from steno.contracts.errors import BudgetSpent
 from steno.contracts.records import Limits, Session
 from steno.contracts.wire.frames import ModelCard
-from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.pace import LARGE_BYTES
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.memory.store import MemoryStore
@@ -42,10 +42,10 @@ async def test_of_requests_that_begin_at_once_no_more_run_than_may(size: int) ->
 
     async def one(number: int) -> bool:
         body = {"model": "m", "messages": [{"role": "user", "content": f"hi {number}"}]}
-        asked = Chat().parse(json.dumps(body).encode())
+        asked = ChatDialect().parse(json.dumps(body).encode())
         asked.body_bytes = size
         try:
-            await turns.open("t", Chat(), asked, Client())  # type: ignore[arg-type]
+            await turns.open("t", ChatDialect(), asked, Client())  # type: ignore[arg-type]
         except BudgetSpent:
             return False
         return True

@@ -23,7 +23,7 @@ from steno_proxy.api.agents.generation import GenerationEndpoint
 from steno_proxy.api.agents.lookup import look_up
 from steno_proxy.api.agents.models import ModelListEndpoint, served_as
 from steno_proxy.auth.keys import Keyring, key_of
-from steno_proxy.dialects.gemini.dialect import Gemini, GeminiCount
+from steno_proxy.dialects.gemini.dialect import GeminiCount, GeminiDialect
 from steno_proxy.dialects.gemini.openapi import MODELS
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.turns.service import TurnService
@@ -58,9 +58,9 @@ class QueryKeyEndpoint:
 class GeminiStreamEndpoint:
     """`:streamGenerateContent`, as the query asks for it."""
 
-    def __init__(self, endpoint: Callable[[Gemini], GenerationEndpoint]) -> None:
-        self._events = endpoint(Gemini(stream=True, sse=True))
-        self._array = endpoint(Gemini(stream=True))
+    def __init__(self, endpoint: Callable[[GeminiDialect], GenerationEndpoint]) -> None:
+        self._events = endpoint(GeminiDialect(stream=True, sse=True))
+        self._array = endpoint(GeminiDialect(stream=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _query(scope, "alt") != "sse":
@@ -144,12 +144,12 @@ def _model(name: str, card: ModelCard | None) -> dict[str, Any]:
 def actions(turns: TurnService, hub: Hub, keys: Keyring, **limits: Any) -> dict[tuple[str, str], ASGIApp]:
     """For `front.Application`. limits: as for `generation.routes`."""
 
-    def generation(dialect: Gemini) -> GenerationEndpoint:
+    def generation(dialect: GeminiDialect) -> GenerationEndpoint:
         return GenerationEndpoint(dialect, turns, keys, **limits)
 
     bounds = {name: limits[name] for name in ("bodies", "rates")}
     return {
-        ("POST", "generateContent"): QueryKeyEndpoint(generation(Gemini())),
+        ("POST", "generateContent"): QueryKeyEndpoint(generation(GeminiDialect())),
         ("POST", "streamGenerateContent"): QueryKeyEndpoint(GeminiStreamEndpoint(generation)),
         ("POST", "countTokens"): QueryKeyEndpoint(CountEndpoint(GeminiCount(), hub, keys, **bounds)),
     }
@@ -177,9 +177,9 @@ def openapi_paths() -> dict[str, Any]:
     root = "/{trial_id}/v1beta/models"
     return {
         root: {"get": MODELS | {"parameters": [trial]}},
-        f"{root}/{{model}}:generateContent": {"post": Gemini().openapi() | {"parameters": [trial, model]}},
+        f"{root}/{{model}}:generateContent": {"post": GeminiDialect().openapi() | {"parameters": [trial, model]}},
         f"{root}/{{model}}:streamGenerateContent": {
-            "post": Gemini(stream=True).openapi() | {"parameters": [trial, model, alt]}
+            "post": GeminiDialect(stream=True).openapi() | {"parameters": [trial, model, alt]}
         },
         f"{root}/{{model}}:countTokens": {"post": GeminiCount().openapi() | {"parameters": [trial, model]}},
     }

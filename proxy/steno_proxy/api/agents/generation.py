@@ -34,12 +34,12 @@ from steno_proxy.api.agents.models import ModelListEndpoint
 from steno_proxy.api.bodies_in_flight import BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.rate_limit import RateLimiter
-from steno_proxy.dialects.anthropic.dialect import Messages
+from steno_proxy.dialects.anthropic.dialect import MessagesDialect
 from steno_proxy.dialects.base import Dialect
-from steno_proxy.dialects.openai.chat import Chat, Reasoning
-from steno_proxy.dialects.openai.completions import Completions
+from steno_proxy.dialects.openai.chat import ChatDialect, Reasoning
+from steno_proxy.dialects.openai.completions import CompletionsDialect
 from steno_proxy.dialects.openai.schema import MODEL, MODELS
-from steno_proxy.dialects.responses.dialect import Responses, ResponsesCompact
+from steno_proxy.dialects.responses.dialect import ResponsesCompact, ResponsesDialect
 from steno_proxy.session_cache.note_writer import NoteWriter
 from steno_proxy.turns.interfaces import ClientLeft, RunningAnswer
 from steno_proxy.turns.retry_matching import retries_so_far
@@ -48,7 +48,13 @@ from steno_proxy.workers.hub import Hub
 
 log = logging.getLogger(__name__)
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Messages(), Responses(), ResponsesCompact())
+DIALECTS: tuple[Dialect, ...] = (
+    ChatDialect(),
+    CompletionsDialect(),
+    MessagesDialect(),
+    ResponsesDialect(),
+    ResponsesCompact(),
+)
 IDS_COUNT = 3
 """How often the body counts of a request that asks for the ids of its prompt: as JSON they are about twice as long."""
 LAST_WORDS_S = 10.0
@@ -255,8 +261,8 @@ def routes(
     """All generation routes. `front.Application` brings other spellings of them here (`path_aliases.py`)."""
     found = []
     for dialect in DIALECTS:
-        if isinstance(dialect, Chat):
-            dialect = Chat(chat_reasoning)
+        if isinstance(dialect, ChatDialect):
+            dialect = ChatDialect(chat_reasoning)
         endpoint = GenerationEndpoint(dialect, turns, keys, **limits)
         for path in dialect.paths:
             found.append(Route(f"/{{trial_id}}{path}", endpoint, methods=["POST"]))

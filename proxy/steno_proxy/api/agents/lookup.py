@@ -15,9 +15,9 @@ from steno.contracts.errors import StenoError
 from steno_proxy import logs
 from steno_proxy.api.agent_http import HttpClient, check_trial_id, refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
-from steno_proxy.dialects.anthropic.dialect import Messages
-from steno_proxy.dialects.gemini.dialect import Gemini
-from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.anthropic.dialect import MessagesDialect
+from steno_proxy.dialects.gemini.dialect import GeminiDialect
+from steno_proxy.dialects.openai.chat import ChatDialect
 
 
 class HealthProbes:
@@ -80,7 +80,7 @@ def error_words(scope: Scope) -> Callable[[StenoError, str], bytes]:
     names = {name for name, _ in scope["headers"]}
     words = scope["path"].split("/")[2:]
     if not names.isdisjoint((b"x-goog-api-client", b"x-goog-api-key")) or words[:1] in (["v1beta"], ["v1alpha"]):
-        return Gemini().error
+        return GeminiDialect().error
     if b"anthropic-version" in names or "messages" in words:
-        return Messages().error
-    return Chat().error
+        return MessagesDialect().error
+    return ChatDialect().error

@@ -9,10 +9,10 @@ from starlette.routing import Route
 from steno.contracts.records import TRIAL_ID
 from steno_proxy.api.agents.counting import CountEndpoint
 from steno_proxy.auth.keys import Keyring
-from steno_proxy.dialects.anthropic.dialect import Messages, MessagesCount
+from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect
 from steno_proxy.workers.hub import Hub
 
-_PATHS = [f"{path}/count_tokens" for path in Messages.paths]
+_PATHS = [f"{path}/count_tokens" for path in MessagesDialect.paths]
 
 
 def routes(hub: Hub, keys: Keyring, **bounds: Any) -> list[Route]:

@@ -28,7 +28,7 @@ from steno_proxy.api.bodies_in_flight import BodiesInFlight, BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai.common import error_body, to_json
-from steno_proxy.dialects.responses.dialect import Responses
+from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.worker_socket import MAX_OPENING_FRAMES, opening_of
 
@@ -302,8 +302,8 @@ def _check(message: bytes) -> None:
 
 def by_path(turns: TurnService, keys: Keyring, *, bodies: BodyReader, **bounds: Any) -> dict[str, ASGIApp]:
     """For `front.Application`. bounds: as of the generation routes."""
-    create = CreateResponse(Responses(), turns, keys, bodies=bodies, **bounds)
-    return dict.fromkeys(Responses.paths, ResponseSockets(create, keys, bodies.inflight, bodies.max_bytes))
+    create = CreateResponse(ResponsesDialect(), turns, keys, bodies=bodies, **bounds)
+    return dict.fromkeys(ResponsesDialect.paths, ResponseSockets(create, keys, bodies.inflight, bodies.max_bytes))
 
 
 async def _deny(error: StenoError, send: Send) -> None:

@@ -40,7 +40,7 @@ _START = b'event: content_block_start\ndata: {"type":"content_block_start","inde
 _STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 
 
-class Messages:
+class MessagesDialect:
     """The dialect. Stateless."""
 
     name: ClassVar[str] = "messages"
@@ -74,7 +74,7 @@ class Messages:
 class MessagesCount:
     """`…/v1/messages/count_tokens`: what a prompt weighs. Nothing is generated."""
 
-    name: ClassVar[str] = Messages.name
+    name: ClassVar[str] = MessagesDialect.name
 
     def parse_count(self, body: bytes) -> Job:
         """Raises: BadRequest naming the field."""
@@ -85,7 +85,7 @@ class MessagesCount:
         return to_json({"input_tokens": tokens})
 
     def error(self, error: StenoError, request_id: str = "") -> bytes:
-        return Messages().error(error, request_id)
+        return MessagesDialect().error(error, request_id)
 
     def openapi(self) -> dict[str, Any]:
         return COUNT_TOKENS

@@ -37,7 +37,7 @@ _DETAILS = "type.googleapis.com/google.rpc."
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-class Gemini:
+class GeminiDialect:
     """The dialect, one instance for each way to answer. Stateless. The model is in the path: who has the path sets it."""
 
     name: ClassVar[str] = "gemini"
@@ -109,7 +109,7 @@ class Gemini:
 class GeminiCount:
     """`:countTokens`: of contents alone, or of a whole `generateContentRequest`."""
 
-    name: ClassVar[str] = Gemini.name
+    name: ClassVar[str] = GeminiDialect.name
 
     def parse_count(self, body: bytes) -> Job:
         """Raises: BadRequest naming the field."""
@@ -124,7 +124,7 @@ class GeminiCount:
         return to_json({"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]})
 
     def error(self, error: StenoError, request_id: str = "") -> bytes:
-        return Gemini().error(error)
+        return GeminiDialect().error(error)
 
     def openapi(self) -> dict[str, Any]:
         return COUNT

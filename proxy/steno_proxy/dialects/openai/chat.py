@@ -23,7 +23,7 @@ Reasoning = Literal["reasoning_content", "reasoning", "both"]
 """Which fields of a reply hold its reasoning: DeepSeek's name, vLLM's since 0.12, or one beside the other."""
 
 
-class Chat:
+class ChatDialect:
     """The dialect. Stateless."""
 
     name: ClassVar[str] = "chat"

@@ -35,7 +35,7 @@ class _CompletionsBody(common.SamplingBody, kw_only=True):
 _decoder = msgspec.json.Decoder(_CompletionsBody)
 
 
-class Completions:
+class CompletionsDialect:
     """The dialect. Stateless."""
 
     name: ClassVar[str] = "completions"

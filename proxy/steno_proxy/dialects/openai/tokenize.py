@@ -19,7 +19,7 @@ from steno.contracts.wire.frames import Count, Counted, ModelCard
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai import common
-from steno_proxy.dialects.openai.chat import Chat
+from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.schema import DETOKENIZE, TOKENIZE
 
@@ -80,7 +80,7 @@ class Tokenize:
         if is_chat and given.prompt is not None:
             raise BadRequest("prompt: send it or messages, not both", field="prompt")
         if is_chat:
-            request = Chat().parse(body)
+            request = ChatDialect().parse(body)
             return TokenizeRequest(Count(0, request.job, wants), request.model)
         if given.prompt is None:
             raise BadRequest("prompt, a string, or messages is required", field="prompt")

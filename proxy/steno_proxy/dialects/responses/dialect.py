@@ -90,7 +90,7 @@ def turn_of_response(response_id: str) -> str:
     return found[1]
 
 
-class Responses:
+class ResponsesDialect:
     """The dialect. Stateless."""
 
     name: ClassVar[str] = "responses"
@@ -127,7 +127,7 @@ class ResponsesCount:
     name: ClassVar[str] = "responses"
 
     def parse_count(self, body: bytes) -> Job:
-        asked = Responses().parse(body)
+        asked = ResponsesDialect().parse(body)
         for field, given in (("previous_response_id", asked.after), ("input", asked.refers)):
             if given:
                 raise BadRequest(
@@ -145,7 +145,7 @@ class ResponsesCount:
         return COUNT
 
 
-class ResponsesCompact(Responses):
+class ResponsesCompact(ResponsesDialect):
     """`POST …/responses/compact`: a conversation made short, so that it can go on in less context.
 
     The model makes it short: it is asked for a summary, after the conversation as it stands, and what it says is a turn like any
