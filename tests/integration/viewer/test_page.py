@@ -62,6 +62,21 @@ async def test_a_session_is_read_from_its_list_to_a_token(proxy: Proxy, browser:
         assert looker.troubles == []
 
 
+async def test_sessions_are_found_by_reward_and_by_what_was_said(proxy: Proxy, browser: Any) -> None:
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions", "table.rows tbody tr")
+        await page.keyboard.press("/")
+        await page.keyboard.type("TITLE for this conversation")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("text=6 sessions, searched 25 of 25")
+        await page.fill("input[name=min_reward]", "2")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("text=No session matches.")
+        assert "min_reward=2" in page.url and "text=TITLE" in page.url
+        assert await looker.faults() == [] and looker.troubles == []
+
+
 async def test_an_open_session_grows_as_it_is_recorded(proxy: Proxy, browser: Any) -> None:
     async with looking(browser, proxy.url) as looker:
         await proxy.chat("alive", "hello")

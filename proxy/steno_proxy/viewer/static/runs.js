@@ -7,7 +7,7 @@ import { brief, count, plain, reward, seconds, time } from "./format.js";
 import { fact } from "./pieces.js";
 
 const LOOK_MS = 3000;
-const SESSIONS = 1000;
+const SESSIONS = 400;
 
 export async function runsView(main, _, __, signal) {
   const { items } = await get("runs", { limit: 100 }, signal);
@@ -44,8 +44,11 @@ export async function runView(main, [run], _, signal) {
 
 async function draw(run, parts, signal) {
   const path = `runs/${encodeURIComponent(run)}`;
-  const [view, sessions, policies] = await Promise.all([
-    get(path, {}, signal), get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal), get("policy", {}, signal)]);
+  const [view, policies] = await Promise.all([get(path, {}, signal), get("policy", {}, signal)]);
+  const now = JSON.stringify([view.groups, view.eval_groups, view.sampled]);
+  if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal);
+  parts.seen = now;
+  const { sessions } = parts;
   const ended = sessions.items.filter((session) => session.reward !== null).reverse();
   const { groups } = view;
   put(parts.head,

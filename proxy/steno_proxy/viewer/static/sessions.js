@@ -1,40 +1,48 @@
-// All sessions, newest first: filters in the address, a page at a time.
+// All sessions, newest first: filters and a search in the address, a page at a time. What takes long says how far it came.
 
 import { get } from "./api.js";
 import { h, put, say } from "./dom.js";
-import { brief, count, plain, reward, seconds, time } from "./format.js";
+import { brief, count, many, plain, reward, seconds, time } from "./format.js";
 import { chips, rewardBar, statusPill } from "./pieces.js";
 
 const PAGE = 50;
+const LISTED = ["status", "run_id", "group_id"];
+const SOUGHT = ["end_reason", "agent", "mark", "min_reward", "max_reward", "text"];
 const STATUSES = [["", "any status"], ["open", "open"], ["completed", "completed"], ["aborted", "aborted"]];
 
-export async function sessionsView(main, _, query, signal) {
+export async function sessionsView(main, _, query, signal, state) {
   const body = h("tbody");
   const more = h("button.more", { hidden: true }, "Show older ones");
-  const found = h("span.dim.small");
-  put(main, h("div.page", h("div.headline", h("h1", "Sessions"), found), filters(query), table(body), more));
+  const found = h("span.dim.small", { role: "status" });
+  put(main, h("div.page", h("div.headline", h("h1", "Sessions"), found), filters(query, state.live), table(body), more));
+  const seeks = state.live && SOUGHT.some((name) => query.get(name));
+  const asked = { limit: PAGE, ...(seeks ? {} : { order: "newest" }) };
+  for (const name of seeks ? [...LISTED, ...SOUGHT] : LISTED) asked[name] = query.get(name);
   let cursor = null;
   let shown = 0;
+  let searched = 0;
 
   async function next() {
     more.disabled = true;
-    const asked = { order: "newest", limit: PAGE, cursor };
-    for (const name of ["status", "run_id", "group_id"]) asked[name] = query.get(name);
-    const page = await get("sessions", asked, signal);
+    const page = await get(seeks ? "ui/sessions" : "sessions", { ...asked, cursor }, signal);
     body.append(...page.items.map(line));
     shown += page.items.length;
+    searched += page.searched ?? 0;
     cursor = page.next_cursor;
     more.hidden = cursor === null;
     more.disabled = false;
-    found.textContent = shown ? `${count(shown)}${cursor ? " newest" : ""}` : "";
-    if (!shown) body.append(h("tr", h("td.none", { colspan: 9 }, "No session matches.")));
-    say(`${shown} sessions shown`);
+    more.textContent = seeks ? "Search on" : "Show older ones";
+    const far = seeks ? `, searched ${count(searched)} of ${count(Math.max(page.total, searched))}` : "";
+    found.textContent = `${many(shown, "session")}${!seeks && cursor ? ", the newest" : ""}${far}`;
+    if (!shown && cursor === null) body.append(h("tr", h("td.none", { colspan: 9 }, "No session matches.")));
+    say(found.textContent);
+    if (seeks && !page.items.length && cursor !== null && !signal.aborted) await next();
   }
   more.addEventListener("click", next);
   await next();
 }
 
-function filters(query) {
+function filters(query, live) {
   const go = () => {
     const wanted = new URLSearchParams();
     for (const field of form.elements) if (field.name && field.value.trim()) wanted.set(field.name, field.value.trim());
@@ -42,10 +50,13 @@ function filters(query) {
   };
   const text = (name, label, width) =>
     h("label.field", h("span", label), h("input", { name, value: query.get(name) ?? "", size: width, spellcheck: "false" }));
+  const reward = (name, label) => h("label.field", h("span", label), h("input", { name, value: query.get(name) ?? "", size: 5, type: "number", step: "any" }));
   const form = h("form.filters", { onsubmit: (event) => { event.preventDefault(); go(); }, role: "search", "aria-label": "Filters" },
     text("run_id", "Run", 14), text("group_id", "Group", 14),
     h("label.field", h("span", "Status"), h("select", { name: "status", onchange: go },
       STATUSES.map(([value, name]) => h("option", { value, selected: value === (query.get("status") ?? "") }, name)))),
+    live ? [text("end_reason", "End reason", 10), text("agent", "Agent", 10), text("mark", "Mark", 8), reward("min_reward", "Reward from"), reward("max_reward", "to"),
+      h("label.field", h("span", "Text ", h("kbd", "/")), h("input", { name: "text", type: "search", value: query.get("text") ?? "", size: 22, minlength: 2, "data-search": true, placeholder: "said by or to the policy" }))] : null,
     h("button", { type: "submit" }, "Filter"),
     [...query.keys()].length ? h("a.clear", { href: "#/sessions" }, "Clear") : null,
   );

@@ -1,0 +1,90 @@
+"""`GET /ui/sessions`: filters and the search in texts, over both stores; a search that takes long says how far it came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from steno_proxy.api.control import search
+from tests.integration.http.conftest import Proxy, running
+from tests.support.redis_server import RedisServer
+from tests.support.shown_sessions import filled
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[Proxy]:
+    server = RedisServer() if request.param == "redis" else None
+    where = {"redis_url": server.url, "archive": "off"} if server else {}
+    try:
+        async with running(worker=False, **where) as found:
+            await filled(found.store, groups=3)
+            yield found
+    finally:
+        if server:
+            server.close()
+
+
+async def found(proxy: Proxy, **query: Any) -> list[str]:
+    answer = await proxy.http.get("/ui/sessions", params=query)
+    assert answer.status_code == 200, answer.text
+    return [session["trial_id"] for session in answer.json()["items"]]
+
+
+async def test_each_filter_leaves_what_matches_newest_first(proxy: Proxy) -> None:
+    assert len(await found(proxy)) == 13
+    assert (await found(proxy, limit=1)) == ["by-hand"]
+    assert await found(proxy, agent="claude-code") == ["by-hand"]
+    assert sorted(await found(proxy, end_reason="timeout")) == ["parser-00.3", "parser-01.3", "parser-02.3"]
+    assert sorted(await found(proxy, min_reward=1, group_id="parser-01")) == ["parser-01.0"]
+    assert sorted(await found(proxy, max_reward=0.1, run_id="fix-the-parser")) == [
+        "parser-00.2",
+        "parser-01.2",
+        "parser-02.2",
+    ]
+    assert await found(proxy, mark="synthetic") == []
+    await proxy.store.add_marks("parser-00.1", ["synthetic"])
+    assert await found(proxy, mark="synthetic") == ["parser-00.1"]
+    assert await found(proxy, run_id="another") == []
+
+
+async def test_a_text_is_found_in_what_was_said_to_and_by_the_policy(proxy: Proxy) -> None:
+    assert sorted(await found(proxy, text="TRAILING commas in the PARSER")) == [
+        "parser-00.0",
+        "parser-01.0",
+        "parser-02.0",
+    ]
+    assert len(await found(proxy, text="the lexer drops the last token")) >= 1, "thinking"
+    assert len(await found(proxy, text="def rule_7(tokens)")) == 13, "what a tool said"
+    assert await found(proxy, text="by-HAND") == ["by-hand"]
+    assert await found(proxy, text="nobody said this") == []
+    assert await found(proxy, text="reasoning") == [], "names of fields are not what was said"
+
+
+async def test_a_search_that_takes_long_says_how_far_it_came_and_goes_on(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "LOOK_S", 0.0)
+    seen: list[str] = []
+    cursor, calls = None, 0
+    while True:
+        query: dict[str, Any] = {"text": "def rule_7(tokens)"} | ({"cursor": cursor} if cursor else {})
+        page = (await proxy.http.get("/ui/sessions", params=query)).json()
+        assert page["total"] == 13 and page["searched"] <= 1
+        seen += [session["trial_id"] for session in page["items"]]
+        cursor, calls = page["next_cursor"], calls + 1
+        if cursor is None:
+            break
+    assert len(seen) == len(set(seen)) == 13 and calls == 14
+
+
+async def test_what_is_no_filter_is_refused_by_name(proxy: Proxy) -> None:
+    for query, field in (
+        ({"text": "x"}, "text"),
+        ({"rewrd": "1"}, "rewrd"),
+        ({"min_reward": "nan"}, "min_reward"),
+        ({"cursor": "?"}, "cursor"),
+    ):
+        answer = await proxy.http.get("/ui/sessions", params=query)
+        assert answer.status_code == 400 and answer.json()["error"]["field"] == field, answer.text
