@@ -163,6 +163,10 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
         _check_torchrun(words[3:])
     elif name == "docker":
         _check_docker(words[1:])
+    elif name == "inspect":  # itself it is run by tests/integration/adapters
+        provider = (ROOT / "adapters/steno_adapters/inspect/provider.py").read_text()
+        given = [word.partition("=")[0] for flag, word in itertools.pairwise(words) if flag == "-M"]
+        assert given and [argument for argument in given if f" {argument}: str" not in provider] == []
     elif name in ("helm", "kubectl"):
         _check_chart(words[1:])
     elif name == "python":
