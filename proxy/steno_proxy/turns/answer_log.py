@@ -1,8 +1,8 @@
 """The answer of a request, and the clients that read it: the one that came first, and retries that joined it.
 
-A `LogReader` is one client. It makes its own events of what the log says, and they wait in it until they are flushed. `AnswerLog`
-says the same to all readers of one request, and keeps I3: a piece that closes a block is said once the turn so far is on record,
-the end of a choice once its turn is.
+A `LogReader` is one client: it turns what the log tells it into events of its own format, and keeps them until they are flushed.
+`AnswerLog` tells all readers of one request the same, and keeps I3: it tells a piece that closes a block only after the turn so
+far is on record, and the end of a choice only after its turn is.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PromptedChoice(Protocol):
 class LogReader:
     """One client of an answer.
 
-    client: who reads. streams: it gets events as they come, not one body at the end. writing: a write waits for the client to
-    read.
+    client: who reads. streams: the client gets events as they come, instead of one body at the end. writing: a write is waiting
+    for the client to read.
     """
 
     def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header) -> None:
@@ -53,7 +53,7 @@ class LogReader:
     # -- what the log says
 
     def accept(self) -> None:
-        """The prompt is accepted."""
+        """Tell the client that the prompt was accepted."""
         self.client.ready()
 
     def closes(self, index: int, piece: Piece) -> bool:
@@ -72,14 +72,14 @@ class LogReader:
                 self._put(data)
 
     def finish(self, choice: Choice) -> None:
-        """A choice is on record, whole."""
+        """Write the end of a choice. Its turn is on record."""
         if self._writer is not None:
             opening = self._open(choice.index, choice)
             self._openings[choice.index] = b""
             self._put(opening + self._writer.finish(choice))
 
     def end(self, choices: Sequence[Choice]) -> None:
-        """All choices are."""
+        """Write the end of the answer, or the whole answer. All turns are on record."""
         if self._writer is not None:
             self._waiting.append(self._writer.end(choices))
         else:
@@ -87,20 +87,20 @@ class LogReader:
         self._ended = True
 
     def fail(self, error: StenoError) -> None:
-        """No more comes. The client that came first is told by its request."""
+        """Nothing more will come. Does nothing here: the request itself tells its first client of the error."""
 
     def broken(self, error: StenoError) -> bytes:
-        """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
+        """Return the events that end an answer which fails midway. b"": the connection must be broken instead."""
         if isinstance(self._writer, FailureWriter):
             return b"".join([*self._openings.values(), self._writer.broken(error)])
         return self._dialect.broken(error)
 
     def told(self) -> set[int]:
-        """The choices of which events were made."""
+        """Return the indexes of the choices for which events were written."""
         return {index for index, opening in self._openings.items() if not opening}
 
     def _open(self, index: int, of: PromptedChoice) -> bytes:
-        """The events before a choice's first, until that was put; made before it is, since events may be numbered."""
+        """Return the events that open a choice; b"" after they were put. They are made first, since events may be numbered."""
         assert self._writer is not None
         if index not in self._openings:
             if self._asked.returns_ids and isinstance(self._writer, PromptIdsWriter):
@@ -114,7 +114,7 @@ class LogReader:
     # -- what leaves
 
     async def flush(self) -> bool:
-        """Write what waits, and return once the client has taken it. True: that was the end."""
+        """Write the waiting events, and return when the client has taken them. Returns: True: they were the last ones."""
         data, self._waiting, ended = b"".join(self._waiting), [], self._ended  # more may come while the client reads
         self.writing = True
         try:
@@ -128,24 +128,24 @@ class LogReader:
 
 
 class LoggedChoice(PromptedChoice, Protocol):
-    """A choice whose answer is told, as far as the log cares."""
+    """What the log needs of a choice."""
 
     index: int
 
     def note_delivered(self, tokens: int) -> None:
-        """So many of its tokens have left for a client, in events."""
+        """Note that the events of so many tokens have been sent to a client."""
         ...
 
     async def saved(self) -> None:
-        """Have what has come so far of it on record. Raises: as `Recorder.commit`."""
+        """Save the turn as far as it has come. Raises: as `Recorder.commit`."""
         ...
 
 
 class AnswerLog:
-    """What is said to all readers of one request.
+    """Tells all readers of one request the same.
 
-    first: the reader that the request waits for, so that a slow client slows its own turn. joined: those who came later; they
-    read at their own pace. shared: somebody has joined, and may have left.
+    first: the reader that the request waits for, so that a slow client slows its own turn. joined: readers that came later; they
+    read at their own pace. shared: True once a reader has joined, also after it has left.
     """
 
     def __init__(self, first: LogReader) -> None:
@@ -170,9 +170,10 @@ class AnswerLog:
             reader.accept()
 
     def piece(self, choice: LoggedChoice, piece: Piece, before: int) -> Awaitable[None] | None:
-        """Say a piece. before: tokens of the choice that came before it.
+        """Tell all readers a piece. before: how many tokens of the choice came before it.
 
-        Returns: None: it is said. Else it closes a block, and is said by awaiting this, once the turn so far is on record.
+        Returns: None: the readers were told. Else the piece closes a block: await this, which saves the turn so far and tells the
+        readers then.
         """
         closes = False
         for reader in self._readers:  # each is asked
@@ -193,17 +194,17 @@ class AnswerLog:
             reader.piece(choice.index, piece, choice)
 
     def finish(self, choice: Choice) -> None:
-        """A choice is on record, whole."""
+        """Tell the end of a choice. Its turn is on record."""
         for reader in self._readers:
             reader.finish(choice)
 
     def end(self, choices: Sequence[Choice]) -> None:
-        """All choices are."""
+        """Tell the end of the answer. All turns are on record."""
         for reader in self._readers:
             reader.end(choices)
 
     def flush(self) -> Awaitable[object]:
-        """Have the first client take what waits for it. It must not hold up those who joined."""
+        """Write what waits for the first client. While others have joined, this takes STALL_S at most."""
         return self._flush_in_time() if self.joined else self.first.flush()
 
     async def _flush_in_time(self) -> None:
@@ -214,15 +215,15 @@ class AnswerLog:
             self.first.client.gone = True
 
     def untold(self, index: int) -> bool:
-        """Whether nobody has been told anything of this choice."""
+        """Whether no reader was told anything of this choice."""
         return index not in self._told and not any(index in reader.told() for reader in self._readers)
 
     def has_whole(self) -> bool:
-        """Whether somebody gets the answer in one piece, which leaves right after the commit."""
+        """Whether some reader gets the answer as one body, which is sent right after the commit."""
         return any(not reader.streams and not reader.client.gone for reader in self._readers)
 
     def is_read(self) -> bool:
-        """Whether somebody gets events as they come."""
+        """Whether some reader gets events as they come."""
         return _is_read(self.first) or any(map(_is_read, self.joined))
 
 

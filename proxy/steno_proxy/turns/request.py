@@ -1,4 +1,4 @@
-"""One request in flight: its completions as they stream, who listens, and how it ends ("One turn" in docs/architecture.md).
+"""One request in flight: streams its completions to its clients, and commits them ("One turn" in docs/architecture.md).
 
     started > deltas > finish > commit > the last event leaves
 
@@ -35,7 +35,7 @@ MOST_JOINED = 16
 
 
 class RequestRunner(Protocol):
-    """What runs requests, as far as one of them cares."""
+    """What a request needs of the service that runs it."""
 
     recorder: Recorder
     hub: Hub
@@ -51,9 +51,9 @@ class RequestRunner(Protocol):
 
 
 class Request:
-    """One request in flight, with its `n` choices. `session_state.RunningRequest` for those who end sessions.
+    """One request in flight, with its `n` choices. Whoever ends sessions sees it as a `session_state.RunningRequest`.
 
-    again: it is a retry of what may be on record, or run at another replica.
+    again: it is a retry: the first try may be on record, or still run at another replica.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Request:
 
     @property
     def _over(self) -> bool:
-        """All is on record: no one can join."""
+        """Whether all choices are on record. No client can join then."""
         return all(choice.finished is not None for choice in self.choices)
 
     def abort(self, error: StenoError) -> None:
@@ -100,7 +100,7 @@ class Request:
             asyncio.get_running_loop().call_later(ABORT_S, self._unstick)
 
     def begin(self, client: TurnClient, now: float) -> None:
-        """Its streams are open. The trial's wall time ends this request as well, if it comes to that."""
+        """Begin: its streams are open. Also starts the timer of the trial's `max_wall_s`, which ends this request."""
         self.log = AnswerLog(LogReader(self.dialect, self.asked, client, self._header()))
         session = self.recording.session
         left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
@@ -111,14 +111,14 @@ class Request:
         self._ending = asyncio.ensure_future(self._end("max_wall_s"))
 
     async def _end(self, spent: str) -> None:
-        """The session ends, and this request with it, whether or not that can be written down now."""
+        """End the session and this request. If the store fails now, the request ends all the same."""
         try:
             self.abort(await self._turns.recorder.end(self.recording.trial_id, spent))
         except StenoError as error:
             self.abort(error)
 
     def unrecorded(self) -> tuple[int, int]:
-        """Turns that the recording does not count yet, and the tokens of all that it does not."""
+        """Return how many turns and tokens of this request the recording does not count yet."""
         turns, tokens = 0, 0
         for choice in self.choices:
             more = self.recording.unrecorded(choice.transcript.turn_id, choice.transcript.tokens)
@@ -130,7 +130,7 @@ class Request:
             self._task.cancel()
 
     def broken(self, error: StenoError) -> bytes:
-        """The events that end an answer which fails midway; b"": its connection is to be broken instead."""
+        """Return the events that end an answer which fails midway. b"": the connection must be broken instead."""
         return self.log.first.broken(error)
 
     async def run(self) -> None:
@@ -150,7 +150,7 @@ class Request:
             await self._leave_off(sys.exception())
 
     async def _leave_off(self, failure: BaseException | None) -> None:
-        """After the answer, or what it failed with. Sessions count on `done`, whatever comes in between."""
+        """Clean up after the answer or its failure. Always sets `done`: sessions wait for it."""
         # From here on nothing is stuck in a write, and it must not be cancelled. The task holds this coroutine, which holds us:
         # nothing but the collector would end that.
         self._task = None
@@ -201,9 +201,11 @@ class Request:
         return not (self.log.first.client.gone or self.log.first.writing), self.choices[0].facts.queued
 
     def join(self, asked: CanonicalRequest, client: TurnClient) -> JoinedReader | None:
-        """One more client for this answer, from its beginning. None: this one is about to end, and `done` tells when it has.
+        """Add a client, which gets this answer from its beginning.
 
-        A client that a write waits for reads no longer, and has asked again: the turn ends there, and its retry is a new attempt.
+        Returns: None: this request is about to end; wait for `done`.
+        A client that a write waits for reads no longer, and has sent the request again: so this turn ends, and the retry is a new
+        attempt.
         Raises: TooManyRequests.
         """
         if self.log.first.writing and not self.log.joined:
@@ -223,14 +225,14 @@ class Request:
         return joined
 
     def leave(self, joined: JoinedReader) -> None:
-        """This client has its answer, or has left."""
+        """Remove a client that has its answer, or has left."""
         self.log.remove(joined)
         self.recording.in_flight.discard(joined)
         if self.log.first.client.gone and not self.log.joined and not self._over:
             self.abort(ClientLeft("the client closed the connection"))
 
     async def saved(self, index: int) -> None:
-        """What has come so far of a choice is on record. Raises: as `Recorder.commit`."""
+        """Save a choice as far as it has come. Raises: as `Recorder.commit`."""
         await self.choices[index].saved()
 
     async def _siblings(self) -> list[Choice]:
@@ -282,7 +284,7 @@ class Request:
         return choice.finished
 
     async def _events(self, choice: OpenChoice) -> list[StreamEvent]:
-        """What comes next, from whichever worker (I9). Raises: StenoError: nothing more will."""
+        """Return the next events, of this worker or of the one that replaces it (I9). Raises: StenoError: there are no more."""
         while True:
             try:
                 return await choice.stream.next()
@@ -295,7 +297,7 @@ class Request:
                     choice.stream.cancel(self._failure.code)
 
     async def _take(self, choice: OpenChoice, events: Iterator[StreamEvent]) -> None:
-        """What has arrived together leaves together."""
+        """Take in events that arrived together, and send what they bring together."""
         transcript, facts = choice.transcript, choice.facts
         for event in events:
             before = transcript.tokens
@@ -317,14 +319,14 @@ class Request:
             await self._check_tokens(limit)
 
     async def _check_tokens(self, limit: int) -> None:
-        """Each turn by itself is clamped to what was left when it began; those that run together may go beyond it together, by
-        what is on its way from the workers."""
+        """End the session if its running turns have used up `max_tokens`. Each turn is clamped to what was left when it began, so
+        turns that run together may exceed the limit together, by the tokens that are on their way from workers."""
         running = sum(request.unrecorded()[1] for request in self.recording.in_flight)
         if self.recording.sampled_tokens + running > limit:
             await self._end("max_tokens")
 
     async def _begun(self, choice: OpenChoice) -> None:
-        """The worker has the prompt."""
+        """Take in `Started`: the worker has accepted the prompt."""
         started, card, session = choice.transcript.started, choice.stream.card, self.recording.session
         assert started is not None and session is not None
         began, choice.facts.started = self._turns.clock(), None  # another attempt may have begun before

@@ -84,7 +84,7 @@ class Stream:
     # -- the consumer's side
 
     async def next(self) -> list[StreamEvent]:
-        """Wait, then everything that has arrived since the last call; grants credit for it. Cancel-safe.
+        """Wait, then return all events since the last call, and grant credit for them. Cancel-safe.
 
         The last list ends with Finish. After it, and for a second consumer, RuntimeError.
         Raises: StenoError: what the worker failed with, or WorkerLost; after all that came before it was taken.
@@ -111,16 +111,16 @@ class Stream:
         return events
 
     def put_back(self, events: list[StreamEvent]) -> None:
-        """The last of what `next` gave, which nobody has looked at: they come first again."""
+        """Give back the last events of `next`, unread: the next call returns them first."""
         self._events[:0] = events
 
     def leftover(self) -> list[StreamEvent]:
-        """After `cancel`, what had arrived and was not taken. The consumer is done."""
+        """Return, after `cancel`, the events that `next` has not returned. The consumer is done."""
         events, self._events = self._events, []
         return events
 
     def discard(self, reason: str) -> None:
-        """`cancel`, where there is no consumer: what had arrived came too late (I4)."""
+        """`cancel` without a consumer: tokens that have arrived are counted as late (I4)."""
         self.cancel(reason)
         metrics.LATE_TOKENS.inc(sum(len(event.ids) >> 2 for event in self.leftover() if type(event) is Delta))
 
@@ -136,7 +136,7 @@ class Stream:
     # -- the hub's side
 
     def deliver(self, event: Started | Delta | Finish | Failed) -> None:
-        """A frame of this stream has arrived. What is over a bound ends this turn, in EngineFailed; it is not taken.
+        """Take in a frame. One that exceeds a bound is dropped, and ends this turn with EngineFailed.
 
         Raises: ProtocolError: it can't come here, or is not well-formed. UnsoundOutput: what it says can't be; `refuse` is to
             follow.
@@ -191,7 +191,7 @@ class Stream:
             self._wake()
 
     def fail(self, error: StenoError) -> None:
-        """End with an error, which `next` raises after what has arrived."""
+        """End with an error. `next` returns what has arrived, then raises it."""
         if self.ended:
             return
         self._end()
@@ -199,17 +199,17 @@ class Stream:
         self._wake()
 
     def refuse(self, error: StenoError) -> None:
-        """What came can't be: the worker is to stop, and `next` raises this after what had come before."""
+        """What the worker sent can't be true: tell it to stop. `next` returns what came before, then raises this error."""
         if not self.ended:
             self._send(Cancel(self.number, error.code))
         self.fail(error)
 
     def _may_lack_logprobs(self, event: Delta) -> bool:
-        """I1: a missing log-probability is an error, but from an engine whose words are scripted."""
+        """Whether log-probabilities may be missing (I1): only where the engine is scripted."""
         return self.card.synthetic and not event.logprobs
 
     def _is_count(self, finish: Finish) -> bool:
-        """Whether its number can be: a text-only engine's is its upstream's, and nobody's to check."""
+        """Whether the number of tokens is right. A text-only engine repeats its upstream's, which nobody can check."""
         return self.card.text_only or finish.completion_tokens == self.received_tokens
 
     def _check_prompt(self, event: Started) -> None:
@@ -258,7 +258,7 @@ class Stream:
         return ""
 
     def _refuse(self, what: str) -> None:
-        """The worker says more of this turn than it may: only the turn ends."""
+        """End this turn alone: the worker sends more for it than is allowed."""
         self._send(Cancel(self.number, "out of bounds"))
         self.fail(EngineFailed(f"the worker's answer is out of bounds: {what}"))
 
@@ -272,7 +272,7 @@ class Stream:
 
 
 def rebuild(failed: Failed) -> StenoError:
-    """A Failed frame -> the error that the worker raised. Codes that are none of a worker's are the engine's."""
+    """Turn a Failed frame into the error that the worker raised; EngineFailed, if a worker may not use its code."""
     kind = BY_CODE[failed.code] if failed.code in FROM_WORKERS else EngineFailed
     message, field = failed.message[:MAX_MESSAGE_CHARS], failed.field[:MAX_MESSAGE_CHARS] or None
     if issubclass(kind, ContextOverflow):
