@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from steno.contracts.leases import Lease, LeaseRequest
     from steno.contracts.records import Group, Limits, Sample, SamplingPolicy, Session, Turn
     from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
+    from steno.contracts.training_steps import PostedAnnotation, TrainingStep
 
 _WHERE = {
     "steno.client.client": ("AsyncClient", "Client"),
@@ -29,6 +30,7 @@ _WHERE = {
     "steno.contracts.leases": ("Lease", "LeaseRequest"),
     "steno.contracts.records": ("Group", "Limits", "Sample", "SamplingPolicy", "Session", "Turn"),
     "steno.contracts.rest": ("Completion", "GroupSpec", "SessionSpec", "Trial"),
+    "steno.contracts.training_steps": ("PostedAnnotation", "TrainingStep"),
 }
 __all__ = [
     "AsyncClient",
@@ -39,11 +41,13 @@ __all__ = [
     "Lease",
     "LeaseRequest",
     "Limits",
+    "PostedAnnotation",
     "Sample",
     "SamplingPolicy",
     "Session",
     "SessionSpec",
     "StenoError",
+    "TrainingStep",
     "Trial",
     "Turn",
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any, Self, TypeVar, cast, get_type_hints
@@ -75,6 +75,13 @@ from steno.contracts.rest import (
     SessionSpec,
     Trial,
     TurnPage,
+)
+from steno.contracts.training_steps import (
+    AnnotationPost,
+    AnnotationsKept,
+    PostedAnnotation,
+    TrainingStep,
+    TrainingStepPage,
 )
 
 T = TypeVar("T")
@@ -282,6 +289,29 @@ class _Table:
     def run(self, run_id: str) -> ClientRequest[RunView]:
         """Where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
         return ClientRequest("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
+
+    @call
+    def post_step(self, run_id: str, step: TrainingStep) -> ClientRequest[TrainingStep]:
+        """The numbers of a training step, for whoever looks at the run. The same step again: values of the same name are
+        replaced. Returns what is on record of it now."""
+        path = f"/runs/{quote(run_id, safe='')}/steps"
+        return ClientRequest("POST", path, partial(read, TrainingStep), body=step)
+
+    @call
+    def step_page(self, run_id: str, *, start: int = 0, limit: int | None = None) -> ClientRequest[TrainingStepPage]:
+        """One page of a run's training steps, from step `start` on."""
+        path = f"/runs/{quote(run_id, safe='')}/steps"
+        query = {"start": start, "limit": limit}
+        return ClientRequest("GET", path, partial(read, TrainingStepPage), query=query)
+
+    @call
+    def annotate(self, run_id: str, items: Sequence[PostedAnnotation]) -> ClientRequest[AnnotationsKept]:
+        """What a trainer saw in the tokens of turns of this run's trials; `Turn.annotation` has it afterwards.
+
+        Give some 100,000 tokens a call. Raises: BadRequest: there is no such turn, or it has another number of tokens.
+        """
+        path = f"/runs/{quote(run_id, safe='')}/annotations"
+        return ClientRequest("POST", path, partial(read, AnnotationsKept), body=AnnotationPost(items=list(items)))
 
     @call
     def runs(self, *, limit: int | None = None) -> ClientRequest[list[RunSummary]]:

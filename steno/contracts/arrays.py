@@ -5,10 +5,13 @@ A record's `model_dump_json()`, its JSON schema and what the REST API answers al
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
+import struct
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
@@ -37,6 +40,23 @@ def bytes_to_floats(raw: bytes) -> array[float]:
     return _little(array("f", raw))
 
 
+def halves_to_bytes(values: Sequence[float]) -> bytes:
+    """Floats -> raw float16 LE; one that float16 has no room for becomes infinite."""
+    return b"".join(map(_half, values))
+
+
+def _half(value: float) -> bytes:
+    try:
+        return struct.pack("<e", value)
+    except OverflowError:
+        return struct.pack("<e", math.copysign(math.inf, value))
+
+
+def bytes_to_halves(raw: bytes) -> tuple[float, ...]:
+    """Raw float16 LE -> floats."""
+    return struct.unpack(f"<{len(raw) // 2}e", raw)
+
+
 def numpy_array(raw: bytes, dtype: str) -> numpy.ndarray[Any, Any]:
     """A read-only view on the bytes. Raises: ImportError: numpy is not installed (Steno's client does without it)."""
     try:
@@ -60,7 +80,7 @@ def _read(parse: Callable[[Any], bytes]) -> BeforeValidator:
             return value
         try:
             return parse(value)
-        except (TypeError, OverflowError) as error:
+        except (TypeError, OverflowError, struct.error) as error:
             raise ValueError(str(error)) from None
 
     return BeforeValidator(parsed)
@@ -93,6 +113,27 @@ Logprobs = Annotated[
     WithJsonSchema({"type": "array", "items": {"anyOf": [{"type": "number", "format": "float"}, {"type": "null"}]}}),
 ]
 """float32 LE; in JSON a list of numbers, null where one is NaN (not sampled) or not finite: JSON has no word for it."""
+
+
+def _halves(value: Any) -> bytes:
+    if not isinstance(value, str):
+        return halves_to_bytes([math.nan if number is None else number for number in value])
+    try:
+        raw = base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from None
+    if len(raw) % 2:
+        raise ValueError(f"float16 numbers have two bytes each, and there are {len(raw)} bytes")
+    return raw
+
+
+Halves = Annotated[
+    bytes,
+    _read(_halves),
+    _write(lambda raw: base64.b64encode(raw).decode()),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+"""float16 LE; in JSON base64 of that, and a list of numbers (null for NaN) is read too."""
 
 Mask = Annotated[
     bytes,

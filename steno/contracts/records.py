@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from steno.contracts.arrays import Digest, Logprobs, Mask, TokenIds, numpy_array
+from steno.contracts.arrays import Digest, Halves, Logprobs, Mask, TokenIds, numpy_array
 from steno.contracts.arrays import bytes_to_floats as bytes_to_floats
+from steno.contracts.arrays import bytes_to_halves as bytes_to_halves
 from steno.contracts.arrays import bytes_to_ids as bytes_to_ids
 from steno.contracts.arrays import floats_to_bytes as floats_to_bytes
+from steno.contracts.arrays import halves_to_bytes as halves_to_bytes
 from steno.contracts.arrays import ids_to_bytes as ids_to_bytes
 from steno.contracts.notes import Notes
 
@@ -186,6 +188,21 @@ class TurnArrays(NamedTuple):
     """float32[C]"""
 
 
+class TurnAnnotation(BaseModel):
+    """What the trainer of a turn's tokens saw in them. The newest that was posted.
+
+    step, version: of the step that trained them: its number, and the weights that it made. advantage: of the trial; None: not
+    said. differences: per completion token the trainer's log-probability at the start of the step minus the sampler's, in nats;
+    NaN where the step did not train the token. float16: three digits of a difference, of any size.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    step: int = Field(ge=0, le=2**53)
+    version: str = Field("", max_length=256)
+    advantage: float | None = Field(None, allow_inf_nan=False)
+    differences: Halves
+
+
 class Turn(BaseModel):
     """One completion. Immutable once committed, except `delivered`.
 
@@ -203,6 +220,7 @@ class Turn(BaseModel):
         tokens; worker_id is the last.
     answer_id, choice: where `n` turns answer one request, the turn id of the first of them, and which one this is.
     unreadable: what is wrong with the record, if anything: nobody can train on it. Not stored; found when turns are read.
+    annotation: what the trainer saw in its tokens, if it was told to say (`TurnAnnotation`).
     retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn
         takes the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
     """
@@ -252,6 +270,7 @@ class Turn(BaseModel):
     cached_tokens: int = 0
     reasoning_tokens: int = Field(0, description="of the completion, those that became reasoning")
     timings: Timings
+    annotation: TurnAnnotation | None = None
 
     def to_numpy(self) -> TurnArrays:
         """Its token arrays as numpy's, read-only and without a copy. Raises: ImportError: numpy is not installed."""

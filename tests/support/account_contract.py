@@ -4,18 +4,53 @@ One suite, run against each."""
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
 from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.leases import RunView
 from steno.contracts.records import OPEN
+from steno.contracts.training_steps import TrainingStep
 from steno_proxy.store.interface import SessionStore
 from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.recordings import session
 
 
 class AccountContract:
+    # -- what a trainer tells of its steps
+
+    async def test_steps_are_kept_in_order_and_values_of_the_same_name_replaced(self, store: SessionStore) -> None:
+        runs = store.runs
+        for number in (3, 1, 10):
+            await runs.keep_step(RUN, TrainingStep(step=number, version=f"a/{number}", values={"loss": number / 10}))
+        await runs.keep_step(RUN, TrainingStep(step=3, values={"eval/reward": 0.1 + 0.2, "loss": None}))
+        assert [(found.step, found.values) for found in await runs.steps(RUN, start=0, limit=9)] == [
+            (1, {"loss": 0.1}), (3, {"loss": None, "eval/reward": 0.1 + 0.2}), (10, {"loss": 1.0}),
+        ]  # fmt: skip
+        [of_three] = await runs.steps(RUN, start=2, limit=1)
+        assert (of_three.step, of_three.version) == (3, "a/3"), "what the second post left out stays"
+        again = await runs.keep_step(
+            RUN, TrainingStep(step=3, version="b/3", values={"loss": 0.5}, ledger={"sampled": 7})
+        )
+        assert (again.version, again.values["loss"], again.ledger) == ("b/3", 0.5, {"sampled": 7})
+        assert await runs.steps(RUN, start=11, limit=9) == await runs.steps("another", start=0, limit=9) == []
+
+    async def test_posts_of_one_step_at_the_same_time_lose_nothing(self, store: SessionStore) -> None:
+        posts = [TrainingStep(step=1, values={f"v{number}": float(number)}) for number in range(8)]
+        await asyncio.gather(*(store.runs.keep_step(RUN, post) for post in posts))
+        [kept] = await store.runs.steps(RUN, start=0, limit=9)
+        assert kept.values == {f"v{number}": float(number) for number in range(8)}
+
+    async def test_of_a_run_only_the_newest_steps_are_kept(
+        self, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = sys.modules[type(store.runs).__module__]
+        monkeypatch.setattr(module, "MOST_STEPS", 3)
+        for number in range(5):
+            await store.runs.keep_step(RUN, TrainingStep(step=number))
+        assert [found.step for found in await store.runs.steps(RUN, start=0, limit=9)] == [2, 3, 4]
+
     # -- getting ready
 
     async def test_a_group_is_ready_when_all_its_trials_have_ended(self, store: SessionStore) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
 from steno.contracts.errors import Gone, NotFound
-from steno.contracts.records import OPEN, ForkReason, TokenSpan
+from steno.contracts.records import OPEN, ForkReason, TokenSpan, TurnAnnotation, halves_to_bytes
 from steno_proxy.store.interface import SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
@@ -45,6 +46,23 @@ class RecordingContract:
         await store.register(session("odd"))
         await store.commit("odd", odd, row(odd), now=1.0)
         assert await store.turns("odd") == [odd]
+
+    async def test_what_a_trainer_saw_is_read_with_the_turns_and_goes_with_them(self, store: SessionStore) -> None:
+        made = await record(store, "seen", 3)
+        first = TurnAnnotation(step=4, version="a/4", advantage=-0.5, differences=halves_to_bytes([0.25, math.nan]))
+        newer = TurnAnnotation(step=5, differences=halves_to_bytes([-1.5, 0.0]))
+        await store.annotate("seen", {made[0].turn_id: first, made[2].turn_id: first})
+        await store.annotate("seen", {made[2].turn_id: newer})
+        assert [turn.annotation for turn in await store.turns("seen")] == [first, None, newer]
+        assert [turn.annotation for turn in await store.turns("seen", start=1)] == [None, newer]
+        await store.complete("seen", status="completed", **END)
+        await store.annotate("seen", {made[1].turn_id: first})
+        assert [turn.annotation for turn in await store.turns("seen")] == [first, first, newer]
+        await store.delete("seen", now=60.0, tombstone_s=60.0)
+        with pytest.raises(Gone):
+            await store.annotate("seen", {made[1].turn_id: first})
+        with pytest.raises(NotFound):
+            await store.annotate("never", {made[1].turn_id: first})
 
     async def test_a_repeated_commit_changes_nothing(self, store: SessionStore) -> None:
         made = await record(store, "twice", 3)

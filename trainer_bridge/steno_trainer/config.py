@@ -132,6 +132,12 @@ class TrainerSettings(Settings):
     checkpoint_every: int = Field(10, ge=1, description="steps between two checkpoints")
     checkpoints_kept: int = Field(2, ge=1, description="number of checkpoints that are kept, newest first")
 
+    annotate: bool = Field(
+        False,
+        description="post, for each trained token, by how much the trainer's log-probability differs from the sampler's (2 bytes "
+        "per token, after the step); read with the turns",
+    )
+
     # -- patience
     wait_timeout_s: float = Field(
         86400.0,

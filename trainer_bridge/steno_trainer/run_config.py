@@ -153,5 +153,9 @@ class RunSettings(TrainerSettings):
                 "eval_config: offline no worker serves the weights in training; `steno evaluate --model` evaluates a checkpoint",
                 field="eval_config",
             )
+        if self.records is not None and self.annotate:
+            raise ConfigError(
+                "annotate: no proxy is asked with records, so there is nowhere to post to", field="annotate"
+            )
         if self.records is not None and self.records.suffix not in (".jsonl", ".parquet"):
             raise ConfigError(f"records: got {self.records.name}, must end in .jsonl or .parquet", field="records")

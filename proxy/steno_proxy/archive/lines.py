@@ -5,6 +5,7 @@
 
 Both are gzip members of their own, one after the other, so that lists read sessions without their turns; many of them after
 each other are one gzip file. Text in the place of a list of log-probabilities: base64 of float32, where one of them is no number.
+A turn's `annotation`, where it has one, is what a trainer saw in its tokens: `differences` is base64 of float16.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ def _of_turn(turn: Turn) -> dict[str, Any]:
         line[name] = line[name].hex()
     floats = bytes_to_floats(raw := line[_FLOATS]).tolist()
     line[_FLOATS] = floats if all(map(math.isfinite, floats)) else base64.b64encode(raw).decode()
+    if turn.annotation is None:
+        del line["annotation"]
+    else:
+        line["annotation"] = turn.annotation.model_dump(mode="json")
     return line
 
 

@@ -33,7 +33,7 @@ from steno_proxy.api.agents import counting, gemini, generation, messages, respo
 from steno_proxy.api.agents.lookup import HealthProbes
 from steno_proxy.api.bodies_in_flight import BodiesInFlight
 from steno_proxy.api.common import Ports, Services, reader
-from steno_proxy.api.control import groups, leases, ops, policy, runs, search, sessions, ui, workers
+from steno_proxy.api.control import groups, leases, ops, policy, runs, search, sessions, steps, ui, workers
 from steno_proxy.api.origin_guard import OriginGuard
 from steno_proxy.auth import generated_keys
 from steno_proxy.auth.key_reload import KeyReloader
@@ -161,6 +161,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         sessions.router,
         groups.router,
         leases.router,
+        steps.router,  # before `/runs/{run_id:path}`, which would take its paths
         runs.router,
         policy.router,
         ops.router,

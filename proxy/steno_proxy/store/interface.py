@@ -6,12 +6,12 @@ Every method is atomic. A write that returns is durable to the degree the backin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steno.contracts.chat import Message
 from steno.contracts.notes import Note, Notes
-from steno.contracts.records import Group, IndexRow, Session, Turn
+from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.store.policies import PolicyStore
 from steno_proxy.store.run_interface import RunStore
 
@@ -211,6 +211,11 @@ class SessionStore(Protocol):
 
     async def notes(self, trial_id: str) -> Notes | None:
         """What was noted, None if nothing was; also of what is not there."""
+        ...
+
+    async def annotate(self, trial_id: str, annotations: Mapping[str, TurnAnnotation]) -> None:
+        """What a trainer saw in some turns, by turn id; read with the turns. The newest is kept, with the session and as long.
+        What is in the archive is not annotated. Raises: NotFound, Gone (deleted), StoreUnavailable."""
         ...
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None: ...

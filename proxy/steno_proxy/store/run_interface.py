@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from steno.contracts.errors import Superseded, TrainerAlive
 from steno.contracts.leases import ALIVE_S, GroupPlace, Lease, LeaseRequest, RunView, Tenure
+from steno.contracts.training_steps import TrainingStep
 
 
 class GrantedLeases(NamedTuple):
@@ -87,6 +88,15 @@ class RunStore(Protocol):
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         """Its groups, newest first, without their records."""
+        ...
+
+    async def keep_step(self, run_id: str | None, step: TrainingStep) -> TrainingStep:
+        """A step's numbers, laid over what is on record of it. Of a run the newest `MOST_STEPS` are kept. Returns what is on
+        record now."""
+        ...
+
+    async def steps(self, run_id: str | None, *, start: int, limit: int) -> list[TrainingStep]:
+        """Steps on record from this number on, in order."""
         ...
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from steno.contracts.records import bytes_to_halves
 from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.loop.product import LAW, RUN, Product, rolling, thread
 from tests.support.trained import logprobs_of
@@ -20,7 +21,13 @@ pytestmark = pytest.mark.loop
 
 async def test_three_versions_train_with_importance_weights_of_what_was_recorded(one: Product) -> None:
     trainer = one.train(
-        spy=True, groups_per_step=1, max_staleness_steps=2, learning_rate=1e-3, total_steps=3, checkpoints_kept=9
+        spy=True,
+        groups_per_step=1,
+        max_staleness_steps=2,
+        learning_rate=1e-3,
+        total_steps=3,
+        checkpoints_kept=9,
+        annotate=True,
     )
     await thread(trainer.until, lambda: (one.in_force() or "base/0") != "base/0", "the first weights")
     lineage = (one.in_force() or "").split("/")[0]
@@ -51,6 +58,7 @@ async def test_three_versions_train_with_importance_weights_of_what_was_recorded
     check_importance(trainer.steps[2]["values"], batch.rows, trainer.checkpoints()[1])
     assert trainer.steps[2]["values"]["staleness/max"] == 2
     await thread(one.balance, trainer)
+    await thread(check_shown, one, trainer, batch)
 
 
 class Talk:
@@ -67,17 +75,44 @@ class Talk:
         self._messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
 
 
-def check_importance(values: dict[str, float], rows: list[Any], checkpoint: Any) -> None:
-    """The step's own ratios are those of its weights at the start, in transformers, to the recorded probabilities."""
+def recomputed(rows: list[Any], checkpoint: Any) -> list[list[float]]:
+    """Of each row, by position: its log-probability in transformers minus the recorded one; NaN where it is not trained."""
     [copy] = checkpoint.glob("weights-*")
     model = AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32).eval()
-    differences = []
+    found = []
     for row in rows:
-        mask = row.loss_mask_T[1:]
-        trainer = torch.tensor(logprobs_of(model, row.token_ids_T.tolist()))[mask]
-        differences += (trainer - row.sampling_logprobs_T[1:][mask]).tolist()
+        trainer = torch.tensor([math.nan, *logprobs_of(model, row.token_ids_T.tolist())])
+        found.append(torch.where(row.loss_mask_T, trainer - row.sampling_logprobs_T, math.nan).tolist())
+    return found
+
+
+def check_importance(values: dict[str, float], rows: list[Any], checkpoint: Any) -> None:
+    """The step's own ratios are those of its weights at the start, in transformers, to the recorded probabilities."""
+    differences = [value for of_row in recomputed(rows, checkpoint) for value in of_row if not math.isnan(value)]
     ratios = [math.exp(difference) for difference in differences]
     assert max(map(abs, differences)) > 0.01, "the updates changed nothing, so that nothing was proved"
     assert values["mismatch/ratio"] == pytest.approx(sum(ratios) / len(ratios), abs=1e-3)
     assert values["mismatch/ratio_max"] == pytest.approx(max(ratios), rel=1e-2)
     assert values["mismatch/kl"] == pytest.approx(-sum(differences) / len(differences), abs=1e-4)
+
+
+def check_shown(one: Product, trainer: Any, batch: Any) -> None:
+    """The proxy shows what the trainer measured, and in each turn what it saw: the same differences as are recomputed."""
+    with one.client() as client:
+        shown = client.step_page(RUN).items
+        turns = {turn.turn_id: turn for row in batch.rows for turn in client.turns(row.trial_id)}
+    steps = {step["step"]: step for step in trainer.steps}
+    assert [step.step for step in shown] == sorted(steps) == [1, 2, 3]
+    for step in shown:
+        told = steps[step.step]
+        assert (step.version, step.values) == (told["version"], told["values"])
+        assert step.ledger["sampled"] == told["ledger"]["sampled"] and len(step.groups) == 1
+    differences = recomputed(batch.rows, trainer.checkpoints()[1])
+    for row, of_row in zip(batch.rows, differences, strict=True):
+        for place in row.turns:
+            seen = turns[place.turn_id].annotation
+            assert seen is not None and seen.advantage == pytest.approx(batch.advantages[row.trial_id])
+            assert (seen.step, seen.version) == (3, steps[3]["version"])
+            assert list(bytes_to_halves(seen.differences)) == pytest.approx(
+                of_row[place.start : place.end], rel=1e-3, abs=1e-3
+            )

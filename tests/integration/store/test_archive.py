@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from steno.contracts.errors import ArchiveUnreadable, Conflict, Gone, NotFound
 from steno.contracts.notes import Note
-from steno.contracts.records import Session, Turn
+from steno.contracts.records import Session, Turn, TurnAnnotation, halves_to_bytes
 from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ObjectStorage
 from steno_proxy.sessions.samples import samples
@@ -176,6 +177,22 @@ async def test_a_session_that_leaves_while_it_is_read_is_read_whole(
     finally:
         await reader.close()
     assert leaves_at > 8
+
+
+async def test_what_a_trainer_saw_goes_along_and_keeps_what_is_told_meanwhile(store: RedisStore) -> None:
+    made = await record(store, "t")
+    await store.complete("t", status="completed", **END)
+    seen = TurnAnnotation(step=1, version="a/1", advantage=0.5, differences=halves_to_bytes([0.125, math.nan, 2.0]))
+    await store.annotate("t", {made[1].turn_id: seen})
+    state = await store.prepare("t", END["now"] + LATER)
+    newer = seen.model_copy(update={"step": 2})
+    await store.annotate("t", {made[1].turn_id: newer})
+    assert not await store.left("t", None, state), "it has changed since it was read for the archive"
+    assert await move(store) == 1
+    assert [turn.annotation for turn in await store.turns("t")] == [None, newer, None]
+    with pytest.raises(NotFound):
+        await store.annotate("t", {made[0].turn_id: seen})
+    assert not await store._link.client.keys("steno:{t}:*")
 
 
 async def test_what_is_in_the_archive_changes_no_more(store: RedisStore) -> None:

@@ -20,6 +20,7 @@ from tests.support.recordings import conversation, row, turn
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
 LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": [], "mixed_kv": False}
 LATER |= {"unreadable": None, "answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
+LATER |= {"annotation": None}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 json_values = st.recursive(

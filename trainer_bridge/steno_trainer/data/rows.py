@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +40,14 @@ class TrainingTerms:
     policy: str = "default"
 
 
+class TurnPlace(NamedTuple):
+    """Where a turn's completion stands in a row: positions [start, end)."""
+
+    turn_id: str
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class TrainingRow:
     """One sample that can be trained.
@@ -46,7 +55,7 @@ class TrainingRow:
     token_ids_T int64; loss_mask_T bool, True where a token is trained from this row, never at position 0; sampling_logprobs_T
     float32, finite under the mask, NaN where nothing was sampled; temperatures_T float32, 1.0 where nothing was sampled;
     version_T int64, index into `versions`, -1 where nothing was sampled. completion_starts: positions, ascending; a sampled token
-    is of the completion that starts last before it, or there.
+    is of the completion that starts last before it, or there. turns: whose completions these are; known on the first rank only.
     """
 
     trial_id: str
@@ -59,6 +68,7 @@ class TrainingRow:
     versions: tuple[str, ...]
     verdict: StalenessVerdict
     completion_starts: tuple[int, ...] = (0,)
+    turns: tuple[TurnPlace, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -157,6 +167,10 @@ def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveO
         versions=view.versions,
         verdict=verdict,
         completion_starts=tuple(part.start for part in sample.completions),
+        turns=tuple(
+            TurnPlace(turn_id, part.start, part.end)
+            for turn_id, part in zip(sample.turn_ids, sample.completions, strict=True)
+        ),
     )
 
 

@@ -101,6 +101,10 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("memory/peak_bytes", "Largest device memory of a rank in the step; resident memory on a CPU"),
         ("queue/waiting_groups", "Groups leased and not yet taken"),
         ("queue/in_hand_groups", "Groups of the run registered and not yet acknowledged"),
+        (
+            "report/unposted",
+            "Steps that the proxy did not take to show them, since the trainer started; training goes on",
+        ),
         ("eval/reward", "Mean reward of the evaluation, with its own sampling"),
         ("eval/reward_std", "Standard deviation of it over trials"),
         ("eval/trials", "Trials evaluated"),

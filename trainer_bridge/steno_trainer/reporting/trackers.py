@@ -53,7 +53,7 @@ class Prometheus:
         self._step.set(step)
         for name, value in values.items():
             self._gauges[name].set(value)
-        for outcome, tokens in _outcomes(ledger).items():
+        for outcome, tokens in outcomes(ledger).items():
             self._tokens.labels(outcome).set(tokens)
 
     def close(self) -> None:
@@ -126,13 +126,14 @@ def check_installed(settings: RunSettings) -> None:
             raise _missing(name, setting)
 
 
-def _outcomes(ledger: Account) -> dict[str, int]:
+def outcomes(ledger: Account) -> dict[str, int]:
+    """Tokens by what became of them: `sampled`, `trained`, or a reason of the ledger."""
     untrained = {reason.value: tokens for reason, tokens in ledger.untrained.items()}
     return {"sampled": ledger.sampled, "trained": ledger.trained, **untrained}
 
 
 def _ledger_values(ledger: Account) -> dict[str, int]:
-    return {f"ledger/{outcome}_tokens": tokens for outcome, tokens in _outcomes(ledger).items()}
+    return {f"ledger/{outcome}_tokens": tokens for outcome, tokens in outcomes(ledger).items()}
 
 
 def _imported(name: str, setting: str) -> Any:

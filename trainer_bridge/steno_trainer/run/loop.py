@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 
 from steno.contracts.errors import StenoError, Superseded
 from steno.contracts.leases import RunView
+from steno.contracts.training_steps import TrainingStep
 from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Account, Ledger, Reason
@@ -33,10 +35,12 @@ from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.errors import NotFinite, PushFailed
 from steno_trainer.reporting.console import ConsoleView
-from steno_trainer.reporting.trackers import Trackers
+from steno_trainer.reporting.step_posts import Annotations, StepPosts, annotations_of
+from steno_trainer.reporting.trackers import Trackers, outcomes
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import assemble
 from steno_trainer.step.step import StepReport
+from steno_trainer.step.step_plan import StepBatch
 from steno_trainer.weights.publication import Publication
 
 logger = logging.getLogger(__name__)
@@ -104,12 +108,13 @@ class Loop:
     def __init__(
         self, settings: RunSettings, calls: CollectiveCalls, feed: LeaseFeed | RecordFeed, state: TrainingState,
         limits: SampleLimits, *, trackers: Trackers, view: ConsoleView, status: RunStatus, evaluate: Evaluate | None = None,
+        posts: StepPosts | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._calls, self._feed, self.state = calls, feed, state
         self._limits = limits
         self._trackers, self._view = trackers, view
-        self._status, self._evaluate = status, evaluate
+        self._status, self._evaluate, self._posts = status, evaluate, posts
         self._pushing: asyncio.Task[None] | None = None
         # Each waits for one push to be served, and lets go of its groups.
         self._serving: set[asyncio.Task[None]] = set()
@@ -239,7 +244,8 @@ class Loop:
         values = ready.values | (report.metrics if report else {}) | {"time/wait_s": waited_s}
         if updated:
             values |= await self._after_step()
-        await self._log(values | await self._queue(), ready.books, stepped=updated)
+        seen = self._seen(ready.batch, report) if report is not None and updated else None
+        await self._log(values | await self._queue(), ready.books, stepped=updated, groups=used, seen=seen)
         if report is not None:
             await self._count_skipped(updated)
 
@@ -395,9 +401,15 @@ class Loop:
         self._view.queue(running=groups.running, ready=groups.ready, leased=groups.leased, used=groups.used)
         return values
 
-    async def _log(self, values: dict[str, float], books: Ledger, *, stepped: bool) -> None:
-        """books: of this step; of the versions in it the accounts are shown as they stand now."""
+    async def _log(
+        self, values: dict[str, float], books: Ledger, *, stepped: bool, groups: Sequence[str] = (),
+        seen: Annotations | None = None,
+    ) -> None:  # fmt: skip
+        """books: of this step; of the versions in it the accounts are shown as they stand now. groups: that it took. seen: what
+        the trainer saw in its tokens."""
         state = self.state
+        if self._posts is not None:
+            values = values | {"report/unposted": float(self._posts.unposted)}
         accounts = state.ledger.accounts()
         touched = {version: accounts[version] for version in books.accounts()}
         total = state.ledger.total()
@@ -406,6 +418,14 @@ class Loop:
         if self._settings.metrics_file is not None:
             line = metrics_line(state, values, touched, stepped)
             await asyncio.to_thread(_append, self._settings.metrics_file, line)
+        if self._posts is not None and (step := shown_step(state, values, groups, stepped)) is not None:
+            self._posts.post(step, seen)
+
+    def _seen(self, batch: StepBatch, report: StepReport) -> Annotations | None:
+        differences_N, step, version = report.differences_N, self.state.step, str(self.state.version)
+        if differences_N is None:
+            return None
+        return lambda: annotations_of(batch.rows, differences_N, batch.advantages, step=step, version=version)
 
     async def _unless_stopped(self, wait: Awaitable[Any]) -> Any:
         """What is awaited, or None once `stop` was called. It is cancelled then."""
@@ -443,6 +463,22 @@ class Loop:
             since = time.monotonic()
             await asyncio.wait({task}, timeout=self._ending_s)
             self._ending_s = max(0.0, self._ending_s - (time.monotonic() - since))
+
+
+def shown_step(
+    state: TrainingState, values: Mapping[str, float], groups: Sequence[str], stepped: bool
+) -> TrainingStep | None:
+    """What the proxy is told of a step. Where no weight changed, the numbers of the step before stay: only an evaluation is
+    added to them."""
+    if not stepped:
+        values = {name: value for name, value in values.items() if name.startswith("eval/")}
+        if not values:
+            return None
+    finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+    ledger = outcomes(state.ledger.total()) if stepped else {}
+    return TrainingStep(
+        step=state.step, version=str(state.version), at=time.time(), values=finite, ledger=ledger, groups=list(groups[:4096]),
+    )  # fmt: skip
 
 
 def metrics_line(state: TrainingState, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:

@@ -37,6 +37,7 @@ from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.reporting.console import ConsoleView
+from steno_trainer.reporting.step_posts import StepPosts
 from steno_trainer.reporting.trackers import (
     Prometheus,
     TensorBoard,
@@ -61,6 +62,10 @@ from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 
 logger = logging.getLogger(__name__)
+
+
+POSTS_S = 5.0
+"""For as long the end of a trainer waits until the proxy has been shown its last steps."""
 
 
 def train(settings: RunSettings) -> None:
@@ -255,17 +260,14 @@ async def _lead(
             )  # fmt: skip
         view = stack.enter_context(ConsoleView(Console(stderr=True), run=settings.run, steps=settings.total_steps))
         status = feed if isinstance(feed, RecordFeed) else client
+        posts = None
+        if settings.records is None:  # else there is no proxy
+            posts = StepPosts(client, settings.run)
+            stack.push_async_callback(posts.close, POSTS_S)
         loop = Loop(
-            settings,
-            calls,
-            feed,
-            state,
-            limits,
-            trackers=trackers,
-            view=view,
-            status=status,
-            evaluate=evaluate,
-        )
+            settings, calls, feed, state, limits, trackers=trackers, view=view, status=status, evaluate=evaluate,
+            posts=posts,
+        )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, loop.stop)
         here = asyncio.get_running_loop()

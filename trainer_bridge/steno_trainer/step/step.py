@@ -55,7 +55,9 @@ PEAK_TFLOPS = {
 class StepReport:
     """The same on every rank. metrics: scalars by name; what was not measured is absent. ledger: what of this step was trained
     and what was not; to be added to the run's when the step is durable. updated: whether any weight was changed. poisoned: group
-    id -> why a pass with samples of it was skipped; which of the pass's groups is to blame is not known."""
+    id -> why a pass with samples of it was skipped; which of the pass's groups is to blame is not known.
+    differences_N: where `annotate` is set, the trainer's log-probability of each trained token minus the sampler's: when the step
+    first ran it, which is before any update where there is one pass. float32."""
 
     step: int
     metrics: dict[str, float]
@@ -63,6 +65,21 @@ class StepReport:
     trained_tokens: int
     updated: bool = True
     poisoned: dict[str, str] = field(default_factory=dict)
+    differences_N: Tensor | None = None
+
+
+class _Seen:
+    """Of each trained token of the step that this rank has run: how the trainer's log-probability differed from the sampler's
+    when it first did. 0 for the others, so that the sum over ranks is each token's value."""
+
+    def __init__(self, tokens: int) -> None:
+        self.differences_N = torch.zeros(tokens)
+        self._known_N = torch.zeros(tokens, dtype=torch.bool)
+
+    def note(self, where: Tensor, logprobs_n: Tensor, sampled_n: Tensor) -> None:
+        new_n = ~self._known_N[where]
+        self.differences_N[where[new_n]] = (logprobs_n.detach().float() - sampled_n).cpu()[new_n]
+        self._known_N[where] = True
 
 
 @dataclass
@@ -111,13 +128,14 @@ class Stepper:
             torch.cuda.reset_peak_memory_stats()
         slots = _slots(rows)
         masked_N = torch.zeros(slots[-1], dtype=torch.uint8)
+        seen_N = _Seen(slots[-1]) if self.settings.annotate else None
         rate = learning_rate(self.settings, self.steps_done)
         norms: list[float] = []
         totals: list[_Sums] = []
         trained: set[int] = set()
         spoiled: dict[int, str] = {}
         for part in orders.passes:
-            total = self._reduce(self._run(part, orders, rows, slots, proximal_N, reference_N, masked_N))
+            total = self._reduce(self._run(part, orders, rows, slots, proximal_N, reference_N, masked_N, seen_N))
             bad_loss = not math.isfinite(total.loss)
             norm = self.engine.update(rate, skip=bad_loss)
             if norm is None:
@@ -148,11 +166,12 @@ class Stepper:
         }
         groups = {rows[i].group_id: why for i, why in poisoned.items()}
         booked = _booked(rows, slots, taken_out_N, poisoned)
-        return StepReport(self.steps_done, metrics, booked, slots[-1], bool(totals), groups)
+        differences_N = None if seen_N is None else self.ranks.add(seen_N.differences_N)
+        return StepReport(self.steps_done, metrics, booked, slots[-1], bool(totals), groups, differences_N)
 
     def _run(
         self, part: OptimizerPass, orders: StepOrders, rows: Sequence[TrainingRow], slots: Sequence[int],
-        proximal_N: Tensor | None, reference_N: Tensor | None, masked_N: Tensor,
+        proximal_N: Tensor | None, reference_N: Tensor | None, masked_N: Tensor, seen_N: _Seen | None,
     ) -> _Sums:  # fmt: skip
         """Forward and backward over this rank's micro-batches of a pass. Marks in masked_N what the correction takes out."""
         sums = _Sums()
@@ -173,6 +192,9 @@ class Stepper:
                     packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared
                 )
             found = policy_loss(self._objective, tokens, logprobs_n, entropies_n, sequences)
+            if seen_N is not None:
+                before_n = tokens.proximal_logprobs_N if tokens.proximal_logprobs_N is not None else logprobs_n
+                seen_N.note(where, before_n, packed.sampling_logprobs_N)
             self.engine.backward(found.total)
             sums.loss += float(found.total.detach())
             sums.means_M2 += found.sums_M2.cpu()

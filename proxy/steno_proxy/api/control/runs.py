@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 RunId = Annotated[str, Path(max_length=128)]
 router = APIRouter(tags=["runs"], responses=ERRORS)
-_admin = [Depends(admin), Depends(known_query)]
+of_admin = [Depends(admin), Depends(known_query)]
 
 
 async def _key_of_run(request: Request, run_id: RunId) -> None:
@@ -39,14 +39,14 @@ async def _reads_run(request: Request, run_id: RunId) -> None:
         check_run(request, run_id)
 
 
-_reads = [Depends(_reads_run), Depends(known_query)]
-_rollouts = [Depends(_key_of_run), Depends(known_query)]
+read_by_run = [Depends(_reads_run), Depends(known_query)]
+of_run = [Depends(_key_of_run), Depends(known_query)]
 """The key comes first: who has none learns nothing of what a call takes."""
 
 
 @router.post(
     "/runs/{run_id:path}/trainer",
-    dependencies=_admin,
+    dependencies=of_admin,
     response_model=Tenure,
     summary="Register as the run's trainer: the one before is superseded (409), and what it had leased is served again at once; "
     "one that was heard of in the last 15 s is not taken over from (409 trainer_alive, retry-after), unless `take_over`",
@@ -59,7 +59,7 @@ async def take_over_run(request: Request, run_id: RunId, body: TakeOver) -> Resp
 
 @router.post(
     "/runs/{run_id:path}/trainer/heartbeat",
-    dependencies=_admin,
+    dependencies=of_admin,
     response_model=Tenure,
     summary="A registered trainer lives, or leaves; 409 superseded: it must end",
 )
@@ -70,7 +70,7 @@ async def send_heartbeat(request: Request, run_id: RunId, body: TrainerHeartbeat
 
 @router.post(
     "/runs/{run_id:path}/key",
-    dependencies=_admin,
+    dependencies=of_admin,
     response_model=RunKey,
     summary="The run's key: makes its groups, reads and completes its trials, nothing else; the same each time",
 )
@@ -95,7 +95,7 @@ async def list_runs(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
 
 @router.post(
     "/runs/{run_id:path}/rollouts",
-    dependencies=_rollouts,
+    dependencies=of_run,
     response_model=RolloutsOver,
     summary="Whoever rolls out says that no more training groups come, so that a trainer need not wait for them; a group that is "
     "registered afterwards takes it back",
@@ -108,7 +108,7 @@ async def rollouts(request: Request, run_id: RunId, body: RolloutsOver) -> Respo
 
 @router.get(
     "/runs/{run_id:path}",
-    dependencies=_reads,
+    dependencies=read_by_run,
     response_model=RunView,
     summary="Where a run's groups are, and its side of the ledger: tokens sampled, and those that no lease brings",
 )

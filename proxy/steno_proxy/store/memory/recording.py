@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from steno.contracts.notes import Notes
 from steno.contracts.records import Turn
+from steno_proxy.store.annotations import decode_annotation
 from steno_proxy.store.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
 from steno_proxy.store.head import Head
 from steno_proxy.store.interface import RetryKey
@@ -20,8 +21,8 @@ class MemoryRecording:
     found out later."""
 
     __slots__ = (
-        "again", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "notes", "numbers", "retries", "superseded",
-        "texts", "turns", "watchers",
+        "again", "annotations", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "notes", "numbers", "retries",
+        "superseded", "texts", "turns", "watchers",
     )  # fmt: skip
 
     def __init__(self, head: Head, doc: bytes) -> None:
@@ -39,6 +40,7 @@ class MemoryRecording:
         self.retries: dict[str, str] = {}
         self.again = TrialRetries()
         self.notes: Notes | None = None
+        self.annotations: dict[str, bytes] = {}
         self.watchers: set[asyncio.Event] = set()
 
     def append(self) -> None:
@@ -86,10 +88,12 @@ class MemoryRecording:
 
     def turn(self, number: int) -> Turn:
         entry = decode_entry(self.turns[number])
-        return decode_turn(
+        turn = decode_turn(
             number, entry, self.ids[number], self.logprobs[number], lambda at: unpack(self.texts[at]),
             self.delivered.get(number), self.superseded.get(entry.row.turn_id), self.retries.get(entry.row.turn_id),
         )  # fmt: skip
+        turn.annotation = decode_annotation(self.annotations.get(turn.turn_id))
+        return turn
 
 
 def _exact(raw: bytes) -> bytes:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from heapq import nsmallest
 
 from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
 from steno.contracts.records import Group, Session
+from steno.contracts.training_steps import MOST_STEPS, TrainingStep
 from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.run_account import REQUEST_TTL_S, TAKEN_S, RunAccount
 from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant
@@ -25,6 +27,7 @@ class MemoryRun(RunAccount):
         super().__init__()
         self.requested: dict[str, float] = {}  # until when they are remembered
         self.newest_at: float | None = None
+        self.steps: dict[int, TrainingStep] = {}
         self._looked_at = 0.0
 
     def forget_old(self, now: float) -> None:
@@ -137,6 +140,17 @@ class MemoryRuns:
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         run = self._runs.get(run_id, MemoryRun())
         return newest_groups(decide.listed(name, status, _at(now)) for name, status in run.groups.items())
+
+    async def keep_step(self, run_id: str | None, step: TrainingStep) -> TrainingStep:
+        steps = self._run(run_id).steps
+        kept = steps[step.step] = step.over(steps.get(step.step))
+        if len(steps) > MOST_STEPS:
+            del steps[min(steps)]
+        return kept
+
+    async def steps(self, run_id: str | None, *, start: int, limit: int) -> list[TrainingStep]:
+        steps = self._runs.get(run_id, MemoryRun()).steps
+        return [steps[number] for number in nsmallest(limit, (each for each in steps if each >= start))]
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
         made = [(run_id, run.newest_at) for run_id, run in self._runs.items() if run.newest_at is not None]

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.leases import NotTrained
 from steno.contracts.notes import Note, Notes, merged
-from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn
+from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
+from steno_proxy.store.annotations import encode_annotation
 from steno_proxy.store.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import doc_of, head_of, run_of, session_of
@@ -339,6 +340,10 @@ class MemoryStore:
     async def notes(self, trial_id: str) -> Notes | None:
         recording = self._recordings.get(trial_id)
         return recording.notes if recording is not None else None
+
+    async def annotate(self, trial_id: str, annotations: Mapping[str, TurnAnnotation]) -> None:
+        recording = self._get(trial_id)
+        recording.annotations |= {turn_id: encode_annotation(each) for turn_id, each in annotations.items()}
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         head = self._get(trial_id).head

@@ -19,7 +19,7 @@ from typing import Any
 
 from steno_proxy.store.places import ArchivePlace
 from steno_proxy.store.redis.link import RedisLink, Script
-from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, notes_key, trial_keys
+from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, side_keys, trial_keys
 
 HOLD_S = 120.0
 """For how long a replica archives after it has last said so."""
@@ -77,12 +77,12 @@ class RedisArchive:
         await self._link.write("SREM", BLANKS, place.encode())
 
     async def state(self, trial_id: str) -> str:
-        found: bytes = await self._link.run(self._leave, [*trial_keys(trial_id), notes_key(trial_id)], [""])
+        found: bytes = await self._link.run(self._leave, [*trial_keys(trial_id), *side_keys(trial_id)], [""])
         return found.decode()
 
     async def leave(self, trial_id: str, state: str) -> bool:
         """Whether it has left."""
-        keys = [*trial_keys(trial_id), notes_key(trial_id)]
+        keys = [*trial_keys(trial_id), *side_keys(trial_id)]
         return bool(await self._link.run(self._leave, keys, [state]) == b"left")
 
     async def bury(self, trial_id: str, created_at: float, *, now: float, tombstone_ms: int) -> None:

@@ -6,7 +6,7 @@ the server nor arrive whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -15,8 +15,9 @@ from steno.contracts.chat import Message
 from steno.contracts.errors import Gone, NotFound
 from steno.contracts.lenient import read_json
 from steno.contracts.notes import MOST_NOTES, Note, Notes
-from steno.contracts.records import IndexRow, Turn
+from steno.contracts.records import IndexRow, Turn, TurnAnnotation
 from steno_proxy.pace import Pace
+from steno_proxy.store.annotations import decode_annotation, encode_annotation
 from steno_proxy.store.codec import (
     FIRST_MESSAGE,
     EncodedTurn,
@@ -34,7 +35,7 @@ from steno_proxy.store.images import apart, together
 from steno_proxy.store.interface import RetryKey, SessionTail, TokenPath
 from steno_proxy.store.redis.batch import Command
 from steno_proxy.store.redis.link import RedisLink, Script
-from steno_proxy.store.redis.schema import TrialKeys, notes_key, trial_keys
+from steno_proxy.store.redis.schema import TrialKeys, annotations_key, notes_key, trial_keys
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
 from steno_proxy.store.texts import pack, unpack
 from steno_proxy.store.texts import text as text_of
@@ -197,6 +198,13 @@ class RedisRecordings:
         [found] = await self._link.ask(("GET", notes_key(trial_id)))
         return None if found is None else read_json(Notes, found)
 
+    async def annotate(self, trial_id: str, annotations: Mapping[str, TurnAnnotation]) -> None:
+        told = [part for turn_id, each in annotations.items() for part in (turn_id, encode_annotation(each))]
+        keys = [annotations_key(trial_id), trial_keys(trial_id).session]
+        outcome = await self._run("annotate", keys, told, writes=False)
+        if outcome != 1:
+            refuse(trial_id, outcome)
+
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
         outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))
         if outcome != 1:
@@ -233,17 +241,18 @@ class RedisRecordings:
         pipe = self._link.client.pipeline(transaction=False)
         names = [_name(entry.row.turn_id) for entry in entries]
         pipe.hmget(keys.numbers, [name + mark for mark in (b"", b"<", b">") for name in names])
+        pipe.hmget(annotations_key(trial_id), [entry.row.turn_id for entry in entries])
         for first, last in _runs(positions):
             pipe.lrange(keys.texts, first, last)
         pipe.hget(keys.session, "status")
-        numbers, *runs, status = await self._link.call(pipe.execute())
+        numbers, annotations, *runs, status = await self._link.call(pipe.execute())
         _check_there(trial_id, status)
         packed = [element for run in runs for element in run]
         # Commits between the reads make the later ones longer.
         if len(packed) != len(positions) or min(len(ids), len(logprobs)) < len(raw):
             refuse(trial_id, CLOSED)
         texts = dict(zip(positions, packed, strict=True))
-        return [
+        turns = [
             decode_turn(
                 start + i,
                 entry,
@@ -256,6 +265,9 @@ class RedisRecordings:
             )
             for i, entry in enumerate(entries)
         ]
+        for each, annotation in zip(turns, annotations, strict=True):
+            each.annotation = decode_annotation(annotation)
+        return turns
 
 
 def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float, which: tuple[bytes, bytes]) -> list[Any]:

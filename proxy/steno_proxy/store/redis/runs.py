@@ -18,12 +18,14 @@ from typing import Any
 
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, NotTrained, RunView, Tenure, newest_groups
+from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
+from steno.contracts.training_steps import MOST_STEPS, TrainingStep
 from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
-from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag
+from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag, steps_key
 from steno_proxy.store.run_account import GroupStatus, RegisteredTrainer, RunAccount
 from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant, superseded
 from steno_proxy.store.settlement import EndedTrial, Tokens
@@ -52,7 +54,7 @@ class RedisRuns:
         self._sessions = sessions
         self._block_ms = block_ms
         self._change = RunChanges(link, self._woke)
-        self._view, self._rest = Script("run_view"), Script("rest")
+        self._view, self._rest, self._step = Script("run_view"), Script("rest"), Script("step")
         self._waiters = LeaseWaiters()
         self._listener: asyncio.Task[None] | None = None
 
@@ -183,6 +185,20 @@ class RedisRuns:
             decide.listed(name.decode(), read(GroupStatus, raw), at, archived=name not in here)
             for name, raw in (past | here).items()
         )
+
+    async def keep_step(self, run_id: str | None, step: TrainingStep) -> TrainingStep:
+        key = steps_key(run_id)
+        while True:
+            [found] = await self._link.ask(("ZRANGEBYSCORE", key, step.step, step.step))
+            before = found[0] if found else b""
+            kept = step.over(read_json(TrainingStep, before) if before else None)
+            args = [step.step, before, kept.model_dump_json(), MOST_STEPS]
+            if await self._link.run(self._step, [key], args):
+                return kept
+
+    async def steps(self, run_id: str | None, *, start: int, limit: int) -> list[TrainingStep]:
+        asked = ("ZRANGEBYSCORE", steps_key(run_id), start, "+inf", "LIMIT", 0, limit)
+        return [read_json(TrainingStep, raw) for raw in (await self._link.ask(asked))[0]]
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
         found: dict[bytes, float] = {}

@@ -17,6 +17,7 @@
                                          last                 replicas
     steno:{T}:notes              string  30 days after the    note: what was refused, and the like (contracts/notes.py)
                                          last
+    steno:{T}:annotations        hash    none                 annotate: turn_id -> what a trainer saw in its tokens
     steno:group:{G}              string  none                 create_group; goes with the last of its sessions
     steno:{:index}:pending       zset    none                 every write that changes what lists show, before it does
     steno:{:index}:all           zset    none                 publish: trial -> created_at
@@ -46,6 +47,7 @@
     steno:{R}:past               hash    none                 run: group whose trials are all in the archive -> where it was
     steno:{R}:trainer            hash    none                 run: who has the run: name, epoch, at (its last heartbeat; 0: it
                                                               has left)
+    steno:{R}:steps              zset    none                 step: a training step's numbers, JSON -> its number
     steno:{R}:request:N          string  300 s                run: what a request for leases was granted
     steno:{:policy}:heads        hash    none                 post, serve: per policy P posted:P (update id, since),
                                                               served:P (update id), number:P (updates so far)
@@ -110,6 +112,16 @@ def notes_key(trial_id: str) -> str:
     return f"{PREFIX}{{{trial_id}}}:notes"
 
 
+def annotations_key(trial_id: str) -> str:
+    """As `notes_key`."""
+    return f"{PREFIX}{{{trial_id}}}:annotations"
+
+
+def side_keys(trial_id: str) -> list[str]:
+    """What goes with a trial and is not among `trial_keys`, in the order in which delete.lua and leave.lua take it."""
+    return [notes_key(trial_id), annotations_key(trial_id)]
+
+
 def index_keys(group_id: str | None) -> list[str]:
     """The keys of publish.lua, in its order."""
     group = PENDING if group_id is None else group_index_key(group_id)
@@ -165,6 +177,10 @@ def run_id_of(tag: str) -> str | None:
 def run_keys(run_id: str | None) -> RunKeys:
     tag = f"{PREFIX}{{{run_tag(run_id)}}}:"
     return RunKeys._make(tag + name for name in RunKeys._fields)
+
+
+def steps_key(run_id: str | None) -> str:
+    return f"{PREFIX}{{{run_tag(run_id)}}}:steps"
 
 
 def request_key(run_id: str | None, request_id: str) -> str:

@@ -40,7 +40,7 @@ from steno_proxy.store.redis.recordings import (
     refuse,
 )
 from steno_proxy.store.redis.runs import RedisRuns
-from steno_proxy.store.redis.schema import group_key, kept_key, notes_key, trial_keys
+from steno_proxy.store.redis.schema import group_key, kept_key, side_keys, trial_keys
 from steno_proxy.store.redis.wait import ReplicaWait
 from steno_proxy.store.settlement import accountable
 from steno_proxy.store.texts import to_json
@@ -370,7 +370,7 @@ class RedisStore(RedisRecordings):
         owed = doc is None or accountable(group and group.decode(), run_of(doc))
         members = await self._index.announce([trial_id])
         tombstone_ms = max(1, round(tombstone_s * 1000))
-        reply = await self._run("delete", [*keys, notes_key(trial_id)], [tombstone_ms, "", repr(now), int(owed)])
+        reply = await self._run("delete", [*keys, *side_keys(trial_id)], [tombstone_ms, "", repr(now), int(owed)])
         if reply[0] == 1:
             head = head_from_hash(pairs(reply[1]))
             head.status = "deleted"
@@ -459,7 +459,7 @@ class RedisStore(RedisRecordings):
         if found is not None and group is not None and not await self.runs.lets_go(found.run_id, group, now):
             return False
         args = [0, repr(cutoff), repr(now), int(found is not None)]
-        reply = await self._run("delete", [*trial_keys(trial_id), notes_key(trial_id)], args)
+        reply = await self._run("delete", [*trial_keys(trial_id), *side_keys(trial_id)], args)
         if reply[0] != 1:
             await self._index.settle(trial_id, at=self._clock())
             return False

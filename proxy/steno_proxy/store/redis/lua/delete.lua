@@ -1,6 +1,6 @@
 -- Remove a recording, leaving a tombstone or nothing.
 --
--- KEYS  1 session  2 doc  3 turns  4 ids  5 logprobs  6 texts  7 digests  8 numbers  9 events  10 again  11 notes
+-- KEYS  1 session  2 doc  3 turns  4 ids  5 logprobs  6 texts  7 digests  8 numbers  9 events  10 again  11 notes  12 annotations
 -- ARGV  1 tombstone in ms, "0" for none  2 only if it ended at or before this time, "" for any  3 now
 --       4 somebody accounts for it: "1" | "0". Then its tombstone keeps what that takes (doc, turns) until it is booked; and
 --         without a tombstone it must have been booked
@@ -13,7 +13,7 @@ if ARGV[2] ~= '' and (not ended or tonumber(ended) > tonumber(ARGV[2])) then ret
 local group, created, sealed, marks = unpack(redis.call('HMGET', KEYS[1], 'group', 'created', 'sealed', 'marks'))
 local owed = ARGV[4] == '1'
 if owed and ARGV[1] == '0' and sealed ~= '2' then return {-5} end
-redis.call('UNLINK', KEYS[1], KEYS[10], KEYS[11], unpack(KEYS, 4, 8))
+redis.call('UNLINK', KEYS[1], KEYS[10], KEYS[11], KEYS[12], unpack(KEYS, 4, 8))
 if ARGV[1] ~= '0' then
   redis.call('HSET', KEYS[1], 'status', 'deleted', 'created', created, 'updated', ARGV[3])
   if group then redis.call('HSET', KEYS[1], 'group', group) end
