@@ -19,6 +19,7 @@ from pydantic import Field, SecretStr, field_validator
 from steno.config.settings import Settings, SettingsConfigDict, is_loopback
 from steno.contracts.errors import ConfigError
 
+_HEADER = re.compile(r"[A-Za-z0-9_-]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
@@ -187,6 +188,14 @@ class ProxySettings(Settings):
     # -- what it says
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["text", "json"] = Field("text", description="one line of text, or one JSON object, per record")
+    otel_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector (OTLP over HTTP; spans go to its /v1/traces); unset: nothing is traced",
+    )
+    otel_headers: SecretStr | None = Field(
+        None, description="headers for the collector: NAME=VALUE, several separated by commas"
+    )
+    otel_content: bool = Field(False, description="spans hold what was said too: messages and replies")
 
     @field_validator("public_url")
     @classmethod
@@ -213,6 +222,31 @@ class ProxySettings(Settings):
                     f"got {name!r}, must be a host name or address without scheme, port and path, as host.docker.internal"
                 )
         return names
+
+    @field_validator("otel_endpoint")
+    @classmethod
+    def _otel_endpoint(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "http://unset")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"got {value!r}, must be http(s)://host[:port][/path]")
+        if parts.username or parts.query:
+            raise ValueError("must have no user and no query: otel_headers is for keys")
+        return value
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """Of `otel_headers`. Raises: ConfigError."""
+        found: dict[str, str] = {}
+        said = self.otel_headers.get_secret_value() if self.otel_headers is not None else ""
+        for number, pair in enumerate(part for part in said.split(",") if part.strip()):
+            name, separator, value = pair.strip().partition("=")
+            if not separator or not _HEADER.fullmatch(name.strip()) or not value.isprintable() or not value.isascii():
+                raise ConfigError(
+                    f"otel_headers: header {number + 1} is not NAME=VALUE with a name of letters, digits and dashes",
+                    field="otel_headers",
+                )
+            found[name.strip()] = value.strip()
+        return found
 
     @field_validator("archive")
     @classmethod
@@ -289,6 +323,11 @@ class ProxySettings(Settings):
             )
         if self.upstream is None and (self.api_base or self.api_key):
             raise ConfigError("api_base and api_key need upstream: give --upstream as well", field="upstream")
+        if self.otel_endpoint is None and (self.otel_headers or self.otel_content):
+            raise ConfigError(
+                "otel_headers and otel_content need otel_endpoint: give --otel-endpoint as well", field="otel_endpoint"
+            )
+        _ = self.trace_headers
         if self.silence_s <= self.heartbeat_s:
             raise ConfigError(
                 f"silence_s: got {self.silence_s:g}, must be above heartbeat_s ({self.heartbeat_s:g})",

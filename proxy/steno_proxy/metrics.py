@@ -37,6 +37,11 @@ UNRECORDED_TOKENS = Counter(
     "steno_proxy_unrecorded_tokens_total", "Sampled tokens that are in no record, by reason; above 0: look at the log",
     ["reason"],
 )  # fmt: skip
+TRACE_SPANS = Counter(
+    "steno_proxy_trace_spans_total",
+    "OpenTelemetry spans (`otel_endpoint`): `sent`, `refused` by the collector, or `dropped`, since it was away for too long",
+    ["outcome"],
+)  # fmt: skip
 RECEIVED_TOKENS = Counter(
     "steno_proxy_received_tokens_total",
     "Sampled tokens that came from workers. With no turn in flight: recorded (but text-only ones), unrecorded and late together",

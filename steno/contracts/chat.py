@@ -170,6 +170,7 @@ class CanonicalRequest(msgspec.Struct):
     body_bytes: how long the body was that this came in.
     merges: whether the dialect's provider takes neighbouring messages of the user, or of the assistant, for one
         (docs/adr/0017). The messages are as the client sent them all the same.
+    traceparent: as the client sent it, where turns are traced.
     """
 
     dialect: str
@@ -191,6 +192,7 @@ class CanonicalRequest(msgspec.Struct):
     kept: dict[str, Any] = {}
     body_bytes: int = 0
     merges: bool = False
+    traceparent: str = ""
 
 
 IMAGES = "images"

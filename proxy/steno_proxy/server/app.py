@@ -54,6 +54,7 @@ from steno_proxy.session_cache.note_writer import NoteWriter
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.tracing.traces import open_traces
 from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.relay_settings import RelaySettings
@@ -93,6 +94,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     policies.on_names = hub.waiting.wake
     capacity = StoreCapacity(store)
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, capacity=capacity)
+    traces = recorder.traces = open_traces(settings)
     turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
     note_writer = NoteWriter(store)
     heap = HeapTrimmer()
@@ -112,6 +114,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         keeper = asyncio.create_task(policies.run())
         noting = asyncio.create_task(note_writer.run())
         rotating = asyncio.create_task(key_reloader.run()) if key_reloader else None
+        if traces is not None:
+            traces.start()
         try:
             yield
         finally:
@@ -125,6 +129,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
             await recorder.close()
             await note_writer.flush()
             await store.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     app = Application(
         settings.base_path,

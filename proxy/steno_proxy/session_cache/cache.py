@@ -26,6 +26,7 @@ from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
 from steno_proxy.store.interface import RetryKey, SessionStore, SessionTail, TokenPath
+from steno_proxy.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ FREEZE_WAIT_S = 10.0
 
 
 class Recorder:
-    """The recordings of this process, least recently used dropped first. Turns of one trial may run at the same time."""
+    """The recordings of this process, least recently used dropped first. Turns of one trial may run at the same time.
+
+    traces: what turns and ends are handed over to; None: nothing is traced.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Recorder:
         self._bytes = 0
         self._paths = PathCache()
         self._accounting: set[asyncio.Task[None]] = set()
+        self.traces: Traces | None = None
 
     async def enter(self, trial_id: str, *, again: bool = False, shown: int | None = None) -> Recording:
         """The session's recording, up to date, open for one more turn. again: perhaps not one more; `check` says when it is.
@@ -96,6 +101,8 @@ class Recorder:
         if recording := self._recordings.get(trial_id):
             recording.session = session
         log.info("session %s ended: %s", trial_id, reason)
+        if self.traces is not None:
+            self.traces.ended(session)
         task = asyncio.create_task(self._account_for(trial_id, self.abort(trial_id, told)))
         self._accounting.add(task)
         task.add_done_callback(self._accounting.discard)
@@ -299,6 +306,12 @@ class Recorder:
             wait.cancel()
         if late:
             log.warning("%d turns are still not recorded, %.0f s after they were cancelled", len(late), FREEZE_WAIT_S)
+
+    def refused(self, trial_id: str, error: StenoError) -> None:
+        """A request was refused with nothing on record: shown where its session is known here."""
+        recording = self._recordings.get(trial_id)
+        if self.traces is not None and recording is not None and recording.session is not None:
+            self.traces.refused(recording.session, error)
 
     def trees(self) -> tuple[int, int]:
         """How many recordings are in memory, and their bytes, about."""

@@ -191,6 +191,7 @@ class OpenChoice:
         finally:
             if turn.index >= 0:
                 self._count(turn)
+                self._trace(turn)
 
     def _record(self, error: StenoError | None, delivered: int, *, still_open: bool = False) -> tuple[Turn, IndexRow]:
         return turn_of(self._recording, self, error, delivered, still_open)
@@ -208,6 +209,12 @@ class OpenChoice:
         prefix = self.plan.prefix.ids if turn.parent_id is not None else b""
         ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
         self._recorder.keep_path(self._recording, turn.index, TokenPath(ids, turn.reply), self.plan.parent)
+
+    def _trace(self, turn: Turn) -> None:
+        session = self._recording.session
+        if self._recorder.traces is not None and session is not None:
+            facts = self.facts
+            self._recorder.traces.turn(session, turn, traceparent=facts.asked.traceparent, moves=facts.moves)
 
     def _count(self, turn: Turn) -> None:
         dialect, tokens = turn.dialect, self.transcript.tokens

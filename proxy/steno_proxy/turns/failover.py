@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 
 import msgspec
 
@@ -26,6 +27,7 @@ from steno.contracts.errors import (
     WorkerLost,
 )
 from steno_proxy import metrics
+from steno_proxy.tracing.seen import TurnMove
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.workers.hub import Hub
@@ -50,7 +52,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     if attempt >= MAX_ATTEMPTS:
         raise error
     # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
-    lost = isinstance(error, WorkerLost)
+    lost, lost_worker = isinstance(error, WorkerLost), choice.stream.worker_id
     avoid = order.avoid | {choice.stream.channel if lost else choice.stream.process}
     order = dataclasses.replace(
         order, attempt=attempt, avoid=avoid, full_too=True, refused_bytes=0
@@ -83,5 +85,6 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
         log.warning("turn %s can't be resumed after %s: %s", order.turn_id, error.code, refusal.message)
         raise error from refusal
     metrics.FAILOVERS.labels(how).inc()
+    choice.facts.moves.append(TurnMove(time.time(), how, error.code, transcript.tokens, lost_worker))
     log.info("turn %s is resumed: attempt %d, %s after %d tokens", order.turn_id, attempt, how, transcript.tokens)
     choice.moved(order, stream)

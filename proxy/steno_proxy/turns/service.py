@@ -281,7 +281,7 @@ class TurnService:
         stream = await self._place(request.recording, order, n)
         transcript = ChoiceTranscript(turn_id, request.dialect.call_prefix, stream.card)
         first = request.choices[0].transcript.turn_id if index else turn_id
-        facts = msgspec.structs.replace(facts, answer_id=first if n > 1 else None)
+        facts = msgspec.structs.replace(facts, answer_id=first if n > 1 else None, moves=[])
         return OpenChoice(self.recorder, request.recording, index, order, stream, transcript, facts, found)
 
 

@@ -18,6 +18,7 @@ from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
 from steno_proxy.sessions.normalise import message_digest
 from steno_proxy.store.interface import RetryKey
+from steno_proxy.tracing.seen import TurnMove
 from steno_proxy.turns.continuation import Plan, fork_reason_now
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers.placement import Order
@@ -31,7 +32,7 @@ class TurnFacts(msgspec.Struct):
     """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
 
     changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: as
-    its retries know it; None: nothing else will come of it.
+    its retries know it; None: nothing else will come of it. moves: to other workers.
     """
 
     asked: CanonicalRequest
@@ -43,6 +44,7 @@ class TurnFacts(msgspec.Struct):
     answer_id: str | None = None
     retry_of: str | None = None
     request: RetryKey | None = None
+    moves: list[TurnMove] = []
 
 
 class SampledChoice(Protocol):

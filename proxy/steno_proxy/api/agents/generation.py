@@ -96,6 +96,8 @@ class GenerationEndpoint:
         except StenoError as error:
             if not isinstance(error, ClientLeft) and self._note_writer.refused(trial_id, error):
                 log.info("request refused: %d %s: %s", error.status, error.code, error.message)
+            if client.breaks is None and not isinstance(error, ClientLeft):  # it never began
+                self._turns.recorder.refused(trial_id, error)
             await self._refuse(client, error, request_id)
             _let_go(error)
         except Exception:
@@ -140,6 +142,8 @@ class GenerationEndpoint:
             raise
         asked = await self._bodies.parsed(self._dialect.parse, body, lambda asked: asked.job)
         asked.body_bytes = len(body)
+        if self._turns.recorder.traces is not None:
+            asked.traceparent = _traceparent(scope)
         if asked.returns_ids:
             share.grow(IDS_COUNT * len(body))
         again = retries_so_far(scope["headers"])
@@ -202,6 +206,11 @@ def _check_images(asked: CanonicalRequest, hub: Hub) -> None:
     """Raises: BadRequest naming the first image, where models are served and none takes any: before anything waits for one."""
     if asked.images and (cards := hub.cards()) and not any(IMAGES in card.capabilities for card in cards):
         raise BadRequest(f"{asked.images[0]}: {NO_IMAGES}", field=asked.images[0])
+
+
+def _traceparent(scope: Scope) -> str:
+    found = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    return str(found.decode("latin-1")) if len(found) < 100 else ""
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -231,6 +231,8 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
         await found.recorder.settle(running)
         session = await found.store.session(trial_id)
     await found.store.settle(trial_id, now=time.time())
+    if found.recorder.traces is not None:
+        found.recorder.traces.ended(session)
     log.info("session %s ended: %s (%s)", trial_id, session.status, session.end_reason)
     return encoded(request, session)
 
