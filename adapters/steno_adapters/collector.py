@@ -29,7 +29,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks import Task, group_id
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 log = logging.getLogger(__name__)
@@ -41,14 +41,19 @@ MOST_LEASES = 256
 
 @dataclass(frozen=True)
 class CollectedGroup:
-    """A group, leased. rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in
-    the order of trials and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled
-    tokens of these trials that no row trains, by reason. left_out: trial_id -> why it is not among `rewards`."""
+    """A group, leased.
+
+    rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in the order of trials
+    and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled tokens of these trials
+    that no row trains, by reason. left_out: trial_id -> why it is not among `rewards`. earlier: another one than this collector
+    rolled it out.
+    """
 
     lease: Lease
     rewards: dict[str, float]
     rows: list[TrainableRow]
     untrained: Counter[str] = field(default_factory=Counter)
+    earlier: bool = False
 
     @property
     def group_id(self) -> str:
@@ -98,6 +103,7 @@ class Collector:
         self._held: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._mine: set[str] = set()
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work = tempfile.TemporaryDirectory(prefix="steno-collector-")
@@ -150,7 +156,8 @@ class Collector:
         self, tasks: Iterable[Task | Mapping[str, Any]], n: int, *, groups_per_step: int, max_staleness_steps: int
     ) -> Future[Any]:
         """Run groups in the background, no more than a trainer that takes `groups_per_step` per step can use before they are
-        older than `max_staleness_steps`. Cancel the future to end them. tasks: may be endless; an id may come again."""
+        older than `max_staleness_steps`. Cancel the future to end them. What a start of this run that was killed had begun is
+        gone on with: the same tasks in the same order have the same groups. tasks: may be endless; an id may come again."""
         return self._start(tasks, n, Admission(groups_per_step, max_staleness_steps), again=True)
 
     def lease(self, max_groups: int = 1, wait_s: float = 0.0) -> list[CollectedGroup]:
@@ -161,7 +168,11 @@ class Collector:
         leases = self._client.lease(request)
         with self._lock:
             self._held.update((lease.lease_id, lease) for lease in leases)
-        return [self._read(lease) for lease in leases]
+        try:
+            return [self._read(lease) for lease in leases]
+        except BaseException:
+            self._let_go([lease.lease_id for lease in leases])
+            raise
 
     def used(self, groups: Iterable[CollectedGroup]) -> None:
         """A step has used these groups, which is not durable yet: others may be started in their place."""
@@ -198,11 +209,7 @@ class Collector:
             self._loop.call_soon_threadsafe(self._loop.stop)
         if isinstance(self._executor, FunctionAgents):
             self._executor.close()
-        with self._lock:
-            held, self._held = list(self._held), {}
-        for lease_id in held:
-            with contextlib.suppress(StenoError):
-                self._client.release(lease_id)
+        self._let_go(list(self._held))
         self._client.close()
         self._work.cleanup()
 
@@ -218,26 +225,31 @@ class Collector:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="steno-rollouts", daemon=True).start()
-        planned = _planned(tasks, f"{self._name}-{self._round}", again)
+        planned = self._noted(_planned(tasks, "again" if again else f"{self._name}-{self._round}", again))
         self._round += 1
-        return asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission, again), self._loop)
 
-    async def _roll(self, planned: Iterator[Planned], n: int, admission: Admission) -> None:
+    def _noted(self, planned: Iterator[Planned]) -> Iterator[Planned]:
+        for plan in planned:
+            self._mine.add(group_id(self.run, plan.task.task_id, plan.round))
+            yield plan
+
+    async def _roll(self, planned: Iterator[Planned], n: int, admission: Admission, again: bool) -> None:
         async with AsyncClient(self._proxy, self._key, retries=CLIENT_RETRIES) as client:
-            await self._rollouts(client, n, admission).run(planned)
+            await self._rollouts(client, n, admission, again).run(planned)
 
-    def _rollouts(self, client: AsyncClient, n: int, admission: Admission) -> Rollouts:
+    def _rollouts(self, client: AsyncClient, n: int, admission: Admission, again: bool) -> Rollouts:
+        """again: a later start finds these groups again, so that trials which have not begun may stay open."""
         if self._prepared is not None:
-            # Not resumable: a later start does not know these rounds.
             changed = {
-                "group_size": n, "run": None, "groups_per_step": admission.groups_per_step,
+                "group_size": n, "run": self.run if again else None, "groups_per_step": admission.groups_per_step,
                 "max_staleness_steps": admission.max_staleness_steps,
             }  # fmt: skip
             return replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed)).rollouts(client)
         assert self._executor is not None
         options = RunnerOptions(("agent",), self._proxy, Path(self._work.name), timeout_s=self._timeout_s, inherited={})
         runner = TrialRunner(client, self._executor, options)
-        return Rollouts(client, runner, replace(self._options, size=n), admission=admission)
+        return Rollouts(client, runner, replace(self._options, size=n, resumable=again), admission=admission)
 
     def _wait(self, running: Future[T]) -> T:
         try:
@@ -267,7 +279,17 @@ class Collector:
         missing = sampled - sum(row.trained_tokens for row in rows) - untrained.total()
         if missing:
             untrained["unreadable"] += missing  # of turns that no sample holds
-        return CollectedGroup(lease, rewards, rows, untrained)
+        earlier = lease.group.group_id not in self._mine
+        return CollectedGroup(lease, rewards, rows, untrained, earlier)
+
+    def _let_go(self, lease_ids: list[str]) -> None:
+        """Give back what can be; the rest runs out."""
+        with self._lock:
+            for lease_id in lease_ids:
+                self._held.pop(lease_id, None)
+        for lease_id in lease_ids:
+            with contextlib.suppress(StenoError):
+                self._client.release(lease_id)
 
     def _forget(self, group: CollectedGroup) -> None:
         with self._lock:

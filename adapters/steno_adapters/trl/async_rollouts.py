@@ -1,0 +1,366 @@
+"""The rollout worker, the weight transfer and the checkpoints of TRL's `AsyncGRPOTrainer`: `AsyncRollouts`.
+
+TRL's trainer takes rows from a queue, one after the other, and pushes weights after each step. Rows are those of leased groups,
+several per trial where it forked, with the log-probabilities that they were sampled at; TRL's loss takes its ratios to these.
+A group is acknowledged once a checkpoint has it, so none is lost or trained twice, whoever dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from steno.contracts.errors import BadRequest, StenoError
+from steno_adapters.collector import CollectedGroup, Collector
+from steno_adapters.rows import TrainableRow
+from steno_adapters.trl.group_rewards import Advantages, grpo_advantages
+from steno_adapters.trl.row_progress import RowProgress
+from steno_adapters.trl.version_count import VersionCount
+from steno_rollouts.tasks import Task
+
+log = logging.getLogger(__name__)
+
+LINEAGES = "steno-lineages.json"
+"""In the trainer's output folder: every start, and the step that it went on from."""
+LEASE_WAIT_S = 1.0
+PAUSE_S = 0.5
+
+
+class AsyncRollouts:
+    """RolloutWorkerProtocol and WeightTransferProtocol of TRL's, for one call of `train()`.
+
+    counts: since it began: `groups`, `rows`, tokens that were not trained by reason (`untrained/stale`, `untrained/too_long`,
+    `untrained/temperature`, `untrained/orphaned`, and those of `CollectedGroup.untrained`), `failed_trials`.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        tasks: Iterable[Task | Mapping[str, Any]] | None = None,
+        *,
+        n: int = 8,
+        advantages: Advantages = grpo_advantages,
+    ) -> None:
+        """
+        Args:
+            tasks: each is rolled out again and again, `n` trials at a time, no further ahead than the config's `max_staleness`.
+                None: `steno rollout --run` does that elsewhere.
+            advantages: of a group's rewards.
+        Raises: BadRequest: an empty list of tasks.
+        """
+        self._collector, self._n, self._advantages = collector, n, advantages
+        self._tasks = None if tasks is None else list(tasks)
+        if self._tasks == []:
+            raise BadRequest(
+                "tasks: got none, must be at least one, or None where they are rolled out elsewhere", field="tasks"
+            )
+        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.rollout_buffer = _FreshRows(self)
+        self.counts = Counter[str]()
+        self.progress = RowProgress()
+        self.model_version = 0
+        self.versions = VersionCount([(f"trl-{uuid.uuid4().hex[:8]}", 0)])
+        self._step = 0
+        self._lock = threading.RLock()
+        self._held: dict[str, CollectedGroup] = {}
+        self._used: queue.SimpleQueue[CollectedGroup] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._rolling: Future[Any] | None = None
+        self._failure: BaseException | None = None
+        self._heard = time.monotonic()
+        self._trainer: Any = None
+
+    def trainer(self, model: str, args: AsyncGRPOConfig, **options: Any) -> AsyncGRPOTrainer:
+        """The trainer, with all of this in its place; `options` are its other arguments.
+
+        Raises: BadRequest: what the config says can't hold here.
+        """
+        if self._trainer is not None:
+            raise BadRequest("trainer: this AsyncRollouts has one already, make another one for each", field="trainer")
+        if self._tasks is None and args.max_steps <= 0:
+            raise BadRequest(
+                f"max_steps: got {args.max_steps}, must be at least 1 where tasks are rolled out elsewhere",
+                field="max_steps",
+            )
+        if args.token_budget is None:
+            args.token_budget = 0  # else TRL asks a vLLM server of its own
+        ids = [_task_id(task) for task in self._tasks] if self._tasks else ["elsewhere"]
+        options = {"train_dataset": Dataset.from_dict({"prompt": ids})} | options
+        callbacks = [_SavedProgress(self), *options.pop("callbacks", [])]
+        self._trainer = AsyncGRPOTrainer(
+            model, args=args, callbacks=callbacks, rollout_worker=self, weight_transfer=self, **options
+        )  # fmt: skip
+        return self._trainer
+
+    # -- RolloutWorkerProtocol ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        args = self._trainer.args
+        if self._tasks is not None:
+            # What a step has taken does not count as in hand, so the bound is one step lower than TRL's.
+            self._rolling = self._collector.start(
+                itertools.cycle(self._tasks), self._n, groups_per_step=max(1, -(-self._rows_per_step // self._n)),
+                max_staleness_steps=max(0, args.max_staleness - 1),
+            )  # fmt: skip
+        self._heard = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="steno-rows", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._rolling is not None:
+            self._rolling.cancel()
+        if self._thread is not None:
+            self._thread.join()
+
+    def update_model_version(self, model_version: int) -> None:
+        self.model_version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises: RuntimeError: no row will come, and why."""
+        over = self._rolling is not None and self._rolling.done() and not self._rolling.cancelled()
+        rolled_out = self._rolling.exception() if self._rolling is not None and over else None
+        if failure := self._failure or rolled_out:
+            raise RuntimeError(f"rollouts of run {self._collector.run} have ended: {failure}") from failure
+        if (silent_s := time.monotonic() - self._heard) > stale_after_s:
+            raise RuntimeError(f"the proxy has not answered for {silent_s:.0f} s")
+
+    # -- WeightTransferProtocol -----------------------------------------------------------------------------------------------
+
+    def init_weight_transfer(self) -> None:
+        """Every push stands for itself."""
+
+    def pause(self) -> None:
+        """Workers pause by themselves, for as long as they swap weights."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
+        version = self.versions.push(self._step)
+        self._collector.push(iterator, version, parent=self.versions.parent)
+
+    def resume(self) -> None:
+        """As `pause`."""
+
+    def destroy(self) -> None:
+        """Nothing is held open."""
+
+    # -- checkpoints, from the callback ---------------------------------------------------------------------------------------
+
+    def began(self, step: int, output: Path, every: int, saved: Mapping[str, Any]) -> None:
+        """Training begins at optimizer step `step`, from a checkpoint that says `saved`, if from any."""
+        file = output / LINEAGES
+        starts = [(str(lineage), int(at)) for lineage, at in json.loads(file.read_text())] if file.exists() else []
+        lineage = self.versions.lineage
+        self.versions = VersionCount([*starts, (lineage, step)], every)
+        output.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(self.versions.starts))
+        new.replace(file)
+        self._step, self.progress = step, RowProgress.restored(saved)
+
+    def stepped(self, step: int) -> None:
+        rows = round(
+            self._trainer._step_samples
+        )  # of this step's micro-batches, all ranks; TRL resets it after callbacks
+        with self._lock:
+            self._step = step
+            self.progress.trained(rows)
+
+    def acknowledge(self) -> None:
+        """What is finished is durable. A group that can't be acknowledged now is with the next checkpoint."""
+        with self._lock:
+            groups = [self._held[name] for name in self.progress.finished if name in self._held]
+        for group in groups:
+            self._acknowledge(group)
+
+    def saved(self) -> dict[str, Any]:
+        with self._lock:
+            return self.progress.saved()
+
+    # -- rows, in a thread of its own -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._lease()
+                    self._heard = time.monotonic()
+                except StenoError as error:
+                    if not error.retryable:
+                        raise
+                    log.warning("no groups: %s", error)
+                    self._stopping.wait(PAUSE_S)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    @property
+    def _rows_per_step(self) -> int:
+        args = self._trainer.args
+        return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+    def _lease(self) -> None:
+        while not self._used.empty():
+            with contextlib.suppress(StenoError):  # others begin later then
+                self._collector.used([self._used.get()])
+        if self.rollout_buffer.qsize() > 2 * self._rows_per_step:
+            self._stopping.wait(PAUSE_S)
+            return
+        for group in self._collector.lease(8, LEASE_WAIT_S):
+            self._came(group)
+
+    def _came(self, group: CollectedGroup) -> None:
+        with self._lock:
+            again = group.group_id in self._held  # its lease had run out: its rows are on their way
+            self._held[group.group_id] = group
+            if again:
+                return
+            already = self.progress.begin(group.group_id, len(group.rows))
+        if already < len(group.rows):
+            self._put(group, already)
+            return
+        if group.rows:
+            log.info("group %s was trained before: acknowledged", group.group_id)
+        else:
+            self._count(group)
+        self._acknowledge(group)
+
+    def _acknowledge(self, group: CollectedGroup) -> None:
+        try:
+            self._collector.acknowledge([group])
+        except StenoError as error:
+            log.warning("group %s was not acknowledged: %s", group.group_id, error)
+            return
+        with self._lock:
+            self.progress.acknowledged(group.group_id)
+            del self._held[group.group_id]
+
+    def _count(self, group: CollectedGroup) -> None:
+        self.counts.update({f"untrained/{reason}": tokens for reason, tokens in group.untrained.items()})
+        self.counts.update({"groups": 1, "rows": len(group.rows), "failed_trials": len(group.left_out)})
+        self.metrics_queue.put({"steno/groups_total": 1.0, "steno/failed_trials_total": float(len(group.left_out))})
+
+    def _put(self, group: CollectedGroup, already: int) -> None:
+        self._count(group)
+        advantages, number = self._advantages(group.rewards), next(self._numbers)
+        rewards = np.array(list(group.rewards.values()))
+        for row in group.rows[already:]:
+            metrics = {"reward": row.reward, "reward_std": float(rewards.std())}
+            sample = _sample(row, advantages[row.trial_id], number, metrics)
+            self.rollout_buffer.put(_Queued(group.group_id, row, sample))
+
+    def take(self, queued: _Queued) -> RolloutSample | None:
+        """A row's turn has come: for the trainer, unless it can't be trained by now."""
+        args = self._trainer.args
+        reason, row = None, queued.row
+        numbers = [self.versions.number(version) for version in row.versions]
+        if None in numbers:
+            reason = "orphaned"
+        else:
+            queued.sample.model_version = min(number for number in numbers if number is not None)
+            if self.model_version - queued.sample.model_version > args.max_staleness:
+                reason = "stale"
+        if 0 < args.token_budget < len(row):
+            reason = "too_long"
+        if not np.allclose(row.temperatures[row.response_mask], args.temperature):
+            reason = "temperature"
+        with self._lock:
+            if self.progress.handed_over(queued.group_id, dropped=reason is not None):
+                self._used.put(self._held[queued.group_id])
+            if reason is None:
+                return queued.sample
+            self.counts[f"untrained/{reason}"] += row.trained_tokens
+        self.metrics_queue.put({f"steno/untrained_{reason}_tokens_total": float(row.trained_tokens)})
+        log.info("a row of trial %s is not trained: %s", row.trial_id, reason)
+        return None
+
+
+class _Queued(NamedTuple):
+    group_id: str
+    row: TrainableRow
+    sample: RolloutSample
+
+
+class _FreshRows(queue.Queue[Any]):
+    """TRL drops what is too old by itself, without saying whose rows they were: so nothing leaves here that it would drop."""
+
+    def __init__(self, rollouts: AsyncRollouts) -> None:
+        super().__init__()
+        self._rollouts = rollouts
+
+    def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
+        while True:
+            sample = self._rollouts.take(super().get(block, timeout))
+            if sample is not None:
+                return sample
+
+
+class _SavedProgress(TrainerCallback, ExportableState):
+    """Puts what was trained into each checkpoint's `trainer_state.json`."""
+
+    def __init__(self, rollouts: AsyncRollouts) -> None:
+        self._rollouts = rollouts
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": self._rollouts.saved()}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            saved = (state.stateful_callbacks or {}).get(type(self).__name__, {}).get("attributes", {})
+            self._rollouts.began(state.global_step, Path(args.output_dir), args.weight_sync_steps, saved)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self._rollouts.stepped(state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self._rollouts.acknowledge()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Without checkpoints, what was trained is durable when training is over."""
+        if state.is_world_process_zero:
+            self._rollouts.acknowledge()
+
+
+def _sample(row: TrainableRow, advantage: float, group: int, metrics: dict[str, float]) -> RolloutSample:
+    before = len(row.prompt_ids)
+    return RolloutSample(
+        prompt=[],
+        completion=[],
+        input_ids=row.token_ids.astype(np.int64),
+        completion_mask=np.concatenate([np.zeros(before, np.int64), row.response_mask.astype(np.int64)]),
+        # TRL reads these under the mask alone.
+        old_log_probs=np.concatenate(
+            [np.zeros(before, np.float32), np.where(row.response_mask, row.logprobs, np.float32(0))]
+        ),
+        advantage=advantage,
+        model_version=0,  # said when its turn comes
+        group_id=group,
+        metrics=metrics,
+        enqueued_at=time.time(),
+    )
+
+
+def _task_id(task: Task | Mapping[str, Any]) -> str:
+    return task.task_id if isinstance(task, Task) else str(task.get("task_id", ""))

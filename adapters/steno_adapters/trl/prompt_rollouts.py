@@ -1,0 +1,159 @@
+"""`rollout_func` of TRL's `GRPOTrainer`: `PromptRollouts`. On-policy, one row per trial.
+
+TRL gives prompts without the rows that they stand in, so that tasks are found by their prompt; it takes one completion per
+prompt, so that of a trial that forked the longest branch is trained, and the rest is counted. It computes log-probabilities
+anew and does not use the recorded ones. `AsyncRollouts` has none of these limits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from steno.contracts.errors import BadRequest
+from steno_adapters.collector import CollectedGroup, Collector
+from steno_adapters.rows import TrainableRow
+
+log = logging.getLogger(__name__)
+
+
+class PromptRollouts:
+    """counts: since it began: `trials`, `empty_trials` (failed, or nothing of them can be trained), `other_branches` and
+    `other_branch_tokens` (not trained), `earlier_groups` (of an earlier start: not trained)."""
+
+    def __init__(self, collector: Collector, tasks: Iterable[Mapping[str, Any]], *, prompt: str = "prompt") -> None:
+        """
+        Args: tasks: fields, each with a `task_id`. prompt: the field that TRL's dataset has as `prompt`: text, or messages.
+        Raises: BadRequest: a task without a prompt, or two with the same.
+        """
+        self._collector = collector
+        self._tasks: dict[str, Mapping[str, Any]] = {}
+        for task in tasks:
+            if prompt not in task:
+                raise BadRequest(f"tasks: {task.get('task_id')!r} has no field {prompt!r}", field="tasks")
+            key = _key(task[prompt])
+            if key in self._tasks:
+                names = f"{self._tasks[key].get('task_id')!r} and {task.get('task_id')!r}"
+                raise BadRequest(
+                    f"tasks: {names} have the same {prompt}, and TRL names tasks by nothing else: make them differ",
+                    field="tasks",
+                )
+            self._tasks[key] = task
+        self._prompt = prompt
+        self.counts = Counter[str]()
+        self._lineage = f"trl-{uuid.uuid4().hex[:8]}"
+
+    def trainer(self, model: Any, args: GRPOConfig, **options: Any) -> GRPOTrainer:
+        """The trainer, with this in its place; `options` are its other arguments. reward_funcs: default: the recorded rewards."""
+        if args.use_vllm:
+            raise BadRequest("use_vllm: got True, must be False: Steno's workers generate", field="use_vllm")
+        warnings.warn(
+            "GRPOTrainer computes log-probabilities anew and does not use the recorded ones: AsyncRollouts does",
+            stacklevel=2,
+        )
+        dataset = Dataset.from_dict({"prompt": [task[self._prompt] for task in self._tasks.values()]})
+        given = {"reward_funcs": [recorded_reward], "train_dataset": dataset} | options
+        pushes = _PushAfterEachStep(self._collector, self._lineage)
+        callbacks = [pushes, *given.pop("callbacks", [])]
+        trainer = GRPOTrainer(model, args=args, rollout_func=self, callbacks=callbacks, **given)
+        pushes.trainer = trainer
+        return trainer
+
+    def __call__(self, prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """One trial per prompt; equal prompts make one group."""
+        keys = [_key(prompt) for prompt in prompts]
+        unknown = [prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._tasks]
+        if unknown:
+            raise BadRequest(f"prompts: no task has {str(unknown[0])[:200]!r}", field="prompts")
+        sizes = Counter(keys)
+        by_size: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        for key, size in sizes.items():
+            by_size[size].append(self._tasks[key])
+        found: dict[str, CollectedGroup] = {}
+        for size, tasks in by_size.items():
+            found |= self._collected(tasks, size)
+        places = Counter[str]()
+        rows: list[TrainableRow | None] = []
+        for key in keys:
+            group = found.get(str(self._tasks[key]["task_id"]))
+            trial = f"{group.group_id}.{places[key]}" if group else ""
+            rows.append(self._main(group, trial, trainer.temperature) if group else None)
+            places[key] += 1
+        return self._answer(rows, trainer)
+
+    def _collected(self, tasks: list[Mapping[str, Any]], size: int) -> dict[str, CollectedGroup]:
+        """By task. On-policy: what was rolled out once is used now, or never."""
+        groups = self._collector.collect(tasks, size)
+        self._collector.acknowledge(groups)
+        self.counts["earlier_groups"] += sum(group.earlier for group in groups)
+        return {str(group.task["task_id"]): group for group in groups if not group.earlier}
+
+    def _main(self, group: CollectedGroup, trial_id: str, temperature: float) -> TrainableRow | None:
+        rows = [row for row in group.rows if row.trial_id == trial_id]
+        if not rows:
+            return None
+        main = max(rows, key=lambda row: row.trained_tokens)
+        if not np.allclose(main.temperatures[main.response_mask], temperature):
+            raise BadRequest(
+                f"temperature: trial {trial_id} sampled at {sorted(set(main.temperatures[main.response_mask].tolist()))}, the "
+                f"trainer divides by {temperature}: must be the same (Collector(temperature=…))",
+                field="temperature",
+            )
+        others = sum(row.trained_tokens for row in rows) - main.trained_tokens
+        self.counts.update({"other_branches": len(rows) - 1, "other_branch_tokens": others})
+        return main
+
+    def _answer(self, rows: Sequence[TrainableRow | None], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL wants a token in each completion: of a trial without one it is the end of text, which is not trained and has no
+        reward."""
+        end = trainer.eos_token_ids[0]
+        self.counts.update({"trials": len(rows), "empty_trials": sum(row is None for row in rows)})
+        answer: dict[str, Any] = {
+            "prompt_ids": [row.prompt_ids.tolist() if row else [end] for row in rows],
+            "completion_ids": [row.response_ids.tolist() if row else [end] for row in rows],
+            "env_mask": [row.response_mask.astype(int).tolist() if row else [0] for row in rows],
+            "logprobs": [np.nan_to_num(row.logprobs).tolist() if row else [0.0] for row in rows],
+            "steno_reward": [row.reward if row else None for row in rows],
+            "steno_trial": [row.trial_id if row else None for row in rows],
+        }
+        return answer
+
+
+def recorded_reward(completions: Sequence[Any], steno_reward: Sequence[float | None], **_: Any) -> list[float | None]:
+    """A reward function for TRL: what each trial was worth on record."""
+    return list(steno_reward)
+
+
+class _PushAfterEachStep(TrainerCallback):
+    """Before the first trial and after each step, the weights go to the workers. Every rank gathers, the first one sends."""
+
+    def __init__(self, collector: Collector, lineage: str) -> None:
+        self._collector, self._lineage = collector, lineage
+        self.trainer: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._push(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._push(state.global_step)
+
+    def _push(self, step: int) -> None:
+        accelerator = self.trainer.accelerator
+        tensors = accelerator.get_state_dict(self.trainer.model)
+        if accelerator.is_main_process:
+            self._collector.push(tensors, f"{self._lineage}/{step}")
+        accelerator.wait_for_everyone()
+
+
+def _key(prompt: Any) -> str:
+    return json.dumps(prompt, sort_keys=True)

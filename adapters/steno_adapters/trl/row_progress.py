@@ -1,0 +1,64 @@
+"""Which rows a trainer has trained, from nothing but how many: rows are trained in the order in which they were handed over.
+
+A group is finished once all of its rows were trained or dropped; one in the middle is remembered by how many of its rows were.
+Both go into the trainer's checkpoint, so that a group that is served again after a crash is trained from where the checkpoint is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RowProgress:
+    """finished: not acknowledged yet. passed: rows of a group that were trained or dropped, of groups that are not finished."""
+
+    finished: list[str] = field(default_factory=list)
+    passed: dict[str, int] = field(default_factory=dict)
+    _left: dict[str, int] = field(default_factory=dict)
+    _waiting: dict[str, int] = field(default_factory=dict)
+    _order: deque[tuple[str, bool]] = field(default_factory=deque)
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> RowProgress:
+        return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})))
+
+    def saved(self) -> dict[str, Any]:
+        return {"finished": list(self.finished), "passed": dict(self.passed)}
+
+    def begin(self, group_id: str, rows: int) -> int:
+        """A group has come with so many rows. Returns: how many of them, from the first on, a checkpoint has already."""
+        if group_id in self.finished:
+            return rows
+        already = min(self.passed.get(group_id, 0), rows)
+        self._left[group_id] = self._waiting[group_id] = rows - already
+        if not self._left[group_id]:
+            self._finish(group_id)
+        return already
+
+    def handed_over(self, group_id: str, *, dropped: bool = False) -> bool:
+        """The trainer has taken a row, or it was dropped in its turn. Returns: whether it was the group's last one."""
+        self._order.append((group_id, dropped))
+        self._waiting[group_id] -= 1
+        return not self._waiting[group_id]
+
+    def trained(self, rows: int) -> None:
+        """The next `rows` rows were trained."""
+        while self._order and (rows or self._order[0][1]):
+            group_id, dropped = self._order.popleft()
+            rows -= not dropped
+            self.passed[group_id] = self.passed.get(group_id, 0) + 1
+            self._left[group_id] -= 1
+            if not self._left[group_id]:
+                self._finish(group_id)
+
+    def acknowledged(self, group_id: str) -> None:
+        self.finished.remove(group_id)
+
+    def _finish(self, group_id: str) -> None:
+        self.finished.append(group_id)
+        self.passed.pop(group_id, None)
+        del self._left[group_id], self._waiting[group_id]

@@ -1,0 +1,89 @@
+"""The parts of the adapter for TRL that need no TRL: which rows were trained, how old versions are, which group counts what."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import pytest
+
+from tests.support.sources import ROOT
+
+
+def part(name: str) -> ModuleType:
+    """A module of the adapter by itself: the package refuses to be imported without TRL."""
+    spec = importlib.util.spec_from_file_location(f"trl_{name}", ROOT / f"adapters/steno_adapters/trl/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+RowProgress = part("row_progress").RowProgress
+VersionCount = part("version_count").VersionCount
+grpo_advantages = part("group_rewards").grpo_advantages
+
+
+def test_a_group_is_finished_with_the_last_of_its_rows() -> None:
+    progress = RowProgress()
+    assert [progress.begin("a", 2), progress.begin("b", 1)] == [0, 0]
+    assert [progress.handed_over(name) for name in "aab"] == [False, True, True]
+    progress.trained(1)
+    assert (progress.finished, progress.passed) == ([], {"a": 1})
+    progress.trained(2)
+    assert (progress.finished, progress.passed) == (["a", "b"], {})
+    progress.acknowledged("a")
+    assert progress.saved() == {"finished": ["b"], "passed": {}}
+
+
+def test_rows_that_were_dropped_are_passed_in_their_turn() -> None:
+    progress = RowProgress()
+    progress.begin("a", 2), progress.begin("b", 2)
+    for name, dropped in (("a", True), ("a", False), ("b", True), ("b", False)):
+        progress.handed_over(name, dropped=dropped)
+    progress.trained(1)
+    assert (progress.finished, progress.passed) == (["a"], {"b": 1})
+
+
+def test_what_a_checkpoint_has_is_not_begun_again() -> None:
+    progress = RowProgress.restored({"finished": ["done"], "passed": {"half": 2}})
+    assert [progress.begin("done", 3), progress.begin("half", 3), progress.begin("new", 3)] == [3, 2, 0]
+    assert progress.handed_over("half")
+    progress.trained(1)
+    assert (progress.finished, progress.passed) == (["done", "half"], {})
+
+
+def test_a_group_without_rows_is_finished_at_once() -> None:
+    progress = RowProgress()
+    assert progress.begin("empty", 0) == 0
+    assert progress.finished == ["empty"]
+
+
+def test_versions_of_this_start_are_numbered_as_they_are_pushed() -> None:
+    count = VersionCount([("a", 0)])
+    assert [count.push(step) for step in (0, 1, 2)] == ["a/0", "a/1", "a/2"]
+    assert [count.number(f"a/{step}") for step in (0, 1, 2, 3)] == [1, 2, 3, None]
+    assert count.number("base/0") is None and count.number("no version") is None and count.parent is None
+
+
+@pytest.mark.parametrize(("version", "number"), [("a/4", 1), ("a/3", 0), ("a/1", -2), ("a/6", -1), ("b/4", 1)])
+def test_versions_of_earlier_starts_are_as_far_behind_as_their_steps(version: str, number: int) -> None:
+    """a went to 6, of which b and c know 4."""
+    count = VersionCount([("a", 0), ("b", 4), ("c", 4)])
+    count.push(4)
+    assert count.number(version) == number
+    assert count.parent == "b/4"
+
+
+def test_with_a_push_every_other_step_versions_are_half_as_far() -> None:
+    count = VersionCount([("a", 0), ("b", 4)], every=2)
+    assert [count.number(f"a/{step}") for step in (4, 2, 0)] == [1, 0, -1]
+
+
+def test_advantages_are_those_of_grpo() -> None:
+    found = grpo_advantages({"a": 0.0, "b": 1.0, "c": 2.0})
+    assert list(found.values()) == pytest.approx([-1, 0, 1], abs=1e-5)
+    assert grpo_advantages({"a": 0.5, "b": 0.5}) == {"a": 0.0, "b": 0.0}
+    assert grpo_advantages({"a": 0.5}) == {"a": 0.0}
