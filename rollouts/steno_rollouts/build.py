@@ -22,6 +22,8 @@ from steno_rollouts.trials.containers.engine import ContainerEngine
 from steno_rollouts.trials.containers.executor import ContainerExecutor
 from steno_rollouts.trials.containers.sandbox import Sandbox, sandboxes
 from steno_rollouts.trials.executor import Executor
+from steno_rollouts.trials.harbor.executor import HarborExecutor
+from steno_rollouts.trials.harbor.plan import HarborPlan, harbor_plan
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
@@ -77,11 +79,17 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     engine: ContainerEngine | None = None
     sandboxes: Mapping[str, Sandbox] = field(default_factory=dict)
+    harbor: HarborPlan | None = None
 
     @classmethod
     def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
         """Raises: ConfigError: tasks, command or reward function are not what they should be."""
         selection = TaskSelection.of(settings.filter, settings.limit, settings.shuffle_seed)
+        if settings.harbor is not None:
+            plan, tasks, warnings = harbor_plan(settings, settings.harbor, selection)
+            said = [NO_KEYS] if settings.key is None else []
+            return cls(settings, run_id, tasks, None, warnings=(*said, *warnings), harbor=plan)
+        assert settings.tasks is not None
         tasks = load_tasks(settings.tasks, hide=settings.hide, split=settings.split, selection=selection)
         if needs_command or settings.command:
             check_command(settings.command, tasks)
@@ -94,6 +102,8 @@ class Prepared:
 
     def executor(self) -> Executor:
         settings = self.settings
+        if self.harbor is not None:
+            return HarborExecutor(self.harbor, settings)
         if self.engine is None:
             return LocalExecutor(settings.grace_s, self.confinement)
         return ContainerExecutor(self.engine, self.run_id, self.sandboxes, settings.forwarder_image, settings.grace_s)
@@ -134,7 +144,7 @@ class Prepared:
             timeout_s=settings.timeout_s,
             timeout_reward=settings.timeout_reward,
             retries=settings.retries,
-            keep=settings.keep,
+            keep=settings.keeps,
         )
         runner = TrialRunner(client, executor or self.executor(), options, self.reward)
         groups = GroupOptions(

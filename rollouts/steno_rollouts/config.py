@@ -18,15 +18,22 @@ IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
 """Names of images, and no option of an engine."""
 
 
+_OF_HARBOR = frozenset(
+    "harbor_python harbor_registry agent agent_model agent_options agent_in_image environment environment_options verifier "
+    "artifacts reward_key allow_only_proxy resume_steps".split()
+)
+
+
 class RolloutSettings(Settings):
     """What `steno rollout` runs with."""
 
     model_config = SettingsConfigDict(env_prefix="STENO_ROLLOUT_")
 
     # -- what is run
-    tasks: Path = Field(
+    tasks: Path | None = Field(
+        None,
         description="a folder of task folders (instruction.md, task.toml), one task folder, a .jsonl or .parquet file, or a data "
-        "set saved by Hugging Face's datasets"
+        "set saved by Hugging Face's datasets",
     )
     split: str | None = Field(None, description="split of a data set that has several, such as train")
     filter: list[str] = Field(
@@ -108,6 +115,57 @@ class RolloutSettings(Settings):
         description="stop after this many trials in a row that fail before their first turn; 0: never",
     )
 
+    # -- with Harbor
+    harbor: str | None = Field(
+        None,
+        min_length=1,
+        description="run Harbor's tasks with its agents and sandboxes: a folder of tasks, or a data set as NAME@VERSION",
+    )
+    harbor_python: Path | None = Field(
+        None, description="python that has Harbor (3.12 or newer); unset: the one that runs this"
+    )
+    harbor_registry: Path | None = Field(
+        None, description="file of a registry of data sets, as Harbor has them; unset: Harbor's own registry"
+    )
+    agent: str | None = Field(
+        None, min_length=1, description="agent of Harbor's, by its name there, or of your own: FILE.py:Class"
+    )
+    agent_model: str = Field(
+        "policy", pattern=r"^[\w./-]+$", description="name by which the agent asks for the model; any is served"
+    )
+    agent_options: dict[str, Any] = Field(
+        default_factory=dict, description='the agent\'s own options in Harbor: {"max_turns": 20}'
+    )
+    agent_in_image: bool = Field(
+        False, description="the tasks' images have the agent: it is looked for there, and not installed"
+    )
+    environment: str = Field(
+        "docker",
+        min_length=1,
+        description="kind of sandbox in Harbor: docker, podman, modal, daytona, e2b, gke and more",
+    )
+    environment_options: dict[str, Any] = Field(
+        default_factory=dict, description="options of that kind of sandbox in Harbor"
+    )
+    verifier: Literal["auto", "separate"] = Field(
+        "auto",
+        description="where Harbor's verifiers run; auto: where the task says, else in a fresh sandbox if there are artifacts; "
+        "separate: so for all tasks that do not say",
+    )
+    artifacts: list[str] = Field(
+        default_factory=list,
+        description="path in the sandbox that a fresh one is given for its verifier, beside the task's own",
+    )
+    reward_key: str = Field(
+        "reward", min_length=1, description="which of a verifier's rewards is the trial's; others are metrics"
+    )
+    allow_only_proxy: bool = Field(
+        False, description="let agents in Harbor's sandboxes reach the proxy's host and nothing else"
+    )
+    resume_steps: bool = Field(
+        False, description="in tasks of several steps, an agent goes on in the conversation it had"
+    )
+
     # -- what it is worth
     reward: str | None = Field(
         None, description="FILE.py:function that scores a trial; unset: reward.json or reward.txt in its working folder"
@@ -134,7 +192,9 @@ class RolloutSettings(Settings):
         default_factory=lambda: Path(tempfile.gettempdir()) / "steno-rollouts",
         description="folder of the trials' folders; default: steno-rollouts in the folder of temporary files",
     )
-    keep: Literal["failed", "all", "none"] = Field("failed", description="trials whose folders are kept after they end")
+    keep: Literal["failed", "all", "none"] = Field(
+        "failed", description="trials whose folders are kept after they end; unset: failed, with --harbor all"
+    )
     progress_s: float = Field(10.0, gt=0, description="seconds between two lines of progress if there is no terminal")
 
     @field_validator("proxy")
@@ -170,11 +230,34 @@ class RolloutSettings(Settings):
         for name in ("image", "cpus", "memory_mb"):
             if self.executor == "local" and getattr(self, name) is not None:
                 raise ValueError(f"{name}: is for containers, and executor is 'local' (--executor docker or podman)")
+        self._check_harbor()
         if self.executor != "local" and ":" in str(self.work_dir):
             raise ValueError(f"work_dir: got {str(self.work_dir)!r}: a path with a colon can't be mounted")
         if self.is_run_key and self.run is None:
             raise ValueError("run: missing, and key is the key of one run: name that run (--run)")
         return self
+
+    def _check_harbor(self) -> None:
+        if self.harbor is None:
+            if self.tasks is None:
+                raise ValueError("tasks: missing: give a folder or a file (--tasks), or tasks of Harbor's (--harbor)")
+            given = sorted(_OF_HARBOR & self.model_fields_set)
+            if given:
+                raise ValueError(f"{given[0]}: is for Harbor's tasks (--harbor)")
+            return
+        without = {"tasks": self.tasks, "split": self.split, "command": self.command, "reward": self.reward}
+        for name, value in without.items():
+            if value:
+                raise ValueError(f"{name}: can't be given with harbor, which brings its own")
+        if self.executor != "local":
+            raise ValueError(f"executor: got {self.executor!r}: with harbor, sandboxes are chosen by --environment")
+        if self.agent is None:
+            raise ValueError("agent: missing: name one of Harbor's agents (--agent)")
+
+    @property
+    def keeps(self) -> Literal["failed", "all", "none"]:
+        """`keep`; what Harbor writes of a trial stays, unless it is said otherwise."""
+        return "all" if self.harbor is not None and "keep" not in self.model_fields_set else self.keep
 
     @property
     def is_run_key(self) -> bool:

@@ -22,6 +22,7 @@ from steno_rollouts.build import Prepared
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Exit, TrialJob
+from steno_rollouts.trials.harbor.executor import HarborExecutor
 from steno_rollouts.trials.runner import RunnerOptions
 
 PROXY_S = 2.5
@@ -58,11 +59,14 @@ async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patienc
 
 async def check_command(prepared: Prepared) -> None:
     """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is, or in
-    its container.
+    its container. With Harbor: set up a sandbox of the first task, with its agent.
 
     Raises: ConfigError: it is not there, or may not be run. Unreachable: a container can't reach the proxy.
     """
     settings, task = prepared.settings, prepared.tasks[0]
+    if prepared.harbor is not None:
+        await HarborExecutor(prepared.harbor, settings).check(task, await public_url(settings.proxy))
+        return
     name = f"steno-preflight-{os.getpid()}"
     folder = settings.work_dir / name
     session = Session(trial_id=name, created_at=0.0, updated_at=0.0)
@@ -89,6 +93,17 @@ async def check_command(prepared: Prepared) -> None:
         hidden = " (confined: what --private and --confine hide is not there)" if prepared.confinement else ""
         path = "" if "/" in program else f", {variables.get('PATH', '')}"
         raise ConfigError(f"command: {program}: {where}{path}{hidden}", field="command")
+
+
+async def public_url(proxy: str) -> str:
+    """Where agents reach the proxy, as it says; else where these rollouts do."""
+    async with httpx.AsyncClient(timeout=PROXY_S) as http:
+        try:
+            said = (await http.get(f"{proxy.rstrip('/')}/openapi.json")).json()
+        except (httpx.TransportError, ValueError):
+            return proxy.rstrip("/")
+    found = [server["url"] for server in said.get("servers", []) if str(server.get("url")).startswith("http")]
+    return str(found[-1] if found else proxy).rstrip("/")
 
 
 async def until_served(prepared: Prepared, say: Callable[[str], None]) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 NAME = "localhost/steno-tiny:latest"
@@ -16,28 +17,37 @@ _LEFT_OUT = shutil.ignore_patterns(
 )  # fmt: skip
 
 
-def make(folder: Path, engine: str) -> str:
-    """Args: folder: where its files are gathered. Returns: its name."""
+def make(
+    folder: Path,
+    engine: str,
+    *,
+    name: str = NAME,
+    programs: Sequence[str] = PROGRAMS,
+    add: Callable[[Path], None] = lambda root: None,
+) -> str:
+    """Args: folder: where its files are gathered. add: puts more into its root. Returns: its name."""
     root = folder / "root"
     stdlib = root / "usr/local/lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     shutil.copytree(sysconfig.get_path("stdlib"), stdlib, ignore=_LEFT_OUT)
     (root / "usr/local/bin").mkdir(parents=True)
     shutil.copy2(Path(sys.executable).resolve(), root / "usr/local/bin/python3")
     (root / "bin").mkdir()
-    for name in PROGRAMS:
-        found = shutil.which(name)
-        assert found is not None, name
-        shutil.copy2(Path(found).resolve(), root / "bin" / name)
+    for program in programs:
+        found = shutil.which(program)
+        assert found is not None, program
+        shutil.copy2(Path(found).resolve(), root / "bin" / program)
     (root / "tmp").mkdir(mode=0o1777)
     (root / "tmp").chmod(0o1777)
-    for library in _libraries([*(root / "bin").iterdir(), root / "usr/local/bin/python3", *stdlib.rglob("*.so")]):
+    add(root)
+    native = [path for path in (root / "usr/local/bin").iterdir() if path.open("rb").read(4) == b"\x7fELF"]
+    for library in _libraries([*(root / "bin").iterdir(), *native, *stdlib.rglob("*.so")]):
         target = root / str(library).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library.resolve(), target)
     archive = folder / "root.tar"
     subprocess.run(["tar", "-C", root, "--owner=0", "--group=0", "--numeric-owner", "-cf", archive, "."], check=True)
-    subprocess.run([engine, "import", archive, NAME], check=True, capture_output=True)
-    return NAME
+    subprocess.run([engine, "import", archive, name], check=True, capture_output=True)
+    return name
 
 
 def _libraries(programs: list[Path]) -> set[Path]:

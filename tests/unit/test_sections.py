@@ -11,7 +11,7 @@ from tests.support.sections import SECTIONS, left_out, sections_of
 from tests.support.sources import ROOT
 
 SCRIPTS_TEST = (
-    "not vllm and not agents and not image and not helm and not loop and not containers"
+    "not vllm and not agents and not image and not helm and not loop and not containers and not harbor"
     " and not worker_image and not viewer and not trl"
 )
 ANY_SECTION = re.compile(rf"mark\.({'|'.join(SECTIONS)})\b")

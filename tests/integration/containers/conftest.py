@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,46 +18,20 @@ from steno.client.client import Steno
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, Rollout, until_served
 from tests.support import tiny_image
+from tests.support.engine_storage import own_storage
 from tests.support.stack import Stack, running
 from tests.support.variables import without_settings
 
 ENGINE = os.environ.get("STENO_TEST_ENGINE", "podman")
-_STORAGE = """[storage]
-driver = "{driver}"
-graphroot = "{root}/graph"
-runroot = "{root}/run"
-"""
-_PODMAN = """[containers]
-default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-tmp_dir = "{root}/tmp"
-"""
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[str]:
     """Its command, with the tiny image. What the machine's own Podman has is left alone."""
-    root = Path(tempfile.mkdtemp(prefix="steno-"))  # short: sockets lie below it
-    os.environ["CONTAINERS_STORAGE_CONF"] = str(root / "storage.conf")
-    os.environ["CONTAINERS_CONF"] = str(root / "containers.conf")
-    (root / "containers.conf").write_text(_PODMAN.format(root=root))
-    for driver in ("overlay", "vfs"):  # the latter where this machine's disk is an overlay already
-        (root / "storage.conf").write_text(_STORAGE.format(root=root / driver, driver=driver))
-        if subprocess.run([ENGINE, "info"], capture_output=True).returncode == 0:
-            break
-    try:
+    with own_storage(ENGINE) as root:
         tiny_image.make(root / "image", ENGINE)
         shutil.rmtree(root / "image")
         yield ENGINE
-    finally:
-        if ENGINE == "podman":
-            subprocess.run([ENGINE, "rm", "--all", "--force"], capture_output=True)
-            for layer in root.glob("*/graph/*"):
-                subprocess.run(["umount", "--lazy", layer], capture_output=True)
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -61,6 +61,7 @@ class Rollout:
     stack: Stack
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    limit_s: float = 240
 
     def tasks(self, *tasks: dict[str, Any]) -> Path:
         path = self.folder / "tasks.jsonl"
@@ -90,7 +91,7 @@ class Rollout:
         """Run it to its end; what it said on stderr."""
         with self.start(tasks, *options, command=command) as process:
             try:
-                _, said = process.communicate(timeout=240)
+                _, said = process.communicate(timeout=self.limit_s)
             finally:
                 process.kill()
         assert process.returncode == code, said

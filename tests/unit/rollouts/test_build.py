@@ -78,7 +78,7 @@ def test_settings_that_can_not_be_are_named(tmp_path: Path) -> None:
         RolloutSettings.load({"tasks": str(tmp_path), "proxy": "x"}, None)
     with pytest.raises(ConfigError, match="groups for evaluation are never trained"):
         RolloutSettings.load({"tasks": str(tmp_path), "purpose": "eval", "groups_per_step": "2"}, None)
-    with pytest.raises(ConfigError, match="tasks: Field required"):
+    with pytest.raises(ConfigError, match="tasks: missing: give a folder or a file"):
         RolloutSettings.load({}, None)
     with pytest.raises(ConfigError, match="name that run"):
         RolloutSettings.load({"tasks": str(tmp_path), "key": "rk-steno-x"}, None)

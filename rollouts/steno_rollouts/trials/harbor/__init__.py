@@ -1,0 +1,1 @@
+"""Trials in sandboxes of Harbor, by an interpreter that has it."""

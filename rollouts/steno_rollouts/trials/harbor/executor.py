@@ -1,0 +1,188 @@
+"""Trials as trials of Harbor's: an `Executor` that starts the driver (`driver.py`) once for each.
+
+One process for each trial, with the trial's own configuration: nothing of one trial is in another's memory, and the end of the
+process is the end of all that Harbor runs on this machine for it. Harbor tries nothing again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from steno.contracts.errors import ConfigError, Unreachable
+from steno.contracts.rest import Trial
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.tasks import Task
+from steno_rollouts.trials import workdir
+from steno_rollouts.trials.command import NO_KEY
+from steno_rollouts.trials.executor import Executor, Exit, TrialJob
+from steno_rollouts.trials.harbor.interpreter import DRIVER, environment
+from steno_rollouts.trials.harbor.leftovers import Leftovers
+from steno_rollouts.trials.harbor.outcome import HarborOutcome
+from steno_rollouts.trials.harbor.plan import HarborPlan, modes
+from steno_rollouts.trials.harbor.pointing import Addresses
+from steno_rollouts.trials.local import LocalExecutor
+
+log = logging.getLogger(__name__)
+
+FOLDER = "harbor"
+"""Of a trial's folder: what Harbor keeps of it, by its own name for the trial."""
+ANSWER = "answer.json"
+REMOVAL_S = 60.0
+"""For Harbor to remove its sandboxes, before these rollouts do so themselves."""
+
+
+def harbor_name(trial_id: str) -> str:
+    """Harbor's name for a trial: sandboxes are named after it, and such names are short."""
+    return f"steno-{blake2b(trial_id.encode(), digest_size=10).hexdigest()}"
+
+
+class HarborExecutor(Executor):
+    """An `Executor`."""
+
+    def __init__(self, plan: HarborPlan, settings: RolloutSettings) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._processes = LocalExecutor(max(settings.grace_s, REMOVAL_S))
+        self._leftovers = Leftovers.of(settings.environment)
+        self._addresses: dict[str, Addresses] = {}
+        self._reached: set[str] = set()
+
+    async def prepare(
+        self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
+    ) -> tuple[Path, dict[str, str]]:
+        """The environment is that of Harbor's process; the agent's is in its configuration."""
+        await asyncio.to_thread(workdir.remove, folder)
+        work = folder / "work"
+        work.mkdir(parents=True)
+        self._addresses[trial.session.trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
+        return work, environment(inherited, self._plan.python.python)
+
+    async def run(self, job: TrialJob) -> Exit:
+        """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either."""
+        origin = _origin(job.url)
+        if origin in self._reached or self._plan.pointing.where == "launcher":
+            return await self._run(job, ask=None)
+        path = urlsplit(job.url).path.rstrip("/").rpartition("/")[0]
+        ended = await self._run(job, f"{origin}{path}/healthz")
+        if ended.code is not None or ended.timed_out:
+            self._reached.add(origin)
+        return ended
+
+    async def check(self, task: Task, url: str) -> None:
+        """Before anything is registered: does the first task's sandbox start, is the agent there, and is `url` reached from it?
+
+        Args: url: where agents reach the proxy. Raises: ConfigError, Unreachable.
+        """
+        name = f"steno-preflight-{os.getpid()}"
+        folder = self._settings.work_dir / name
+        urls = {"openai": f"{url}/{name}/v1", "anthropic": f"{url}/{name}", "gemini": f"{url}/{name}"}
+        self._addresses[name] = Addresses(urls, NO_KEY)
+        try:
+            await asyncio.to_thread(workdir.remove, folder)
+            (folder / "work").mkdir(parents=True)
+            variables = environment(os.environ, self._plan.python.python)
+            job = TrialJob(name, [], variables, folder, folder / "work", None, task, urls["anthropic"])
+            asks = None if self._plan.pointing.where == "launcher" else f"{url}/healthz"
+            ended = await self._run(job, asks, only_set_up=True)
+        finally:
+            await asyncio.to_thread(workdir.remove, folder)
+        if ended.code != 0:
+            raise ConfigError(
+                f"harbor: task {task.task_id!r}: its sandbox can't be set up: {ended.error}", field="harbor"
+            )
+
+    async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
+        """What Harbor's verifier gave."""
+        found = await asyncio.to_thread(HarborOutcome.read, job.folder / ANSWER)
+        if found is None or not played:
+            return None
+        return found.worth(self._settings.reward_key)
+
+    async def clear(self, folder: Path) -> None:
+        await self._processes.clear(folder)
+        await self._leftovers.remove(harbor_name(folder.name))
+
+    async def _run(self, job: TrialJob, ask: str | None, *, only_set_up: bool = False) -> Exit:
+        asked = job.folder / "request.json"
+        request = self._request(job, ask, only_set_up)
+        with open(os.open(asked, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123, ASYNC230
+            json.dump(request, file)
+        command = [str(self._plan.python.python), "-I", str(DRIVER), str(asked)]
+        try:
+            variables = {**job.environment, **request["config"]["agent"]["env"]}
+            ended = await self._processes.run(replace(job, command=command, environment=variables, timeout_s=None))
+        finally:
+            self._addresses.pop(job.trial_id, None)
+            asked.unlink(missing_ok=True)
+            await self._leftovers.remove(harbor_name(job.trial_id))
+            await asyncio.to_thread(shutil.rmtree, job.folder / "task", ignore_errors=True)
+        found = await asyncio.to_thread(HarborOutcome.read, job.folder / ANSWER)
+        if found is None:
+            said = await asyncio.to_thread(workdir.last_line, job.stderr)
+            return Exit(None, error=said or ended.error or f"Harbor's process ended with exit code {ended.code}")
+        if found.unreachable is not None:
+            raise Unreachable(
+                f"the proxy can't be reached from the sandbox of {job.trial_id}: {ask} was asked from inside it "
+                f"({self._settings.environment}), and what came was: {found.unreachable}. The proxy gives this address in the "
+                "trial's URLs: set its --public-url to one that sandboxes reach"
+            )
+        if found.error:
+            with contextlib.suppress(OSError), job.stderr.open("a") as stderr:
+                stderr.write(f"\n{found.error}\n")
+        return found.exit
+
+    def _request(self, job: TrialJob, ask: str | None, only_set_up: bool) -> dict[str, Any]:
+        settings, plan, task = self._settings, self._plan, job.task
+        assert task is not None and task.folder is not None
+        addresses = self._addresses[job.trial_id]
+        if plan.pointing.where == "launcher":
+            addresses = addresses.at(settings.proxy)
+        agent = plan.pointing.agent(addresses, settings.agent_model)
+        named = {"import_path": plan.agent} if plan.agent_file is not None else {"name": plan.agent}
+        limit_s = settings.timeout_s or (
+            job.timeout_s if task.timeout_s is None and "steps" not in task.fields else None
+        )
+        config = {
+            "task": {"path": str(job.folder.absolute() / "task" / task.folder.name)},
+            "trial_name": harbor_name(job.trial_id),
+            "trials_dir": str(job.folder.absolute() / FOLDER),
+            "install_only": only_set_up,
+            "agent": {
+                **named,
+                **agent,
+                "kwargs": {**agent["kwargs"], **settings.agent_options},
+                "resume_trajectory": settings.resume_steps,
+                "override_timeout_sec": limit_s,
+            },
+            "environment": {"type": settings.environment, "kwargs": settings.environment_options},
+            "artifacts": settings.artifacts,
+        }
+        return {
+            "do": "trial",
+            "parent": os.getpid(),
+            "answer": str(job.folder.absolute() / ANSWER),
+            "task": str(task.folder),
+            "config": config,
+            "modes": modes(task, settings),
+            "only_host": urlsplit(job.url).hostname if settings.allow_only_proxy else None,
+            "agent_file": str(plan.agent_file) if plan.agent_file else None,
+            "in_image": settings.agent_in_image,
+            "ask": ask,
+        }
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,146 @@
+"""`steno rollout --harbor`: Harbor's agents in Podman's containers, as recorded trials."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steno.client.client import Steno
+from tests.integration.containers.test_containers import AGENT
+from tests.integration.harbor.conftest import SHELL, Harbor, Sessions
+from tests.integration.rollouts.conftest import ADMIN
+from tests.support.stack import Stack, running
+
+pytestmark = pytest.mark.harbor
+
+CHECK = """#!/bin/bash
+if grep -q hello /app/answer.txt; then r=1; else r=0; fi
+printf '{"reward": %s, "tests": 3}' $r >/logs/verifier/reward.json
+"""
+AGAIN = """#!/bin/bash
+if grep -q again /app/answer.txt; then r=0.5; else r=0; fi
+printf '{"reward": %s}' $r >/logs/verifier/reward.json
+"""
+WRITE = "Write hello into answer.txt.\nRUN: pwd\nRUN: echo hello >/app/answer.txt\n"
+READ = "Add to it.\nRUN: cat /app/answer.txt\nRUN: echo again >>/app/answer.txt\n"
+APART = 'artifacts = ["/app"]\n'
+STEPS = f'{APART}[[steps]]\nname = "write"\n[[steps]]\nname = "read"\n'
+TURN = "python3 /opt/task/agent.py >answer.txt\n"
+"""Of the agent that is a script: one turn."""
+
+
+def rewards(rollout: Harbor) -> dict[str, dict[str, Any]]:
+    """Rows of the results by task; of several trials, the last one's."""
+    return {row["task_id"]: row for row in rollout.rows()}
+
+
+def leaves(stack: Stack, trial_id: str) -> int:
+    """Ends of conversations in a trial: 1 where each turn goes on from the one before."""
+    with Steno(stack.url, ADMIN) as client:
+        return len(client.samples(trial_id))
+
+
+def test_mini_swe_agent_is_recorded_and_rewarded(rollout: Harbor) -> None:
+    rollout.task("apart", APART, {"instruction.md": WRITE, "tests/test.sh": CHECK})
+    tasks = rollout.task("shared", "", {"instruction.md": WRITE, "tests/test.sh": CHECK})
+    options = ("--agent", "mini-swe-agent", "--agent-in-image", "--group-size", "1")
+    said = rollout(tasks, "--run", "mini", *options, command=[])
+    found = rewards(rollout)
+    assert {name: (row["end_reason"], row["reward"], row["turns"]) for name, row in found.items()} == {
+        "apart": ("completed", 1.0, 3),
+        "shared": ("completed", 1.0, 3),
+    }, said
+    assert "1 of 2 tasks (shared): their verifier runs in the sandbox that their agent had" in said
+    assert [found[name]["metrics"].get("shared_verifier") for name in ("apart", "shared")] == [None, 1.0]
+    assert found["apart"]["metrics"]["tests"] == 3.0
+    for row in found.values():
+        assert leaves(rollout.stack, row["trial_id"]) == 1
+        (trajectory,) = Path(row["folder"]).glob("harbor/*/agent/trajectory.json")
+        assert len(json.loads(trajectory.read_text())["steps"]) >= 3
+        assert list(Path(row["folder"]).glob("harbor/*/result.json")) and not (Path(row["folder"]) / "task").exists()
+    assert rollout.left() == []
+
+
+def test_claude_code_goes_on_from_step_to_step(rollout: Harbor) -> None:
+    steps = {"steps/write/instruction.md": WRITE, "steps/read/instruction.md": READ}
+    tests = {"steps/write/tests/test.sh": CHECK, "steps/read/tests/test.sh": AGAIN}
+    tasks = rollout.task("two", STEPS, {**steps, **tests})
+    options = ("--agent", "claude-code", "--agent-in-image", "--resume-steps", "--group-size", "1")
+    said = rollout(tasks, "--run", "claude", *options, command=[])
+    row = rewards(rollout)["two"]
+    assert (row["end_reason"], row["reward"], row["turns"]) == ("completed", 0.75, 6), said
+    named = {name: value for name, value in row["metrics"].items() if not name.startswith("rollout/")}
+    assert named == {"tests": 1.5, "step/write/reward": 1.0, "step/write/tests": 3.0, "step/read/reward": 0.5}
+    assert leaves(rollout.stack, row["trial_id"]) == 1, "the second step goes on from the first"
+    assert rollout.left() == []
+
+
+def test_what_each_way_to_end_is_worth(rollout: Harbor, sessions: Sessions) -> None:
+    agent = {"environment/agent.py": AGENT}
+    late = "[agent]\ntimeout_sec = 30\n"
+    for name, toml, instruction, tests in (
+        ("late", late, f"{TURN}sleep 600\n", CHECK),
+        ("failed", "", f"{TURN}exit 7\n", "exit 0"),
+        ("silent", "", TURN, "exit 0"),
+        ("other-key", "", TURN, 'echo \'{"score": 1, "found": 2}\' >/logs/verifier/reward.json'),
+    ):
+        verifier = tests if tests.startswith("#!") else f"#!/bin/bash\n{tests}\n"
+        tasks = rollout.task(
+            name, f"{APART}{toml}", {"instruction.md": instruction, "tests/test.sh": verifier, **agent}
+        )
+    said = rollout(tasks, "--run", "ends", "--agent", SHELL, "--group-size", "1", "--in-flight", "2", command=[])
+    found = rewards(rollout)
+    assert {name: (row["end_reason"], row["reward"], row["turns"]) for name, row in found.items()} == {
+        "late": ("timeout", 1.0, 1),
+        "failed": ("exit_code", None, 1),
+        "silent": ("reward_error", None, 1),
+        "other-key": ("reward_error", None, 1),
+    }, said
+    assert "exit code 7" in found["failed"]["detail"]
+    assert "RewardFileNotFoundError" in found["silent"]["detail"]
+    assert found["other-key"]["detail"] == "reward_key: the verifier gave no 'reward'; it gave found, score"
+    assert rollout.left() == []
+
+
+def test_rollouts_that_were_killed_leave_no_sandbox_and_nothing_runs_twice(rollout: Harbor, sessions: Sessions) -> None:
+    script = f'{TURN}case "$OPENAI_BASE_URL" in *.0/v1) sleep 600 ;; esac\n'
+    tasks = rollout.task("t", APART, {"instruction.md": script, "tests/test.sh": CHECK, "environment/agent.py": AGENT})
+    options = ("--run", "killed", "--agent", SHELL, "--group-size", "2", "--sequential")
+    with rollout.start(tasks, *options, command=[]) as process:
+        until = time.monotonic() + 240
+        while not any(session.counts.turns for session in sessions("killed").values()):
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    said = rollout(tasks, *options, command=[])
+    first, second = sorted(rollout.rows(), key=lambda row: row["trial_id"])
+    assert (first["end_reason"], first["turns"]) == ("interrupted", 1), said
+    assert (second["end_reason"], second["reward"], second["turns"]) == ("completed", 1.0, 1)
+    assert rollout.left() == []
+
+
+def test_what_cannot_work_is_said_before_a_group_is_registered(
+    rollout: Harbor, sessions: Sessions, tmp_path: Path
+) -> None:
+    tasks = rollout.task("t", APART, {"instruction.md": "true\n", "tests/test.sh": CHECK})
+    said = rollout(tasks, "--run", "absent", "--agent", "cursor-cli", command=[], code=2)
+    assert "agent: cursor-cli can't be pointed at the proxy: its models are its maker's service's" in said
+    said = rollout(tasks, "--run", "absent", "--agent", "no-such", command=[], code=2)
+    assert "agent: got 'no-such', must be FILE.py:Class or one of Harbor's: acp, aider" in said
+    said = rollout(tasks, "--run", "absent", "--agent", "codex", "--agent-in-image", command=[], code=2)
+    assert "harbor: task 't': its sandbox can't be set up: RuntimeError: codex is not in the image of this task" in said
+    assert sessions("absent") == {} and rollout.left() == []
+    keys = ["--admin-key", ADMIN, "--worker-key", "worker-key"]
+    with running(
+        tmp_path / "proxy", None, proxy=["--host", "0.0.0.0", *keys, "--public-url", "http://127.0.0.1:9/x"]
+    ) as far:
+        rollout.stack = far
+        said = rollout(tasks, "--run", "far", "--agent", SHELL, command=[], code=1)
+    assert "http://127.0.0.1:9/x/healthz was asked from inside it (podman), and what came was: " in said
+    assert rollout.left() == []

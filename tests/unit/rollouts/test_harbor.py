@@ -1,0 +1,259 @@
+"""Rollouts with Harbor, without Harbor: what its results mean, how agents are pointed, which tasks there are, what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.outcome import EndReason
+from steno_rollouts.trials.executor import Exit
+from steno_rollouts.trials.harbor.executor import harbor_name
+from steno_rollouts.trials.harbor.interpreter import HarborPython, environment
+from steno_rollouts.trials.harbor.leftovers import _project
+from steno_rollouts.trials.harbor.outcome import HarborOutcome
+from steno_rollouts.trials.harbor.plan import modes
+from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
+from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
+from steno_rollouts.trials.reward import RewardError
+from tests.support.sources import ROOT
+
+RAN = {"started_at": "2026-11-23T12:00:00Z"}
+URL = "http://proxy:8000/steno/g.0"
+ADDRESSES = Addresses({"openai": f"{URL}/v1", "anthropic": URL, "gemini": URL}, "sk-trial")
+
+
+def outcome(
+    tmp_path: Path, error: str | None = None, rewards: dict[str, Any] | None = None, **more: Any
+) -> HarborOutcome:
+    """As the driver writes it."""
+    found = {
+        "exception_info": {"exception_type": error, "exception_message": "it\n said no"} if error else None,
+        "verifier_result": {"rewards": rewards} if rewards is not None else None,
+        "step_results": None,
+        "agent_execution": RAN,
+        "verifier": None,
+        "modes": ["separate"],
+        "only_host": None,
+        "unreachable": None,
+        **more,
+    }
+    (tmp_path / "answer.json").write_text(json.dumps(found))
+    read = HarborOutcome.read(tmp_path / "answer.json")
+    assert read is not None
+    return read
+
+
+def test_a_reward_is_named_and_the_others_are_metrics(tmp_path: Path) -> None:
+    found = outcome(tmp_path, rewards={"reward": 0.5, "tests": 3}, modes=["shared"], only_host="proxy")
+    verdict = found.worth("reward")
+    assert found.exit == Exit(0) and verdict is not None
+    assert (verdict.reason, verdict.reward) == (EndReason.COMPLETED, 0.5)
+    assert verdict.metrics == {"tests": 3.0, "shared_verifier": 1.0, "only_proxy": 1.0}
+    with pytest.raises(RewardError, match="reward_key: the verifier gave no 'score'; it gave reward, tests"):
+        found.worth("score")
+    with pytest.raises(RewardError, match="must be within"):
+        outcome(tmp_path, rewards={"reward": 1e9}).worth("reward")
+    silent = outcome(tmp_path).worth("reward")
+    assert silent is not None and silent.reason is EndReason.NO_REWARD
+
+
+def test_a_step_s_rewards_are_metrics(tmp_path: Path) -> None:
+    def step(name: str, rewards: dict[str, float] | None, error: str | None = None) -> dict[str, Any]:
+        info = {"exception_type": error, "exception_message": "late"} if error else None
+        given = None if rewards is None else {"rewards": rewards}
+        return {
+            "step_name": name,
+            "exception_info": info,
+            "verifier_result": given,
+            "agent_execution": RAN,
+            "verifier": RAN,
+        }
+
+    steps = [step("one", {"reward": 1.0, "n": 2}), step("two", None, "AgentTimeoutError")]
+    found = outcome(tmp_path, rewards={"reward": 0.5}, step_results=steps, agent_execution=None)
+    assert found.exit == Exit(None, timed_out=True)
+    verdict = found.worth("reward")
+    assert verdict is not None and verdict.metrics == {"step/one/reward": 1.0, "step/one/n": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "more", "ended", "worth"),
+    [
+        ("AgentTimeoutError", {}, Exit(None, timed_out=True), None),
+        ("ApiRateLimitError", {}, Exit(1), None),
+        (
+            "AgentSetupTimeoutError",
+            {"agent_execution": None},
+            Exit(None, error="AgentSetupTimeoutError: it said no"),
+            None,
+        ),
+        ("OSError", {"agent_execution": None}, Exit(None, error="OSError: it said no"), None),
+        ("OSError", {}, Exit(1), None),
+        (
+            "EnvironmentStartTimeoutError",
+            {"verifier": RAN},
+            Exit(0),
+            "verifier: EnvironmentStartTimeoutError: it said no",
+        ),
+        ("RewardFileNotFoundError", {"verifier": RAN}, Exit(0), "verifier: RewardFileNotFoundError: it said no"),
+        ("StillRunning", {"verifier": RAN}, Exit(0), "verifier: StillRunning: it said no"),
+    ],
+)
+def test_each_exception_is_an_end(
+    tmp_path: Path, error: str, more: dict[str, Any], ended: Exit, worth: str | None
+) -> None:
+    found = outcome(tmp_path, error, **more)
+    assert found.exit == ended
+    if worth is None:
+        assert found.worth("reward") is None
+    else:
+        with pytest.raises(RewardError) as refused:
+            found.worth("reward")
+        assert refused.value.message == worth
+
+
+def test_a_driver_that_came_to_no_end_has_no_outcome(tmp_path: Path) -> None:
+    assert HarborOutcome.read(tmp_path / "answer.json") is None
+
+
+def test_an_agent_is_pointed_where_it_looks() -> None:
+    codex = POINTINGS["codex"].agent(ADDRESSES, "policy")
+    assert codex == {
+        "model_name": "openai/policy",
+        "env": {"OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_KEY": "sk-trial"},
+        "kwargs": {},
+    }
+    grok = POINTINGS["grok-build"].agent(ADDRESSES, "policy")
+    assert grok["kwargs"] == {"grok_config": {"model": {"policy": {"base_url": f"{URL}/v1"}}}}
+    near = POINTINGS["terminus-2"].agent(ADDRESSES.at("http://127.0.0.1:8000/"), "policy")
+    assert near["kwargs"] == {"api_base": "http://127.0.0.1:8000/g.0/v1"}
+
+
+def test_the_documents_table_is_the_tables() -> None:
+    text = (ROOT / "docs/harbor.md").read_text()
+    shown = [line for line in text.splitlines() if line.startswith("| `")]
+    rows = []
+    for name, pointing in sorted(POINTINGS.items()):
+        names = ", ".join(f"`{each}`" for each in (*pointing.variables, *pointing.kwargs))
+        told = (
+            f"refused: {pointing.refused} | | |"
+            if pointing.refused
+            else f"{pointing.dialect} | {names} | {pointing.where} |"
+        )
+        rows.append(f"| `{name}` | {told}")
+    assert [line for line in shown if line.split("`")[1] in POINTINGS] == rows
+
+
+def task(tmp_path: Path, toml: str, steps: tuple[str, ...] = ()) -> Path:
+    (tmp_path / "task.toml").write_text(toml)
+    for folder in [tmp_path / "steps" / name for name in steps] or [tmp_path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "instruction.md").write_text(f"Do {folder.name if steps else 'it'}.")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("toml", "given", "expected"),
+    [
+        ("", {}, ["shared"]),
+        ("", {"artifacts": ["/app"]}, ["separate"]),
+        ("", {"verifier": "separate"}, ["separate"]),
+        ('artifacts = ["/app"]', {}, ["separate"]),
+        ('artifacts = ["/app"]\n[verifier]\nenvironment_mode = "shared"', {"verifier": "separate"}, ["shared"]),
+        ('[verifier]\nenvironment_mode = "separate"', {}, ["separate"]),
+        ("[verifier.environment]\ncpus = 1", {}, ["separate"]),
+        ('[[steps]]\nname = "a"\nartifacts = ["/x"]\n[[steps]]\nname = "b"', {}, ["separate", "shared"]),
+        (
+            '[verifier]\nenvironment_mode = "separate"\n[[steps]]\nname = "a"\n[steps.verifier]\nenvironment_mode = "shared"\n'
+            '[[steps]]\nname = "b"',
+            {},
+            ["shared", "separate"],
+        ),
+    ],
+)
+def test_where_a_verifier_runs(tmp_path: Path, toml: str, given: dict[str, Any], expected: list[str]) -> None:
+    steps = tuple(name for name in "ab" if f'name = "{name}"' in toml)
+    (found,) = harbor_tasks([task(tmp_path, toml, steps)])
+    assert modes(found, RolloutSettings(harbor=str(tmp_path), agent="codex", **given)) == expected
+    assert "environment_mode" not in json.dumps(dict(found.fields))
+
+
+def test_tasks_of_several_steps_tell_all_their_instructions(tmp_path: Path) -> None:
+    (found,) = harbor_tasks([task(tmp_path, '[[steps]]\nname = "a"\n[[steps]]\nname = "b"', ("a", "b"))])
+    assert found.fields["instruction"] == "Do a.\n\nDo b." and found.fields["steps"][1]["instruction"] == "Do b."
+    assert harbor_folders(tmp_path) == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec: got -1, must be a number of seconds"),
+        ("steps = 3", "steps: must be tables, each with a name"),
+        ("x = ", "not valid TOML"),
+        ('[[steps]]\nname = "gone"', "no such file"),
+    ],
+)
+def test_a_task_that_is_not_one_is_named(tmp_path: Path, toml: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="harbor: ") as refused:
+        harbor_tasks([task(tmp_path, toml)])
+    assert message in refused.value.message
+    with pytest.raises(ConfigError, match="has no task"):
+        harbor_folders(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "tasks: missing: give a folder or a file"),
+        ({"tasks": ".", "agent": "codex"}, "agent: is for Harbor's tasks"),
+        ({"harbor": "x"}, "agent: missing"),
+        ({"harbor": "x", "agent": "codex", "tasks": "."}, "tasks: can't be given with harbor"),
+        ({"harbor": "x", "agent": "codex", "reward": "a.py:b"}, "reward: can't be given with harbor"),
+        ({"harbor": "x", "agent": "codex", "executor": "podman"}, "executor: got 'podman': with harbor"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        RolloutSettings.load(given, None)
+    assert message in refused.value.message
+
+
+def test_what_harbor_wrote_stays_unless_it_is_said_otherwise() -> None:
+    assert RolloutSettings(harbor="x", agent="codex").keeps == "all"
+    assert RolloutSettings(harbor="x", agent="codex", keep="none").keeps == "none"
+    assert RolloutSettings(tasks=Path(), command=["x"]).keeps == "failed"
+
+
+def test_harbor_s_processes_get_nobody_s_keys_but_those_of_sandboxes(tmp_path: Path) -> None:
+    ours = {"STENO_ADMIN_KEY": "a", "OPENAI_API_KEY": "b", "ANTHROPIC_BASE_URL": "c", "CLAUDE_CODE_OAUTH_TOKEN": "d"}
+    given = {**ours, "AWS_BEARER_TOKEN_BEDROCK": "e", "PATH": "/bin", "DAYTONA_API_KEY": "f", "DOCKER_HOST": "g"}
+    assert environment(given, tmp_path / "bin" / "python") == {
+        "PATH": f"{tmp_path}/bin:/bin", "DAYTONA_API_KEY": "f", "DOCKER_HOST": "g", "HARBOR_TELEMETRY": "off",
+    }  # fmt: skip
+
+
+def test_an_interpreter_without_harbor_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"harbor_python: missing, and .* has no Harbor"):
+        HarborPython.found(None)
+    with pytest.raises(ConfigError, match="no such program"):
+        HarborPython.found(tmp_path / "python")
+    with pytest.raises(ConfigError, match="No module named 'harbor': it has no Harbor"):
+        HarborPython.found(Path(sys.executable))
+
+
+def test_containers_are_found_by_their_trial() -> None:
+    name = harbor_name("run.task.epoch-0.abcdef.0")
+    assert len(name) < 30 and name == harbor_name("run.task.epoch-0.abcdef.0") != harbor_name(
+        "run.task.epoch-0.abcdef.1"
+    )
+    assert _project(
+        f"1f map[a:b com.docker.compose.project:{name}__verifier__trial com.docker.compose.service:main]"
+    ) == (f"{name}__verifier__trial")
+    assert _project(f"1f a=b,com.docker.compose.project={name},com.docker.compose.service=main") == name
+    assert _project("1f a=b") == ""
