@@ -117,6 +117,7 @@ _TEXTS = frozenset(
         "law",
         "options",
         "call_ids",
+        "annotation",
     }
 )
 """Columns that hold JSON text, since their shape differs from row to row."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from steno.contracts.records import halves_to_bytes
+from steno.contracts.training_steps import PostedAnnotation, TrainingStep
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
@@ -74,6 +77,34 @@ async def test_sessions_are_found_by_reward_and_by_what_was_said(proxy: Proxy, b
         await page.keyboard.press("Enter")
         await page.wait_for_selector("text=No session matches.")
         assert "min_reward=2" in page.url and "text=TITLE" in page.url
+        assert await looker.faults() == [] and looker.troubles == []
+
+
+async def test_what_the_trainer_saw_is_shown_of_its_run_and_in_the_tokens(proxy: Proxy, browser: Any) -> None:
+    run, trial = "fix-the-parser", "parser-05.1"
+    turn = (await proxy.store.turns(trial))[-1]
+    differences = [0.2, -0.2, 0.0, math.nan] + [0.0] * (turn.completion_tokens - 4)
+    for step in (1, 2, 3):
+        values = {"reward/mean": step / 4, "staleness/mean": 1.5, "time/train_s": 6.0, "time/wait_s": 2.0}
+        await proxy.steno.post_step(run, TrainingStep(step=step, values=values))
+    post = PostedAnnotation(trial_id=trial, turn_id=turn.turn_id, step=3, differences=halves_to_bytes(differences))
+    assert (await proxy.steno.annotate(run, [post])).kept == 1
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go(f"runs/{run}", "text=Steps: 3, the last is 3")
+        assert "1.5 versions" in await page.text_content("figure.chart:has-text('Staleness')")
+        await page.wait_for_selector("text=Time of the last step")
+        await looker.shot("run-with-steps")
+        await looker.go(f"sessions/{trial}?tab=tokens", ".done .tok")
+        await page.select_option("text=Colour", "difference")
+        strip = page.locator(f"#tokens-{turn.turn_id} .done")
+        await strip.scroll_into_view_if_needed()
+        cells = strip.locator(".tok")
+        await cells.first.wait_for()
+        kinds = [await cells.nth(n).get_attribute("class") for n in range(4)]
+        assert [kind.split()[2] for kind in kinds] == ["d5", "d1", "d3", "unknown"]
+        await cells.first.hover()
+        assert "trainer minus sampler 0.2000" in await page.text_content(".token-detail")
         assert await looker.faults() == [] and looker.troubles == []
 
 

@@ -1,4 +1,4 @@
-// Runs: which there are, and one of them: rewards, where its groups are, and what becomes of its tokens.
+// Runs: which there are, and one of them: rewards, where its groups are, what becomes of its tokens, its trainer's steps.
 
 import { get } from "./api.js";
 import { lineChart, shareBar } from "./charts.js";
@@ -29,10 +29,10 @@ function line({ run_id: run, groups, eval_groups: evals, last_group_at: at }) {
 }
 
 export async function runView(main, [run], _, signal) {
-  const parts = { head: h("dl.facts"), charts: h("div.charts"), ledger: h("div") };
+  const parts = { head: h("dl.facts"), charts: h("div.charts"), ledger: h("div"), stepped: h("div.charts") };
   put(main, h("div.page.run", h("div.crumbs", h("a", { href: "#/runs" }, "Runs")), h("div.headline", h("h1.mono", plain(run)),
     h("a.chip", { href: `#/groups?run_id=${encodeURIComponent(run)}` }, "groups"), h("a.chip", { href: `#/sessions?run_id=${encodeURIComponent(run)}` }, "sessions")),
-  parts.head, h("h2.section", "Rewards"), parts.charts, h("h2.section", "Tokens"), parts.ledger));
+  parts.head, h("h2.section", "Rewards"), parts.charts, h("h2.section", "Tokens"), parts.ledger, parts.stepped));
   await draw(run, parts, signal);
   const again = async () => {
     if (signal.aborted) return;
@@ -48,6 +48,7 @@ async function draw(run, parts, signal) {
   const now = JSON.stringify([view.groups, view.eval_groups, view.sampled]);
   if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal);
   parts.seen = now;
+  parts.steps = await stepsOf(path, parts.steps ?? [], signal);
   const { sessions } = parts;
   const ended = sessions.items.filter((session) => session.reward !== null).reverse();
   const { groups } = view;
@@ -61,6 +62,7 @@ async function draw(run, parts, signal) {
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
   put(parts.charts, rewardCharts(ended));
   put(parts.ledger, ledger(view));
+  put(parts.stepped, stepCharts(parts.steps));
 }
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
@@ -100,4 +102,28 @@ function ledger(view) {
   return h("div.card", h("p", h("b", brief(sampled)), " tokens sampled by trials that have ended. ", h("span.dim", "By what becomes of them:")),
     shareBar("Tokens by the ledger", [{ name: "for the trainer", value: rest, kind: "r0" }, ...lost]),
     h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versions));
+}
+
+// All of them: a run has hundreds, and each is a few hundred bytes.
+async function stepsOf(path, known, signal) {
+  const found = known.slice(0, -1);
+  for (let start = found.length ? found.at(-1).step + 1 : 0; start !== null;) {
+    const page = await get(`${path}/steps`, { start, limit: 1000 }, signal);
+    found.push(...page.items);
+    start = page.next_start;
+  }
+  return found;
+}
+
+const STEP_LINES = [["reward/mean", "Reward of a step's trials"], ["staleness/mean", "Staleness", " versions"], ["policy/entropy", "Entropy"], ["mismatch/kl_k3", "Trainer against sampler (KL)"], ["optimizer/grad_norm", "Gradient norm"], ["length/mean", "Length"]];
+const TIMES = [["time/wait_s", "waiting for rollouts", "wait"], ["time/train_s", "training", "decode"], ["time/push_s", "new weights", "prefill"]];
+
+function stepCharts(steps) {
+  if (!steps.length) return null;
+  const lines = STEP_LINES.map(([name, words, unit]) =>
+    lineChart(words, steps.map((step) => ({ x: step.step, label: `step ${step.step}`, y: step.values?.[name] ?? null })), { unit: unit ?? "" }));
+  const last = steps.at(-1);
+  const times = TIMES.map(([name, words, kind]) => ({ name: words, value: last.values?.[name] ?? 0, kind }));
+  return [h("h2.section.wide", `Steps: ${count(steps.length)}, the last is ${last.step}`), lines,
+    h("div.card", h("p", h("b", "Time of the last step")), shareBar("Time of the last step", times, seconds))];
 }

@@ -7,8 +7,10 @@ export const MODES = {
   version: { words: "by policy version" },
   mask: { words: "by mask: trained or not" },
   reason: { words: "by the ledger's reason" },
+  difference: { words: "by trainer minus sampler" },
 };
 
+const DIFFERENCES = [-0.3, -0.1, -0.02, 0.02, 0.1, 0.3];
 const PROBABILITIES = [0.99, 0.9, 0.7, 0.5, 0.25, 0.1, 0.02];
 const REASONS = ["trained", "constrained", "superseded", "unreadable", "unscored", "aborted", "synthetic", "text_only", "open"];
 
@@ -46,6 +48,14 @@ export class TokenFacts {
     return turn.constrained.some(([start, end]) => start <= at && at < end) ? "constrained" : null;
   }
 
+  // The trainer's log-probability minus the sampler's, in the step that trained this turn; NaN: not in one.
+  difference(turn, at) {
+    const noted = turn.annotation;
+    if (!noted) return NaN;
+    noted.numbers ??= halves(noted.differences);
+    return noted.numbers[at] ?? NaN;
+  }
+
   reason(turn, at) {
     return this.session ?? this.masked(turn, at) ?? "trained";
   }
@@ -54,6 +64,7 @@ export class TokenFacts {
     switch (this.mode) {
       case "version": return `v${this.versions.indexOf(this.version(turn, at)) % 8}`;
       case "mask": return this.masked(turn, at) === null ? "m1" : "m0";
+      case "difference": return differenceKind(this.difference(turn, at));
       case "reason": return `r${REASONS.indexOf(this.reason(turn, at))}`;
       default: return probabilityKind(turn.sampling_logprobs[at]);
     }
@@ -62,6 +73,7 @@ export class TokenFacts {
   legend() {
     const context = ["context", "prompt"];
     switch (this.mode) {
+      case "difference": return [["d0", `≤ ${DIFFERENCES[0]}`], ...DIFFERENCES.slice(1).map((bound, n) => [`d${n + 1}`, `≤ ${bound}`]), ["d6", `> ${DIFFERENCES.at(-1)}`], ["unknown", "not trained"], context];
       case "version": return [...this.versions.map((name, n) => [`v${n % 8}`, name]), context];
       case "mask": return [["m1", "mask 1: may be trained"], ["m0", "mask 0"], context];
       case "reason": {
@@ -72,13 +84,13 @@ export class TokenFacts {
     }
   }
 
-  about(turn, part, at, ids, texts) {
-    const text = texts.get(ids[at]);
+  about(turn, part, at, ids) {
     const found = [["turn", `#${turn.index}`], [part === "done" ? "sampled" : "prompt", `${count(at)} of ${count(ids.length)}`], ["id", String(ids[at])]];
-    if (text !== undefined) found.push(["text", JSON.stringify(text)]);
     if (part !== "done") return found;
     const logprob = turn.sampling_logprobs[at];
     if (logprob !== null && logprob !== undefined) found.push(["logprob", logprob.toFixed(4)], ["probability", `${(100 * Math.exp(logprob)).toFixed(2)} %`]);
+    const difference = this.difference(turn, at);
+    if (!Number.isNaN(difference)) found.push(["trainer minus sampler", difference.toFixed(4)], ["step", String(turn.annotation.step)]);
     found.push(["version", this.version(turn, at) || "–"]);
     const worker = turn.workers.find((span) => span.start <= at && at < span.end)?.worker_id ?? turn.worker_id;
     if (worker) found.push(["worker", worker]);
@@ -91,6 +103,26 @@ export class TokenFacts {
 function reasonsOf(facts, turn) {
   const edges = [0, ...turn.constrained.flat()].filter((at) => at < turn.completion_ids.length);
   return edges.map((at) => facts.reason(turn, at));
+}
+
+function differenceKind(difference) {
+  if (Number.isNaN(difference)) return "unknown";
+  const at = DIFFERENCES.findIndex((bound) => difference <= bound);
+  return `d${at < 0 ? DIFFERENCES.length : at}`;
+}
+
+// float16, little-endian, in base64.
+function halves(text) {
+  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  const view = new DataView(bytes.buffer);
+  return Float32Array.from({ length: bytes.length / 2 }, (_, n) => {
+    const bits = view.getUint16(2 * n, true);
+    const sign = bits & 0x8000 ? -1 : 1;
+    const power = (bits >> 10) & 31;
+    const rest = bits & 1023;
+    if (power === 31) return rest ? NaN : sign * Infinity;
+    return sign * (power ? (1 + rest / 1024) * 2 ** (power - 15) : rest * 2 ** -24);
+  });
 }
 
 export function probabilityKind(logprob) {

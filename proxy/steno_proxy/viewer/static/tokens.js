@@ -1,13 +1,14 @@
 // The tokens of one path: a strip per turn, coloured by what one asks about. Only what is near the window is in the page.
 
 import { h, put, say } from "./dom.js";
-import { brief, count, nodes, plain } from "./format.js";
+import { brief, count, plain } from "./format.js";
 import { forkChip, preview } from "./outline.js";
 import { MODES, TokenFacts } from "./token_facts.js";
-import { textsOf } from "./token_texts.js";
 
 const CHUNK = 256;
 const NEAR_PX = 1200;
+const PER_ROW = 19;
+const ROW_PX = 22;
 const PROMPTS = [["new", "new prompt tokens"], ["whole", "whole prompts"], ["none", "no prompts"]];
 let chosen = { mode: "logprob", prompts: "new" };
 
@@ -33,9 +34,9 @@ export class TokenView {
     this.watcher.disconnect();
   }
 
-  async grow(path) {
+  grow(path) {
     this.path = path;
-    this.texts = await textsOf(path);
+    this.drawControls();
     this.draw();
   }
 
@@ -44,7 +45,7 @@ export class TokenView {
       h("select", { onchange: (event) => { change(event.target.value); this.draw(); } },
         options.map(([name, words]) => h("option", { value: name, selected: name === value }, words))));
     put(this.controls,
-      select("Colour", Object.entries(MODES).map(([name, { words }]) => [name, words]), chosen.mode, (value) => { chosen = { ...chosen, mode: value }; }),
+      select("Colour", Object.entries(MODES).filter(([name]) => name !== "difference" || this.path.some((turn) => turn.annotation)).map(([name, { words }]) => [name, words]), chosen.mode, (value) => { chosen = { ...chosen, mode: value }; }),
       select("Show", PROMPTS, chosen.prompts, (value) => { chosen = { ...chosen, prompts: value }; }),
       h("span.dim.small", "Point at a token, or focus a strip and use the arrow keys."));
   }
@@ -69,8 +70,7 @@ export class TokenView {
       for (let from = 0; from < ids.length; from += CHUNK) {
         const chunk = h(`div.chunk.${part}`, { class: from + CHUNK < ids.length ? null : "last" });
         chunk.about = { view: this, turn, part, ids, from, to: Math.min(from + CHUNK, ids.length) };
-        const perRow = this.texts.size ? 120 : 56;
-        chunk.style.setProperty("min-height", `${Math.ceil((chunk.about.to - from) / (perRow / (this.texts.size ? 4 : 3))) * 22}px`);
+        chunk.style.setProperty("min-height", `${Math.ceil((chunk.about.to - from) / PER_ROW) * ROW_PX}px`);
         node.append(chunk);
         this.watcher.observe(chunk);
       }
@@ -112,13 +112,13 @@ export class TokenView {
     this.at = cell;
     cell.classList.add("here");
     const { turn, part, ids } = cell.parentNode.about;
-    this.show(this.facts.about(turn, part, Number(cell.dataset.at), ids, this.texts));
+    this.show(this.facts.about(turn, part, Number(cell.dataset.at), ids));
   }
 
   show(facts) {
     this.detail.classList.toggle("idle", facts === null);
     if (facts === null) put(this.detail, h("span.dim", "No token chosen"));
-    else put(this.detail, facts.map(([name, value, kind]) => h("span.one", h("span.dim", `${name} `), h("b.mono", { class: kind }, name === "text" ? nodes(value) : plain(value)))));
+    else put(this.detail, facts.map(([name, value, kind]) => h("span.one", h("span.dim", `${name} `), h("b.mono", { class: kind }, plain(value)))));
   }
 
   scrollTo(turnId) {
@@ -126,23 +126,17 @@ export class TokenView {
   }
 }
 
-// Special tokens look special: `<|im_end|>`, `<s>`, `[INST]`.
-const SPECIAL = /^(<\|.*\|>|<\/?[a-z_]+>|\[\/?[A-Z_]+\])$/su;
-
 function fill(chunk) {
   if (chunk.childElementCount || !chunk.about) return;
   const { view, turn, part, ids, from, to } = chunk.about;
   const cells = document.createDocumentFragment();
   for (let at = from; at < to; at += 1) {
-    const text = view.texts.get(ids[at]);
     const kind = part === "done" ? view.facts.kind(turn, at) : "context";
     const cell = document.createElement("span");
-    cell.className = `tok ${kind}${text === undefined ? " id" : SPECIAL.test(text) ? " special" : ""}`;
+    cell.className = `tok id ${kind}`;
     cell.dataset.at = at;
-    if (text === undefined) cell.textContent = ids[at];
-    else cell.append(...nodes(visible(text)));
+    cell.textContent = ids[at];
     cells.append(cell);
-    if (text !== undefined && text.includes("\n")) cells.append(document.createElement("br"));
   }
   chunk.append(cells);
   chunk.style.removeProperty("min-height");
@@ -153,6 +147,3 @@ function empty(chunk) {
   chunk.style.setProperty("min-height", `${chunk.offsetHeight}px`);
   chunk.replaceChildren();
 }
-
-// A newline is shown as a sign; what it does is done after the token.
-const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
