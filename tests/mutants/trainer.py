@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from tests.mutants.base import Mutant
 
-_LOSS, _ADVANTAGES, _AGGREGATION, _STALENESS, _PACKING, _LEDGER, _BATCH, _COLLATE, _MISMATCH, _RATIOS, _OVERLONG, _ASSEMBLE = (
+(
+    _LOSS, _ADVANTAGES, _AGGREGATION, _STALENESS, _PACKING, _LEDGER, _BATCH, _COLLATE, _MISMATCH, _RATIOS, _OVERLONG, _ASSEMBLE,
+    _CUT, _FOREST, _ATTENTION,
+) = (
     f"trainer_bridge/steno_trainer/{name}.py"
     for name in (
         "objective/loss", "data/advantages", "objective/aggregation", "data/staleness", "packing/plan", "data/ledger",
         "data/rows", "packing/collate", "objective/mismatch", "objective/ratios", "data/overlong", "step/assemble",
+        "packing/cut", "packing/forest", "model/attention",
     )
 )  # fmt: skip
 
@@ -106,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-exact-fit", "a sample never fills a micro-batch to the last token", _PACKING,
-        "at = bisect_left(room, (items[i].tokens, -1))", "at = bisect_left(room, (items[i].tokens + 1, -1))", _unit("packing"),
+        "at = bisect_left(free, (piece.room, -1))", "at = bisect_left(free, (piece.room + 1, -1))", _unit("packing"),
     ),
     Mutant(
         "full-bins-forgotten", "a micro-batch that was too full once gets no smaller sample either", _PACKING,
@@ -133,12 +137,34 @@ MUTANTS = (
     ),
     Mutant(
         "predicted-by-itself", "a token is scored by the state after it", _COLLATE,
-        "_cat([where - 1 + start for", "_cat([where + start for", _unit("collate"),
+        "_cat([found[where - 1] for", "_cat([found[where] for", _unit("collate"),
     ),
     Mutant(
         "positions-go-on", "positions go on across the samples of a micro-batch", _COLLATE,
-        "position_ids_1S=_cat([torch.arange(length) for length in lengths])[None],",
-        "position_ids_1S=torch.arange(sum(lengths))[None],", _unit("collate"),
+        "position_ids_1S=_cat(trie.positions)[None],",
+        "position_ids_1S=torch.arange(trie.starts[-1])[None],", _unit("collate"),
+    ),
+    Mutant(
+        "cut-anywhere", "a trie is cut into the fewest pieces, whatever that repeats", _CUT,
+        "cost = (repeated + (shared[trie[newest]] if newest else 0), pieces + 1)", "cost = (0, pieces + 1)", _unit("forest"),
+    ),
+    Mutant(
+        "shared-by-neighbours", "samples share what the last two on the way from one to the other share", _FOREST,
+        "return min(row[first], row[last + 1 - (1 << height)])", "return row[last + 1 - (1 << height)]", _unit("forest"),
+    ),
+    Mutant(
+        "all-of-the-path-before", "a branch sees the whole segment that it leaves", _COLLATE,
+        "found.append((start, min(end, start + tokens)))", "found.append((start, end))", _unit("trie"),
+    ),
+    Mutant(
+        "first-branch-alone", "keys that branches share have the gradient of the last branch alone", _ATTENTION,
+        "sums_GSD[:, start:end] += grad_GKD[:, at : at + end - start]",
+        "sums_GSD[:, start:end] = grad_GKD[:, at : at + end - start]", _unit("tree_attention"),
+    ),
+    Mutant(
+        "aligned-to-the-left", "a branch sees the start of its path and not its end", _ATTENTION,
+        "own = torch.arange(before + first, before + last, device=q.device)",
+        "own = torch.arange(first, last, device=q.device)", _unit("tree_attention"),
     ),
     Mutant(
         "sequence-of-the-next", "a token at the start of a completion counts with the one before", _COLLATE,

@@ -33,8 +33,19 @@ def random_model(
     return folder
 
 
-def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40, scale: float = 1.0) -> StepBatch:
-    """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs, times `scale`."""
+def random_batch(
+    seed: int = 0,
+    *,
+    trials: int = 6,
+    longest: int = 40,
+    scale: float = 1.0,
+    alphabet: int = VOCABULARY,
+    alike: float = 0.0,
+) -> StepBatch:
+    """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs, times `scale`.
+
+    Args: alphabet: ids are below it. alike: how many of the rows begin as an earlier one does, up to some token.
+    """
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, advantages = [], {}
     for trial in range(trials):
@@ -42,10 +53,14 @@ def random_batch(seed: int = 0, *, trials: int = 6, longest: int = 40, scale: fl
             tokens = rng.randint(6, longest)
             mask = torch.rand(tokens, generator=generator) < 0.5
             mask[0], mask[-1] = False, True
+            ids = torch.randint(0, alphabet, (tokens,), generator=generator)
+            if alike and rows and rng.random() < alike:
+                stem = rng.choice(rows).token_ids_T[: rng.randint(1, longest)][:tokens]
+                ids[: len(stem)] = stem
             rows.append(
                 TrainingRow(
                     trial_id=f"t{trial}", group_id="g",
-                    token_ids_T=torch.randint(0, VOCABULARY, (tokens,), generator=generator),
+                    token_ids_T=ids,
                     loss_mask_T=mask,
                     sampling_logprobs_T=torch.where(mask, -4.6 + torch.randn(tokens, generator=generator), torch.nan),
                     temperatures_T=torch.full((tokens,), rng.choice([0.7, 1.0])),

@@ -84,6 +84,55 @@ def test_ranks_of_a_launcher_are_as_forked_ones(launcher: str, tmp_path: Path) -
     compare(found["weights"], plain.weights())
 
 
+FOREST: list[dict[str, Any]] = [{"seed": seed, "alike": 0.8, "alphabet": 3} for seed in (11, 12, 13)]
+"""Of three ids: samples that begin alike, also in what their trials sampled, that are equal, and that are parts of others."""
+FOREST_CASES = {
+    "one rank": (1, {}),
+    "two ranks, small micro-batches": (2, {"micro_batch_tokens": 48}),
+    "three ranks": (3, {"activation_checkpointing": False}),
+    "two ranks that share micro-batches": (2, {"sequence_parallel": 2}),
+}
+
+
+@pytest.mark.parametrize("case", FOREST_CASES)
+def test_a_step_over_samples_that_begin_alike_is_that_over_each_by_itself(case: str, tmp_path: Path) -> None:
+    count, more = FOREST_CASES[case]
+    model = random_model(tmp_path / "model")
+    found = run_ranks(count, {"settings": settings(model, **more), "batches": FOREST}, tmp_path / "job")
+    plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
+    for report, drawn in zip(found["reports"], FOREST, strict=True):
+        rows = (batch := random_batch(**drawn)).rows
+        expected = plain.step(batch, [range(len(rows))])
+        metrics = report["metrics"]
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        ids = [row.token_ids_T.tolist() for row in rows]
+        beginnings = {tuple(sample[:end]) for sample in ids for end in range(1, len(sample) + 1)}
+        assert metrics["compute/unique_tokens"] == len(beginnings) < sum(map(len, ids))
+        computed = len(beginnings) + metrics["compute/repeated_tokens"]
+        assert len(beginnings) <= computed < sum(map(len, ids))
+        budgets = metrics["pack/micro_batches"] * (1 if "sequence_parallel" in more else count)
+        assert metrics["pack/fill"] == pytest.approx(computed / budgets / more.get("micro_batch_tokens", 64))
+        booked = Ledger.from_bytes(report["ledger"]).total()
+        assert booked.trained + sum(booked.untrained.values()) == sum(row.trained_tokens for row in rows)
+    compare(found["weights"], plain.weights())
+
+
+def test_mini_batches_a_reference_and_shared_ratios_are_as_they_were_where_samples_begin_alike(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    bounds = {"clip_low": 0.01, "clip_high": 0.015}
+    more = {"epochs": 2, "mini_batches": 2, "reference_kl": 0.3, "learning_rate": 3e-3, "seed": 5, **bounds}
+    more["importance_sampling_level"] = "completion"
+    found = run_ranks(3, {"settings": settings(model, **more), "batches": FOREST[:1]}, tmp_path / "job")
+    plain = Reference(model, learning_rate=3e-3, epsilon=EPSILON)
+    batch = random_batch(**FOREST[0])
+    passes = [part for epoch in range(2) for part in _mini_batches(batch.rows, 2, f"5:0:{epoch}")]
+    expected = plain.step(batch, passes, reference_kl=0.3, level="completion", low=0.01, high=0.015)
+    [report] = found["reports"]
+    assert {name: report["metrics"][name] for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert report["metrics"]["compute/unique_tokens"] < 2 * sum(row.tokens for row in batch.rows)
+    compare(found["weights"], plain.weights(), atol=2e-5)
+
+
 def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     more = {"epochs": 2, "mini_batches": 2, "reference_kl": 0.3, "learning_rate": 1e-2, "seed": 5}

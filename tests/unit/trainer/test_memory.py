@@ -90,7 +90,7 @@ def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, in
 
     states = torch.randn(1, tokens, model.config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     positions = torch.arange(tokens)[None]
-    segments = Segments((0, tokens), torch.tensor([0, tokens], dtype=torch.int32))
+    segments = Segments((0, tokens), torch.tensor([0, tokens], dtype=torch.int32), ((),))
     embeddings = model.base_model.rotary_emb(states, positions)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.base_model.layers[0](

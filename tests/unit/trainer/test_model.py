@@ -97,7 +97,7 @@ def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [{"dropout": 0.1}, {"softcap": 5.0}, {"s_aux": torch.ones(1)}])
 def test_attention_that_is_not_covered_is_an_error(asked) -> None:
-    segments = Segments((0, 4), torch.tensor([0, 4], dtype=torch.int32))
+    segments = Segments((0, 4), torch.tensor([0, 4], dtype=torch.int32), ((),))
     x = torch.zeros(1, 2, 4, 8)
     with pytest.raises(BadBatch, match="not supported"):
         packed_attention(nn.Module(), x, x, x, None, segments=segments, **asked)
@@ -111,7 +111,7 @@ def test_a_window_is_what_a_mask_would_leave(window: int) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, 28, 8, generator=generator) for heads in (4, 2, 2))
     found, _ = packed_attention(
-        nn.Module(), q, k, v, None, segments=Segments(starts, torch.tensor(starts, dtype=torch.int32)),
+        nn.Module(), q, k, v, None, segments=Segments(starts, torch.tensor(starts, dtype=torch.int32), ((),) * 3),
         sliding_window=window,
     )  # fmt: skip
     at = torch.arange(28)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadPlan
+from steno_trainer.packing.forest import Forest
 from steno_trainer.packing.plan import CostModel, MicroBatch, PackingItem, PackingPlan, plan_step
 
 COST = CostModel.of(parameters=7_000_000_000, layers=28, attention_width=3584, hidden=3584, vocabulary=152_064)
@@ -20,6 +21,10 @@ BUDGET = 4096
 
 def plan(items, ranks=4, budget=BUDGET, chunk=256):
     return plan_step(items, ranks=ranks, budget_tokens=budget, chunk_tokens=chunk, cost=COST)
+
+
+def apart(items):
+    return Forest.apart(len(items))
 
 
 def some_items(n, seed=0, longest=BUDGET):
@@ -37,7 +42,7 @@ items_strategy = st.lists(
 @given(items_strategy, st.integers(1, 9), st.integers(500, 1200), st.integers(1, 300))
 def test_every_sample_is_placed_once_and_ranks_can_run_in_lockstep(items, ranks, budget, chunk):
     made = plan(items, ranks, budget, chunk)
-    made.check(items)
+    made.check(items, apart(items))
     assert len(made.ranks) == ranks
     assert {len(batches) for batches in made.ranks} == {len(made.chunks)}
     assert len(made.chunks) >= 1, "also without a sample the calls are made, by everyone"
@@ -50,7 +55,7 @@ def test_every_sample_is_placed_once_and_ranks_can_run_in_lockstep(items, ranks,
 @given(items_strategy, st.integers(1, 5))
 def test_samples_that_share_no_call_are_as_many_calls(items, ranks):
     made = plan_step(items, ranks=ranks, budget_tokens=BUDGET, chunk_tokens=64, cost=COST, alone=True)
-    made.check(items)
+    made.check(items, apart(items))
     assert all(len(batch.items) <= 1 for batches in made.ranks for batch in batches)
     assert len(made.chunks) == max(1, -(-len(items) // ranks))
 
@@ -85,7 +90,7 @@ def test_a_plan_is_plain_data_and_survives_the_wire():
 def test_ranks_hardly_wait_for_each_other(n, ranks):
     items = some_items(n, seed=n)
     made = plan(items, ranks, budget=16_384)
-    assert made.balance(items, COST) > 0.9
+    assert made.balance(items, apart(items), COST) > 0.9
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -164,9 +169,9 @@ def test_a_rank_sees_a_plan_that_is_not_of_these_samples():
         (msgspec.structs.replace(made, chunks=(0,) * len(made.chunks)), "in 0 chunks"),
     ):
         with pytest.raises(BadPlan, match=what):
-            wrong.check(items)
+            wrong.check(items, apart(items))
     with pytest.raises(BadPlan):
-        made.check([*items[:-1], PackingItem(items[-1].tokens + 1, 0)])
+        made.check([*items[:-1], PackingItem(items[-1].tokens + 1, 0)], apart(items))
 
 
 def test_flops_are_those_of_a_transformer_counted_by_hand():

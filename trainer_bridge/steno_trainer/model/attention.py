@@ -1,4 +1,8 @@
-"""Attention over packed samples: each token sees its own sample up to itself, and nothing of this costs [tokens, tokens].
+"""Attention over packed tries: each token sees what leads to it and itself, and nothing of this costs [tokens, tokens].
+
+A segment's queries are its own tokens; its keys and values are gathered along its path, from the start of its samples to its end.
+So a call has as many queries as keys, or fewer, and each query sees the keys up to its own, counted from the end ("causal,
+aligned to the lower right"). Where nothing is shared nothing is gathered.
 
 transformers' own attention takes packed samples by a mask of [S, S], which for 32,768 tokens is a gigabyte per layer and rules
 out the kernels that need none. So this function is registered with it under a name of its own and told where samples start.
@@ -7,14 +11,16 @@ With sequence parallelism (Ulysses, arXiv:2309.14509) a rank holds S / P consecu
 ranks swap tokens for heads, so that each computes whole samples for 1 / P of the heads. Everything else in a transformer is per
 token.
 
-Shapes: S packed tokens (on this rank), P ranks that share them, H query heads, G key and value heads, D head size.
+Shapes: S packed tokens (on this rank), K tokens of all segments' paths, themselves included, P ranks that share a micro-batch,
+Q segments, H query heads, G key and value heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -25,27 +31,63 @@ from torch import Tensor, nn
 from steno_trainer.errors import BadBatch
 
 NAME = "steno_packed"
+TILE = 256
+"""Queries of a call that needs a mask: masks are [TILE, keys], and half a tile of keys is computed for nothing."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where samples start. starts: cumulative, from 0 to the S of all ranks; starts_Q1: the same as int32 on the device. group:
-    of the ranks that share the micro-batch; None: it is whole. windows: filled with the sliding window that attention is told of
-    in each of its calls (None: of none), where somebody wants to know."""
+    """What sees what. starts: where segments start, cumulative, from 0 to the S of all ranks; starts_Q1: the same as int32 on the
+    device. paths: of each segment the ranges of S that lead to it. group: of the ranks that share the micro-batch; None: it is
+    whole. windows: filled with the sliding window that attention is told of in each of its calls (None: of none), where somebody
+    wants to know."""
 
     starts: tuple[int, ...]
     starts_Q1: Tensor
+    paths: tuple[tuple[tuple[int, int], ...], ...]
     group: Any = None
     windows: list[int | None] | None = None
 
     @property
+    def branches(self) -> bool:
+        """Whether anything is shared."""
+        return any(self.paths)
+
+    @cached_property
+    def key_starts(self) -> tuple[int, ...]:
+        """Where each segment's path starts among the K; K last."""
+        lengths = (sum(end - start for start, end in pieces) for pieces in self._whole_paths)
+        return (0, *accumulate(lengths))
+
+    @cached_property
+    def key_starts_Q1(self) -> Tensor:
+        if not self.branches:
+            return self.starts_Q1
+        return torch.tensor(self.key_starts, dtype=torch.int32, device=self.starts_Q1.device)
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Of S, in the order of the K."""
+        return [piece for path in self._whole_paths for piece in path]
+
+    @property
+    def _whole_paths(self) -> list[list[tuple[int, int]]]:
+        return [[*path, own] for path, own in zip(self.paths, pairwise(self.starts), strict=True)]
+
+    @cached_property
     def longest(self) -> int:
+        """Tokens of the longest path."""
+        return max(end - start for start, end in pairwise(self.key_starts))
+
+    @property
+    def longest_own(self) -> int:
+        """Of the longest segment."""
         return max(end - start for start, end in pairwise(self.starts))
 
     def for_kernels(self) -> dict[str, Any]:
         """The same under the names by which transformers' layers hand it on to kernels of recurrent layers and convolutions.
-        Those heed it where they are installed, and torch fallbacks drop it. Empty where ranks share tokens."""
-        if self.group is not None:
+        Those heed it where they are installed, and torch fallbacks drop it. Empty where ranks or samples share tokens."""
+        if self.group is not None or self.branches:
             return {}
         lengths = self.starts_Q1.diff().long()
         numbers_1S = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device).repeat_interleave(lengths)[
@@ -102,6 +144,8 @@ def packed_attention(
         repeats = max(1, ranks // len(key_GSD))  # fewer key heads than ranks: each goes to several
         key_GSD, value_GSD = (x.repeat_interleave(repeats, 0) if repeats > 1 else x for x in (key_GSD, value_GSD))
         query_HSD, key_GSD, value_GSD = (heads_for_tokens(x, group) for x in (query_HSD, key_GSD, value_GSD))
+    if segments.branches:
+        key_GSD, value_GSD = (along(x, segments.pieces) for x in (key_GSD, value_GSD))
     if query_HSD.is_cuda and query_HSD.dtype in (torch.bfloat16, torch.float16):
         out_HSD = _one_kernel(query_HSD, key_GSD, value_GSD, segments, scaling, window)
     else:
@@ -111,44 +155,85 @@ def packed_attention(
     return out_HSD.transpose(0, 1)[None].contiguous(), None
 
 
-def _one_kernel(
-    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None, window: int | None
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+def along(x_GSD: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
+    """Ranges of tokens one after the other, which may overlap: [G, S, D] -> [G, K, D]."""
+    found: Tensor = _Along.apply(x_GSD, pieces)  # type: ignore[no-untyped-call]
+    return found
 
-    q, k, v = (x.transpose(0, 1) for x in (query_HSD, key_GSD, value_GSD))
-    starts, longest = segments.starts_Q1, segments.longest
-    grouped = len(key_GSD) != len(query_HSD)
-    seen = (-1 if window is None else window - 1, 0)  # of those before a token, and of those after it
-    out = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=seen, enable_gqa=grouped)
-    assert isinstance(out, Tensor)
+
+class _Along(torch.autograd.Function):
+    # Not indexing: its gradient is added up token by token, on CPUs one call each, and in bfloat16 rounded once per branch.
+
+    @staticmethod
+    def forward(ctx: Any, x_GSD: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
+        ctx.pieces, ctx.shape = pieces, x_GSD.shape
+        return torch.cat([x_GSD[:, start:end] for start, end in pieces], 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_GKD: Tensor) -> tuple[Tensor, None]:
+        sums_GSD = grad_GKD.new_zeros(ctx.shape, dtype=torch.promote_types(grad_GKD.dtype, torch.float32))
+        at = 0
+        for start, end in ctx.pieces:
+            sums_GSD[:, start:end] += grad_GKD[:, at : at + end - start]
+            at += end - start
+        return sums_GSD.to(grad_GKD.dtype), None
+
+
+def _one_kernel(
+    query_HSD: Tensor, key_GKD: Tensor, value_GKD: Tensor, segments: Segments, scaling: float | None, window: int | None
+) -> Tensor:
+    q, k, v = (x.transpose(0, 1) for x in (query_HSD, key_GKD, value_GKD))
+    out = variable_lengths(
+        q, k, v, segments.starts_Q1, segments.key_starts_Q1, segments.longest_own, segments.longest, scaling, window
+    )
     return out.transpose(0, 1)
 
 
+def variable_lengths(
+    query_SHD: Tensor, key_KGD: Tensor, value_KGD: Tensor, starts_Q1: Tensor, key_starts_Q1: Tensor, longest_own: int,
+    longest: int, scaling: float | None, window: int | None,
+) -> Tensor:  # fmt: skip
+    """torch's variable-length FlashAttention, on CUDA, in bfloat16 or float16: the one place that calls it. Its documentation
+    does not say how fewer queries than keys are aligned: `sharing` asks the kernel itself before anything is shared."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    seen = (-1 if window is None else window - 1, 0)  # of those before a token, and of those after it
+    grouped = key_KGD.shape[1] != query_SHD.shape[1]
+    out = varlen_attn(
+        query_SHD, key_KGD, value_KGD, starts_Q1, key_starts_Q1, longest_own, longest, scale=scaling, window_size=seen,
+        enable_gqa=grouped,
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out
+
+
 def _one_by_one(
-    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None, window: int | None
+    query_HSD: Tensor, key_GKD: Tensor, value_GKD: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
     # Heads are repeated here: given grouped ones, kernels for float32 and for CPUs fall back to one that makes [tokens, tokens].
-    repeats = len(query_HSD) // len(key_GSD)
-    key_HSD, value_HSD = (x.repeat_interleave(repeats, 0) if repeats > 1 else x for x in (key_GSD, value_GSD))
-    parts = []
-    for start, end in pairwise(segments.starts):
-        q, k, v = (x[None, :, start:end] for x in (query_HSD, key_HSD, value_HSD))
-        if window is None or window >= end - start:
+    repeats = len(query_HSD) // len(key_GKD)
+    key_HKD, value_HKD = (x.repeat_interleave(repeats, 0) if repeats > 1 else x for x in (key_GKD, value_GKD))
+    parts: list[Tensor] = []
+    for (start, end), (first, last) in zip(pairwise(segments.starts), pairwise(segments.key_starts), strict=True):
+        q, k, v = query_HSD[None, :, start:end], key_HKD[None, :, first:last], value_HKD[None, :, first:last]
+        if end - start == last - first and (window is None or window >= last - first):
             parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)[0])
         else:
-            parts.extend(_through_window(q, k, v, scaling, window))
+            parts.extend(_in_tiles(q, k, v, scaling, window))
     return torch.cat(parts, 1)
 
 
-def _through_window(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int) -> Iterator[Tensor]:
-    """Of one sample, [1, H, T, D], a window of tokens at a time: each costs [window, 2 window], and not [T, T]."""
-    tokens = q.shape[2]
-    for first in range(0, tokens, window):
-        last, reached = min(first + window, tokens), max(0, first - window + 1)
-        away = torch.arange(first, last, device=q.device)[:, None] - torch.arange(reached, last, device=q.device)
-        mask = (away >= 0) & (away < window)
-        keys, values = k[:, :, reached:last], v[:, :, reached:last]
+def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Iterator[Tensor]:
+    """Of one segment, [1, H, T, D] queries, a tile or a window of them at a time: each costs [tile, keys that it sees]."""
+    tokens, before = q.shape[2], k.shape[2] - q.shape[2]
+    step = window or TILE
+    for first in range(0, tokens, step):
+        last = min(first + step, tokens)
+        reached = 0 if window is None else max(0, before + first - window + 1)
+        own = torch.arange(before + first, before + last, device=q.device)
+        away = own[:, None] - torch.arange(reached, before + last, device=q.device)
+        mask = (away >= 0) if window is None else (away >= 0) & (away < window)
+        keys, values = k[:, :, reached : before + last], v[:, :, reached : before + last]
         yield F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=mask, scale=scaling)[0]
 
 

@@ -135,17 +135,17 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
     before, other, sample = (torch.randint(vocabulary, (n,), generator=generator).tolist() for n in lengths)
     windows: list[int | None] = []
     try:
-        first_M = _score(engine, ranks, [before, sample], windows)
+        first_M = score_samples(engine, ranks, [before, sample], windows)
         _check_windows(lm, windows, name=name, longest=longest)
         if not first_M.isfinite().all():
             # Spoiled weights compare with nothing. The step's loss is no number either, and says so before any weight changes.
             log.warning("model %s: its log-probabilities are NaN or infinite; it could not be examined", name)
             return "its log-probabilities are NaN or infinite"
-        second_M = _score(engine, ranks, [other, sample])
+        second_M = score_samples(engine, ranks, [other, sample])
         why, ours_M = None, first_M
         leaked = float((first_M - second_M).abs().max())
         if not leaked <= bound:
-            again = float((_score(engine, ranks, [before, sample]) - first_M).abs().max())
+            again = float((score_samples(engine, ranks, [before, sample]) - first_M).abs().max())
             if not again <= max(bound, apart):
                 raise ConfigError(
                     f"model {name}: the same tokens get other log-probabilities in the next pass (by up to {again:.3g} nats): "
@@ -156,7 +156,7 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
         elif _rope_kinds(lm.config) & BY_LENGTH:
             why = "its rotary embedding depends on the longest sample of a call"
         if why is not None:
-            ours_M = _score(engine, ranks, [sample])
+            ours_M = score_samples(engine, ranks, [sample])
         plain_M = _score_plainly(engine, ranks, sample)
     except (BadBatch, AttributeError, KeyError, TypeError, ValueError) as error:
         what = error if isinstance(error, BadBatch) else f"a forward pass fails: {type(error).__name__}: {error}"
@@ -196,19 +196,27 @@ def _rope_kinds(config: Any) -> set[str]:
     return {str(one.get("rope_type") or one.get("type")) for one in [given, *by_layer]}
 
 
-def _score(
-    engine: Any, ranks: Ranks, samples: Sequence[Sequence[int]], windows: list[int | None] | None = None
+def score_samples(
+    engine: Any,
+    ranks: Ranks,
+    samples: Sequence[Sequence[int]],
+    windows: list[int | None] | None = None,
+    *,
+    share: bool = False,
 ) -> Tensor:
-    """Of the last sample, as in a step: packed, and cut for ranks that share. windows: filled with what attention is told."""
+    """Log-probabilities of the last sample, as in a step: packed, and cut for ranks that share. float32 [M]. A collective.
+
+    Args: windows: filled with what attention is told. share: samples share what they begin alike with.
+    """
     rows = [all_trained(ids) for ids in samples]
-    packed = collate(rows, {"probe": 0.0}, [0.0] * len(rows)).to(ranks.device)
-    share = take_share(packed, ranks=ranks.sequence_size, rank=ranks.sequence_rank, group=ranks.sequence)
-    segments = share.segments if windows is None else replace(share.segments, windows=windows)
+    packed = collate(rows, {"probe": 0.0}, [0.0] * len(rows), share=share).to(ranks.device)
+    part = take_share(packed, ranks=ranks.sequence_size, rank=ranks.sequence_rank, group=ranks.sequence)
+    segments = part.segments if windows is None else replace(part.segments, windows=windows)
     with _passing(engine):
-        mine_n = engine(share.packed, segments, 1)[0].float().cpu()
+        mine_n = engine(part.packed, segments, 1)[0].float().cpu()
     found_N = torch.zeros(len(packed.targets_N))
     if ranks.pack == 0:  # all packs score the same tokens, since all must make the call
-        found_N[share.chosen.cpu()] = mine_n
+        found_N[part.chosen.cpu()] = mine_n
     return ranks.add(found_N)[1 - len(samples[-1]) :]
 
 

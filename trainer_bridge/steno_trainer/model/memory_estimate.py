@@ -11,15 +11,17 @@ time:
     gathered     live parameters and buckets of the DeepSpeed configuration; the head with its gradient, 8 V H
     states       2 L H t     what activation checkpointing keeps; 0 with activation_offload; and 16 H t after the last layer
     layer        what one layer keeps when it is computed again, and its gradients
+    paths        64 K t   keys and values along the paths of samples that begin alike, and their gradients
     chunk        12 C V      logits of one chunk, a few times over
     nccl                     of the first rank, with that transport: vLLM's packing buffers, and gathered buckets on their way
 
 Of a mixture of experts all experts count. A model of another kind than `KINDS`, whose parameters would not be as many, is
 refused.
 
-t tokens of a micro-batch on this GPU (of a sample over sequence_parallel), L layers, H hidden size, V vocabulary, C
-chunk_tokens. What one layer keeps was counted on transformers' own (tests); the rest follows from what is allocated. Kernels'
-workspaces, NCCL and fragmentation are a flat reserve. An estimate: leave room, and look at `memory/peak_bytes` of the first step.
+t tokens of a micro-batch on this GPU (of a sample over sequence_parallel), L layers, H hidden size, V vocabulary, K key heads x
+head size, C chunk_tokens. Paths are at most `PATHS` (8) times as long as what is computed; where nothing is shared, none are.
+What one layer keeps was counted on transformers' own (tests); the rest follows from what is allocated. Kernels' workspaces, NCCL
+and fragmentation are a flat reserve. An estimate: leave room, and look at `memory/peak_bytes` of the first step.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from steno.contracts.errors import ConfigError
+from steno_trainer.packing.plan import PATHS
 
 GIB = 2**30
 RESERVE_BYTES = 3 * GIB
@@ -183,6 +186,8 @@ def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample
         # And what is between the last layer and the loss, in bfloat16: normed in float32, trained positions, gradients.
         "states": (0.0 if options.activation_offload else states) + 16.0 * shape.hidden * tokens,
         "layer": per_token * tokens + 4.0 * shape.layer_parameters,
+        # Each sample's, in bfloat16, for one layer at a time.
+        "paths": 8.0 * PATHS * shape.key_heads * shape.head_size * tokens,
         "chunk": 12.0 * options.chunk_tokens * shape.vocabulary,
         "nccl": _sending_bytes(shape) if options.nccl else 0.0,
         "reserve": float(RESERVE_BYTES),
@@ -252,7 +257,7 @@ def table(machine: Machine = Machine()) -> str:
             longest = longest_sample(shape, machine, options)
             host = estimate(shape, machine, options, longest).host
             static = found["weights"] + found["gradients"] + found["optimizer"]
-            per_kilo = found["states"] + found["layer"] - 4.0 * shape.layer_parameters
+            per_kilo = found["states"] + found["layer"] + found["paths"] - 4.0 * shape.layer_parameters
             cells = (
                 f"{model} (`{name}`)", extra, *(_gib(b) for b in (static, found["gathered"], found["chunk"], per_kilo, host)),
                 f"{longest:,}" if longest else "does not fit",

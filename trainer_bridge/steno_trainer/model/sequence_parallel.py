@@ -32,12 +32,14 @@ class RankShare:
 def take_share(packed: PackedBatch, *, ranks: int = 1, rank: int = 0, group: Any = None) -> RankShare:
     """The part of the rank-th of `ranks`. The end is padded with a sample of its own, so that parts are equally long."""
     starts_Q1, ids_1S, positions_1S = packed.starts_Q1, packed.input_ids_1S, packed.position_ids_1S
+    paths = packed.paths
     missing = -ids_1S.shape[1] % ranks
     if missing:
         ids_1S = F.pad(ids_1S, (0, missing))
         positions_1S = torch.cat([positions_1S, torch.arange(missing, device=ids_1S.device)[None]], 1)
         starts_Q1 = torch.cat([starts_Q1, starts_Q1[-1:] + missing])
-    segments = Segments(tuple(starts_Q1.tolist()), starts_Q1, group)
+        paths = (*paths, ())
+    segments = Segments(tuple(starts_Q1.tolist()), starts_Q1, paths, group)
     length = ids_1S.shape[1] // ranks
     first = rank * length
     chosen = ((packed.predictor_N >= first) & (packed.predictor_N < first + length)).nonzero()[:, 0]
@@ -46,6 +48,7 @@ def take_share(packed: PackedBatch, *, ranks: int = 1, rank: int = 0, group: Any
         input_ids_1S=ids_1S[:, first : first + length],
         position_ids_1S=positions_1S[:, first : first + length],
         starts_Q1=starts_Q1,
+        paths=paths,
         predictor_N=packed.predictor_N[chosen] - first,
         **{name: getattr(packed, name)[chosen] for name in BY_TOKEN},
     )

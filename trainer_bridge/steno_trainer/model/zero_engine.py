@@ -22,6 +22,7 @@ from steno_trainer.model.coverage import examine
 from steno_trainer.model.deepspeed_config import deepspeed_config, reference_config, start_deepspeed
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
 from steno_trainer.model.sequence_parallel import RankShare
+from steno_trainer.model.sharing import why_not_shared
 from steno_trainer.model.sizes import full_numel
 from steno_trainer.packing.plan import CostModel
 
@@ -29,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 class PolicyEngine:
-    """ranks, cost, alone (whether each sample gets a call of its own) and context_tokens (the longest sample that the model
-    takes) are the run's; `deepspeed` and `reference` are DeepSpeed's engines, `lm` the transformers model (its parameters are
-    partitioned)."""
+    """ranks, cost, alone (whether each sample gets a call of its own), shares (whether samples share the tokens that they begin
+    alike with) and context_tokens (the longest sample that the model takes) are the run's; `deepspeed` and `reference` are
+    DeepSpeed's engines, `lm` the transformers model (its parameters are partitioned)."""
 
     def __init__(
         self, ranks: Ranks, settings: TrainerSettings, deepspeed: Any, reference: Any | None, cost: CostModel
@@ -42,6 +43,7 @@ class PolicyEngine:
         self.reference = reference
         self.cost = cost
         self.alone = False
+        self.shares = True
 
     @classmethod
     def open(cls, settings: TrainerSettings, ranks: Ranks) -> PolicyEngine:
@@ -70,15 +72,20 @@ class PolicyEngine:
         return engine
 
     def _examine(self) -> None:
-        """Set `alone`. A collective. Raises: ConfigError: a model is not covered."""
+        """Set `alone` and `shares`. A collective. Raises: ConfigError: a model is not covered."""
         asked = [(self.deepspeed, self.settings.model)]
         if self.reference is not None:
             asked.append((self.reference, self.settings.reference or self.settings.model))
         for model, name in asked:
-            found = examine(
-                model, self.ranks, name=name, precision=self.settings.precision, longest=self.context_tokens
-            )
-            self.alone |= found is not None
+            precision, longest = self.settings.precision, self.context_tokens
+            if examine(model, self.ranks, name=name, precision=precision, longest=longest) is not None:
+                self.alone, self.shares = True, False
+                continue
+            why = why_not_shared(model, self.ranks, name=name, precision=precision, longest=longest)
+            if why is not None:
+                self.shares = False
+                if self.ranks.first:
+                    log.warning("model %s: samples do not share the tokens that they begin alike with: %s", name, why)
         if self.reference is not None:
             self.reference.module.eval()
 

@@ -1,9 +1,15 @@
-"""Rows into the tensors of one micro-batch, packed: samples end to end without padding, as the plan says.
+"""Rows into the tensors of one micro-batch, packed: segments of tries end to end without padding, as the plan says.
+
+A token that several rows begin with is there once, whoever sampled it. A segment is what a row brings that those before it (in
+the forest's order) have not; it sees itself and the path that leads to it. What shares nothing is a segment of its own that
+nothing leads to, and a row that goes on where the one before it ends is of the same segment.
 
 A causal model's state at position p predicts the token at p + 1, so what the head must look at are the positions before the
 trained tokens, and only those: everything that a loss needs is a list of N trained tokens, not a mask over all of them.
 
-Shapes: 1 batch, S packed tokens, N trained tokens, Q samples.
+Two rows may train the same token, each with its own advantage: it is then twice in that list, at one position.
+
+Shapes: 1 batch, S packed tokens, N trained tokens, Q segments.
 """
 
 from __future__ import annotations
@@ -20,24 +26,32 @@ from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.rows import TrainingRow
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.ratios import RatioLevel
+from steno_trainer.packing.forest import Forest
 
 DUMMY_TOKENS = 2
 """Length of an empty micro-batch: the least that has a position before another one."""
 
 
+Range = tuple[int, int]
+"""Of positions in S: the first, and the one after the last."""
+
+
 @dataclass(frozen=True)
 class PackedBatch:
-    """input_ids_1S int64; position_ids_1S int64, starting from 0 in each sample; starts_Q1 int32: where each sample starts, and
-    S last (what variable-length attention asks for: samples must not see each other).
+    """input_ids_1S int64; position_ids_1S int64, counted from the start of the samples that a token is of; starts_Q1 int32: where
+    each segment starts, and S last (what variable-length attention asks for: samples must not see each other). paths: of each
+    segment, what leads to its first token, in order; none: nothing does.
 
-    Of the trained tokens: predictor_N int64, the position in S whose state predicts it; targets_N int64; sampling_logprobs_N,
-    temperatures_N, advantages_N, weights_N float32; version_N int64, index into `versions`. All finite. N is 0 in a dummy.
-    sequence_N int64: which of `sequences` a token is of (what has one importance ratio); sequence_tokens_N int64: of how many.
+    Of the trained tokens, in the order of rows: predictor_N int64, the position in S whose state predicts it; targets_N int64;
+    sampling_logprobs_N, temperatures_N, advantages_N, weights_N float32; version_N int64, index into `versions`. All finite. N is
+    0 in a dummy. sequence_N int64: which of `sequences` a token is of (what has one importance ratio); sequence_tokens_N int64:
+    of how many.
     """
 
     input_ids_1S: Tensor
     position_ids_1S: Tensor
     starts_Q1: Tensor
+    paths: tuple[tuple[Range, ...], ...]
     predictor_N: Tensor
     targets_N: Tensor
     sampling_logprobs_N: Tensor
@@ -66,11 +80,13 @@ def collate(
     advantages: Mapping[str, float],
     weights: Sequence[float],
     level: RatioLevel = RatioLevel.TOKEN,
+    *,
+    share: bool = False,
 ) -> PackedBatch:
     """One micro-batch. No rows: a dummy, which runs like any other and trains nothing.
 
     Args: advantages: by trial id, of every row's trial. weights: of the rows, from `aggregation.token_weights`. level: what has
-        one importance ratio.
+        one importance ratio. share: compute what rows begin alike with once; else each row is a segment.
     Raises: BadBatch: a row whose trial has no advantage; not as many weights as rows.
     """
     if len(weights) != len(rows):
@@ -78,8 +94,8 @@ def collate(
     missing = sorted({row.trial_id for row in rows} - advantages.keys())
     if missing:
         raise BadBatch(f"no advantage for trial {', '.join(missing)}")
-    lengths = [row.tokens for row in rows] or [DUMMY_TOKENS]
-    starts = [0, *accumulate(lengths)]
+    starts = [0, *accumulate(row.tokens for row in rows)]
+    trie = _trie(rows, share)
     versions = tuple(sorted({version for row in rows for version in row.versions}))
     trained = [row.loss_mask_T.nonzero()[:, 0] for row in rows]
     counts = [len(positions) for positions in trained]
@@ -95,10 +111,11 @@ def collate(
     _, sequence_N, tokens_Q = torch.unique_consecutive(numbers_N, return_inverse=True, return_counts=True)
     renumbered = [torch.tensor([versions.index(version) for version in row.versions]) for row in rows]
     return PackedBatch(
-        input_ids_1S=_cat([row.token_ids_T for row in rows] or [torch.zeros(DUMMY_TOKENS, dtype=torch.int64)])[None],
-        position_ids_1S=_cat([torch.arange(length) for length in lengths])[None],
-        starts_Q1=torch.tensor(starts, dtype=torch.int32),
-        predictor_N=_cat([where - 1 + start for where, start in zip(trained, starts, strict=False)]),
+        input_ids_1S=_cat(trie.ids)[None],
+        position_ids_1S=_cat(trie.positions)[None],
+        starts_Q1=torch.tensor(trie.starts, dtype=torch.int32),
+        paths=tuple(trie.paths),
+        predictor_N=_cat([found[where - 1] for found, where in zip(trie.found, trained, strict=True)]),
         targets_N=picked("token_ids_T", torch.int64),
         sampling_logprobs_N=picked("sampling_logprobs_T", torch.float32),
         temperatures_N=picked("temperatures_T", torch.float32),
@@ -110,6 +127,54 @@ def collate(
         sequences=len(tokens_Q),
         versions=versions,
     )
+
+
+@dataclass
+class _Trie:
+    """Segments, as they are laid out. found: of each row, int64 [T], where in S its tokens are."""
+
+    ids: list[Tensor]
+    positions: list[Tensor]
+    starts: list[int]
+    paths: list[tuple[Range, ...]]
+    found: list[Tensor]
+
+
+def _trie(rows: Sequence[TrainingRow], share: bool) -> _Trie:
+    if not rows:
+        empty = torch.zeros(DUMMY_TOKENS, dtype=torch.int64)
+        return _Trie([empty], [torch.arange(DUMMY_TOKENS)], [0, DUMMY_TOKENS], [()], [])
+    forest = Forest.of([row.token_ids_T.numpy() for row in rows]) if share else Forest.apart(len(rows))
+    made = _Trie([], [], [0], [], [torch.empty(0)] * len(rows))
+    last = torch.empty(0, dtype=torch.int64)  # where the tokens of the row before are
+    path: list[Range] = []  # the same as ranges
+    for i, shared in zip(forest.order, forest.shared, strict=True):
+        row, end = rows[i], made.starts[-1]
+        new = row.tokens - shared
+        goes_on = 0 < shared == len(last)  # the row before is a part of this one
+        made.found[i] = last = torch.cat([last[:shared], torch.arange(end, end + new)])
+        path = _first(path, shared)
+        if new:
+            made.ids.append(row.token_ids_T[shared:])
+            made.positions.append(torch.arange(shared, row.tokens))
+            if goes_on and path[-1][1] == end:
+                made.starts[-1] = end + new
+                path = [*path[:-1], (path[-1][0], end + new)]
+            else:
+                made.starts.append(end + new)
+                made.paths.append(tuple(path))
+                path = [*path, (end, end + new)]
+    return made
+
+
+def _first(path: Sequence[Range], tokens: int) -> list[Range]:
+    """Of a path its first tokens."""
+    found: list[Range] = []
+    for start, end in path:
+        if tokens > 0:
+            found.append((start, min(end, start + tokens)))
+        tokens -= end - start
+    return found
 
 
 def book(packed: PackedBatch, mismatch_masked_N: Tensor, ledger: Ledger) -> None:

@@ -29,12 +29,21 @@ from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, polic
 from steno_trainer.objective.mismatch import Correction, Mismatch
 from steno_trainer.objective.ratios import CLIP, RatioLevel, Sequences
 from steno_trainer.packing.collate import collate
-from steno_trainer.packing.plan import PackingItem, PackingPlan
-from steno_trainer.step.step_plan import Layout, OptimizerPass, StepBatch, StepOrders, draw_up
+from steno_trainer.packing.plan import CostModel, Size
+from steno_trainer.step.step_plan import (
+    Layout,
+    OptimizerPass,
+    StepBatch,
+    StepOrders,
+    draw_up,
+    forest_of,
+    packing_items,
+)
 
 SCALARS = (
     "loss", "optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped_passes", "pack/balance", "pack/fill",
-    "pack/micro_batches", "throughput/tokens_per_s", "throughput/mfu", "time/score_s", "time/train_s", "memory/peak_bytes",
+    "pack/micro_batches", "compute/unique_tokens", "compute/repeated_tokens", "throughput/tokens_per_s", "throughput/mfu",
+    "time/score_s", "time/train_s", "memory/peak_bytes",
 )  # fmt: skip
 """What a step reports besides the loss's own metrics (`loss.MEANS`, `loss.MAXIMA`). What each one means: docs/objective.md."""
 
@@ -118,6 +127,7 @@ class Stepper:
         orders = StepOrders.decode(self.ranks.share(drawn.encode() if drawn is not None else None))
         rows = orders.rows()
         orders.check(rows)
+        work = Work.of(orders, rows, self.engine.cost)
         started = time.perf_counter()
         reference_N = self._score(orders, rows, reference=True) if self.engine.reference is not None else None
         # With a single optimizer step the policy at its start is the policy itself, and the ratio is 1.
@@ -161,8 +171,8 @@ class Stepper:
         metrics |= {
             "optimizer/learning_rate": rate,
             "optimizer/skipped_passes": float(len(orders.passes) - len(totals)),
-            **_packing(orders, rows, self._layout),
-            **self._costs(orders, rows, scored - started, ended - scored),
+            **_packing(work, self._layout),
+            **self._costs(work, scored - started, ended - scored),
         }
         groups = {rows[i].group_id: why for i, why in poisoned.items()}
         booked = _booked(rows, slots, taken_out_N, poisoned)
@@ -214,7 +224,7 @@ class Stepper:
         return self.ranks.add(scored_N)
 
     def _share(self, rows: Sequence[TrainingRow], orders: StepOrders, weights: Sequence[float]) -> RankShare:
-        packed = collate(rows, orders.advantages, weights, self._level).to(self.ranks.device)
+        packed = collate(rows, orders.advantages, weights, self._level, share=orders.share).to(self.ranks.device)
         return take_share(
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
         )
@@ -224,26 +234,53 @@ class Stepper:
         both = self.ranks.add(torch.cat([sums.means_M2.flatten(), torch.tensor([sums.loss], dtype=torch.float64)]))
         return _Sums(float(both[-1]), both[:-1].view_as(sums.means_M2), self.ranks.maximum(sums.maxima_X))
 
-    def _costs(
-        self, orders: StepOrders, rows: Sequence[TrainingRow], score_s: float, train_s: float
-    ) -> dict[str, float]:
+    def _costs(self, work: Work, score_s: float, train_s: float) -> dict[str, float]:
         """Times of the slowest rank; tokens/s and MFU of the passes, forward and backward, over all devices."""
         cuda = self.ranks.device.type == "cuda"
         peak = float(torch.cuda.max_memory_allocated() if cuda else getrusage(RUSAGE_SELF).ru_maxrss * 1024)
         score_s, train_s, peak = self.ranks.maximum(
             torch.tensor([score_s, train_s, peak], dtype=torch.float64)
         ).tolist()
-        tokens = sum(rows[i].tokens for part in orders.passes for i in part.rows)
-        flops = sum(
-            self.engine.cost.flops(PackingItem(rows[i].tokens, rows[i].trained_tokens))
-            for part in orders.passes
-            for i in part.rows
-        )
-        found = {"time/score_s": score_s, "time/train_s": train_s, "throughput/tokens_per_s": tokens / train_s}
+        found = {
+            "time/score_s": score_s,
+            "time/train_s": train_s,
+            "throughput/tokens_per_s": work.path_tokens / train_s,
+        }
         tflops = self.settings.peak_tflops or (_peak_tflops(torch.cuda.get_device_name()) if cuda else None)
         if tflops is not None:
-            found["throughput/mfu"] = flops / train_s / (tflops * 1e12 * self.ranks.size)
+            found["throughput/mfu"] = work.flops / train_s / (tflops * 1e12 * self.ranks.size)
         return found | {"memory/peak_bytes": peak}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of all passes of a step, without dummies. path_tokens: of their samples; unique_tokens: as many if each were computed once;
+    tokens: that are computed; flops: of these. balance: the mean over passes. micro_batches: of each rank."""
+
+    path_tokens: int
+    unique_tokens: int
+    tokens: int
+    flops: float
+    balance: float
+    micro_batches: int
+
+    @classmethod
+    def of(cls, orders: StepOrders, rows: Sequence[TrainingRow], cost: CostModel) -> Work:
+        items, forest = packing_items(rows), forest_of(rows, orders.share)
+        sizes, flops, balances = [], 0.0, []
+        for part in orders.passes:
+            mine, here = [items[i] for i in part.rows], forest.only(part.rows)
+            sizes.append(Size.of(range(len(mine)), mine, here))
+            flops += sum(map(sum, part.plan.flops(mine, here, cost)))
+            balances.append(part.plan.balance(mine, here, cost))
+        return cls(
+            path_tokens=sum(size.paths for size in sizes),
+            unique_tokens=sum(size.tokens for size in sizes),
+            tokens=sum(part.plan.tokens for part in orders.passes),
+            flops=flops,
+            balance=sum(balances) / len(balances),
+            micro_batches=sum(len(part.plan.chunks) for part in orders.passes),
+        )
 
 
 def objective_of(settings: TrainerSettings) -> Objective:
@@ -269,6 +306,7 @@ def _layout(settings: TrainerSettings, engine: PolicyEngine) -> Layout:
         epochs=settings.epochs,
         mini_batches=settings.mini_batches,
         alone=engine.alone,
+        share=engine.shares,
     )
 
 
@@ -286,19 +324,15 @@ def _picked(values_N: Tensor | None, where: Tensor, like: Tensor) -> Tensor | No
     return None if values_N is None else values_N[where].to(like.device)
 
 
-def _packing(orders: StepOrders, rows: Sequence[TrainingRow], layout: Layout) -> dict[str, float]:
-    """Over all passes: how even the work is among ranks, how full micro-batches are, how many a rank runs."""
-    micro_batches = sum(len(part.plan.chunks) for part in orders.passes)
-    tokens = sum(rows[i].tokens for part in orders.passes for i in part.rows)
-
-    def balance(part: OptimizerPass) -> float:
-        plan: PackingPlan = part.plan
-        return plan.balance([PackingItem(rows[i].tokens, rows[i].trained_tokens) for i in part.rows], layout.cost)
-
+def _packing(work: Work, layout: Layout) -> dict[str, float]:
+    """Over all passes: how even the work is among ranks, how full micro-batches are, how many a rank runs, and how often tokens
+    that samples share are computed."""
     return {
-        "pack/balance": sum(map(balance, orders.passes)) / len(orders.passes),
-        "pack/fill": tokens / (micro_batches * layout.packs * layout.budget_tokens),
-        "pack/micro_batches": float(micro_batches),
+        "pack/balance": work.balance,
+        "pack/fill": work.tokens / (work.micro_batches * layout.packs * layout.budget_tokens),
+        "pack/micro_batches": float(work.micro_batches),
+        "compute/unique_tokens": float(work.unique_tokens),
+        "compute/repeated_tokens": float(work.tokens - work.unique_tokens),
     }
 
 

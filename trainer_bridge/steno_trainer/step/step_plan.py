@@ -22,6 +22,7 @@ from steno_trainer.data.rows import TrainingRow, drop_groups
 from steno_trainer.data.staleness import StalenessVerdict
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.aggregation import Aggregation, SampleShare, SilentTotals, token_weights
+from steno_trainer.packing.forest import Forest
 from steno_trainer.packing.plan import CostModel, PackingItem, PackingPlan, plan_step
 
 
@@ -37,7 +38,8 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is cut. packs: micro-batches that run at once. alone: one sample each. The rest as in the settings."""
+    """How a step is cut. packs: micro-batches that run at once. alone: one sample each. share: each token of a micro-batch is
+    computed once, whichever samples have it. The rest as in the settings."""
 
     packs: int
     budget_tokens: int
@@ -48,6 +50,7 @@ class Layout:
     epochs: int = 1
     mini_batches: int = 1
     alone: bool = False
+    share: bool = False
 
 
 class OptimizerPass(msgspec.Struct, frozen=True, array_like=True):
@@ -73,12 +76,14 @@ class SentRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOrders(msgspec.Struct, frozen=True, array_like=True):
-    """scoring: the plan by which log-probabilities are computed before the first pass, where some are needed."""
+    """scoring: the plan by which log-probabilities are computed before the first pass, where some are needed. share: as in the
+    layout."""
 
     sent: tuple[SentRow, ...]
     advantages: dict[str, float]
     passes: tuple[OptimizerPass, ...]
     scoring: PackingPlan
+    share: bool
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -97,10 +102,10 @@ class StepOrders(msgspec.Struct, frozen=True, array_like=True):
 
     def check(self, rows: Sequence[TrainingRow]) -> None:
         """Whether every plan is one of these rows. Raises: BadPlan."""
-        items = [_item(row) for row in rows]
-        self.scoring.check(items)
+        items, forest = packing_items(rows), forest_of(rows, self.share)
+        self.scoring.check(items, forest)
         for part in self.passes:
-            part.plan.check([items[i] for i in part.rows])
+            part.plan.check([items[i] for i in part.rows], forest.only(part.rows))
 
 
 def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> StepOrders:
@@ -117,21 +122,24 @@ def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> StepOrders:
     missing = sorted({row.trial_id for row in rows} - batch.advantages.keys())
     if missing:
         raise BadBatch(f"no advantage for trial {', '.join(missing)}")
+    share = layout.share and not layout.alone
+    items, forest = packing_items(rows), forest_of(rows, share)
     passes = []
     for epoch in range(layout.epochs):
         cut = _mini_batches(rows, layout.mini_batches, f"{seed}:{epoch}")
         silent = batch.silent.share(len(cut))
         for part in cut:
-            chosen = [rows[i] for i in part]
-            parts = [SampleShare(row.trial_id, row.trained_tokens) for row in chosen]
+            parts = [SampleShare(rows[i].trial_id, items[i].trained) for i in part]
             weights = token_weights(parts, layout.aggregation, layout.constant_tokens, silent)
-            passes.append(OptimizerPass(tuple(part), tuple(weights), _plan(chosen, layout)))
+            plan = _plan([items[i] for i in part], forest.only(part), layout)
+            passes.append(OptimizerPass(tuple(part), tuple(weights), plan))
     trials = {row.trial_id for row in rows}
     return StepOrders(
         sent=tuple(_sent(row) for row in rows),
         advantages={trial: batch.advantages[trial] for trial in sorted(trials)},
         passes=tuple(passes),
-        scoring=_plan(rows, layout),
+        scoring=_plan(items, forest, layout),
+        share=share,
     )
 
 
@@ -156,9 +164,10 @@ def make_batch(
     return StepBatch(drop_groups(rows, found.dropped, ledger), found.by_trial, silent), found.dropped
 
 
-def _plan(rows: Sequence[TrainingRow], layout: Layout) -> PackingPlan:
+def _plan(items: Sequence[PackingItem], forest: Forest, layout: Layout) -> PackingPlan:
     return plan_step(
-        [_item(row) for row in rows],
+        items,
+        forest,
         ranks=layout.packs,
         budget_tokens=layout.budget_tokens,
         chunk_tokens=layout.chunk_tokens,
@@ -167,8 +176,12 @@ def _plan(rows: Sequence[TrainingRow], layout: Layout) -> PackingPlan:
     )
 
 
-def _item(row: TrainingRow) -> PackingItem:
-    return PackingItem(row.tokens, row.trained_tokens)
+def packing_items(rows: Sequence[TrainingRow]) -> list[PackingItem]:
+    return [PackingItem(row.tokens, row.trained_tokens) for row in rows]
+
+
+def forest_of(rows: Sequence[TrainingRow], share: bool) -> Forest:
+    return Forest.of([row.token_ids_T.numpy() for row in rows]) if share else Forest.apart(len(rows))
 
 
 def _mini_batches(rows: Sequence[TrainingRow], count: int, seed: str) -> list[list[int]]:
