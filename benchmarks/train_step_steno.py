@@ -16,35 +16,37 @@ from steno_trainer.data.rows import TrainingRow
 from steno_trainer.data.staleness import StalenessVerdict
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.zero_engine import PolicyEngine
-from steno_trainer.step.step import Stepper
-from steno_trainer.step.step_plan import StepBatch
+from steno_trainer.step.step import Stepper, Work
+from steno_trainer.step.step_plan import StepBatch, draw_up
 
 
 def batch(job: dict[str, Any]) -> StepBatch:
     rows, advantages = [], {}
-    for number, (prompt, completion, trained, advantage) in enumerate(completions(job)):
+    for prompt, completion, trained, advantage, trial in completions(job):
         mask = torch.cat([torch.zeros(len(prompt), dtype=torch.bool), trained])
         rows.append(
             TrainingRow(
-                trial_id=f"t{number}", group_id="g",
+                trial_id=f"t{trial}", group_id="g",
                 token_ids_T=torch.cat([prompt, completion]), loss_mask_T=mask,
                 sampling_logprobs_T=torch.where(mask, -10.0, torch.nan), temperatures_T=torch.ones(len(mask)),
                 version_T=torch.where(mask, 0, -1), versions=("a/0",), verdict=StalenessVerdict(None),
             )
         )  # fmt: skip
-        advantages[f"t{number}"] = advantage
+        advantages[f"t{trial}"] = advantage
     return StepBatch(rows, advantages)
 
 
 def main(job: dict[str, Any]) -> None:
     settings = TrainerSettings(
         model=job["model"], precision="float32", learning_rate=1e-6, max_grad_norm=1.0, mismatch="off",
-        micro_batch_tokens=job["prompt"] + max(job["completions"]),
+        micro_batch_tokens=job["micro_batch_tokens"],
     )  # fmt: skip
     ranks = Ranks.open("cpu")
-    stepper = Stepper(PolicyEngine.open(settings, ranks))
+    engine = PolicyEngine.open(settings, ranks)
+    engine.shares &= job.get("share", True)
+    stepper = Stepper(engine)
     fixed = batch(job)
-    norms, seconds, cpu, rest = [], [], [], 0
+    norms, seconds, cpu, rest, metrics = [], [], [], 0, {}
     for number in range(job["steps"] + 1):
         if number == 1:
             rest = forget_peak()
@@ -52,8 +54,15 @@ def main(job: dict[str, Any]) -> None:
         report = stepper.step(fixed)
         seconds.append(time.perf_counter() - started)
         cpu.append(time.process_time() - spent)
-        norms.append(report.metrics["optimizer/grad_norm"])
+        metrics = report.metrics
+        norms.append(metrics["optimizer/grad_norm"])
+    orders = draw_up(fixed, stepper._layout, seed="0")
+    work = Work.of(orders, list(fixed.rows), engine.cost)
     found = {
+        "unique_tokens": metrics["compute/unique_tokens"],
+        "computed_tokens": work.tokens,
+        "path_tokens": work.path_tokens,
+        "flops": work.flops,
         "step_s": statistics.median(seconds[1:]),
         "cpu_s": statistics.median(cpu[1:]),
         "seconds": seconds,

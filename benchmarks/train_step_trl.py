@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo.packing import TreeRow
 
 from benchmarks.train_step_batch import completions, forget_peak, peak
 
@@ -25,16 +26,16 @@ class Fixed(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         samples = completions(self.job)
         pad = torch.nn.utils.rnn.pad_sequence
-        real = [torch.ones(len(completion), dtype=torch.long) for _, completion, _, _ in samples]
-        prompts = torch.stack([prompt for prompt, _, _, _ in samples])
+        real = [torch.ones(len(sample.completion), dtype=torch.long) for sample in samples]
+        prompts = torch.stack([sample.prompt for sample in samples])
         return {
             "prompt_ids": prompts,
             "prompt_mask": torch.ones_like(prompts),
-            "completion_ids": pad([completion for _, completion, _, _ in samples], batch_first=True),
+            "completion_ids": pad([sample.completion for sample in samples], batch_first=True),
             "completion_mask": pad(real, batch_first=True),
-            "tool_mask": pad([trained.long() for _, _, trained, _ in samples], batch_first=True),
-            "advantages": torch.tensor([advantage for _, _, _, advantage in samples]),
-            "num_items_in_batch": torch.tensor(sum(int(trained.sum()) for _, _, trained, _ in samples)),
+            "tool_mask": pad([sample.trained.long() for sample in samples], batch_first=True),
+            "advantages": torch.tensor([sample.advantage for sample in samples]),
+            "num_items_in_batch": torch.tensor(sum(int(sample.trained.sum()) for sample in samples)),
         }
 
 
@@ -55,15 +56,26 @@ class Clock(TrainerCallback):
         self.cpu.append(time.process_time() - self._spent)
 
 
+def tree_tokens(job: dict[str, Any]) -> int:
+    """How many tokens AsyncGRPO would compute of the batch, as one row."""
+    row = TreeRow()
+    for sample in completions(job):
+        ids = torch.cat([sample.prompt, sample.completion])
+        mask = torch.cat([torch.zeros(len(sample.prompt), dtype=torch.bool), sample.trained])
+        row.add({"input_ids": ids, "completion_mask": mask, "group_id": 0})
+    return len(row.tokens)
+
+
 def main(job: dict[str, Any]) -> None:
-    count = len(job["completions"])
+    samples = completions(job)
+    count = len(samples)
     arguments = GRPOConfig(
         output_dir=f"{job['folder']}/trl", use_cpu=True, bf16=False, seed=0, max_steps=job["steps"] + 1,
         per_device_train_batch_size=1, gradient_accumulation_steps=count, num_generations=count,
         learning_rate=1e-6, lr_scheduler_type="constant", adam_beta2=0.95, max_grad_norm=1.0, beta=0.0,
         loss_type="dapo", epsilon=0.2, epsilon_high=0.28, temperature=1.0, gradient_checkpointing=True,
-        max_completion_length=max(job["completions"]), logging_steps=1, save_strategy="no", report_to="none",
-        disable_tqdm=True, mask_truncated_completions=False,
+        max_completion_length=max(len(sample.completion) for sample in samples), logging_steps=1, save_strategy="no",
+        report_to="none", disable_tqdm=True, mask_truncated_completions=False,
     )  # fmt: skip
     clock = Clock()
     trainer = Fixed(
@@ -78,6 +90,7 @@ def main(job: dict[str, Any]) -> None:
     trainer.train()
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
     found = {
+        "tree_tokens": tree_tokens(job),
         "step_s": statistics.median(clock.seconds[1:]),
         "cpu_s": statistics.median(clock.cpu[1:]),
         "seconds": clock.seconds,
