@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steno.client.client import AsyncClient, Client
     from steno.contracts.errors import StenoError
     from steno.contracts.leases import Lease, LeaseRequest
-    from steno.contracts.records import Group, Limits, Sample, SamplingPolicy, Session, Turn
+    from steno.contracts.records import ForkOf, Group, Limits, Sample, SamplingPolicy, Session, Turn
     from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
     from steno.contracts.training_steps import PostedAnnotation, TrainingStep
 
@@ -28,7 +28,7 @@ _WHERE = {
     "steno.client.client": ("AsyncClient", "Client"),
     "steno.contracts.errors": ("StenoError",),
     "steno.contracts.leases": ("Lease", "LeaseRequest"),
-    "steno.contracts.records": ("Group", "Limits", "Sample", "SamplingPolicy", "Session", "Turn"),
+    "steno.contracts.records": ("ForkOf", "Group", "Limits", "Sample", "SamplingPolicy", "Session", "Turn"),
     "steno.contracts.rest": ("Completion", "GroupSpec", "SessionSpec", "Trial"),
     "steno.contracts.training_steps": ("PostedAnnotation", "TrainingStep"),
 }
@@ -36,6 +36,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Completion",
+    "ForkOf",
     "Group",
     "GroupSpec",
     "Lease",

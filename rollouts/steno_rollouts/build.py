@@ -158,6 +158,7 @@ class Prepared:
             deadline_s=settings.deadline_s,
             resumable=settings.run is not None,
             stop_after_failures=settings.stop_after_failures,
+            fork_of=settings.forked_from,
         )
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
         return Rollouts(client, runner, groups, admission=admission, in_hand=in_hand, observers=observers)

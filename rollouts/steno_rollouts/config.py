@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
+from steno.contracts.records import TRIAL_ID, USUALLY_DIFFER, ForkOf, MayDiffer
 from steno.contracts.rest import RUN_KEY
 from steno_rollouts.selection import Filter
 
@@ -59,6 +60,15 @@ class RolloutSettings(Settings):
         None, min_length=1, max_length=128,
         description="run that these groups belong to; the name of an earlier run continues it; unset: a new run",
     )  # fmt: skip
+    fork_of: str | None = Field(
+        None,
+        description="TRIAL_ID/TURN_ID of an ended trial: trials are told what is on record until that turn, and sampled after it",
+    )
+    fork_resample: bool = Field(False, description="sample that turn itself anew")
+    fork_may_differ: list[MayDiffer] = Field(
+        default_factory=lambda: list(USUALLY_DIFFER),
+        description="what trials may ask otherwise than was recorded",
+    )
     purpose: Literal["train", "eval"] = Field("train", description="groups for evaluation are never trained")
 
     # -- how
@@ -214,6 +224,14 @@ class RolloutSettings(Settings):
                 raise ValueError(error.message.removeprefix("filter: ")) from None
         return value
 
+    @field_validator("fork_of")
+    @classmethod
+    def _is_turn(cls, value: str | None) -> str | None:
+        trial_id, _, turn_id = (value or "").partition("/")
+        if value is not None and not (re.fullmatch(TRIAL_ID, trial_id) and 0 < len(turn_id) <= 64):
+            raise ValueError(f"got {value!r}, must be TRIAL_ID/TURN_ID, as `steno sessions show TRIAL_ID` names turns")
+        return value
+
     @field_validator("image", "forwarder_image")
     @classmethod
     def _is_image(cls, value: str | None) -> str | None:
@@ -258,6 +276,14 @@ class RolloutSettings(Settings):
     def keeps(self) -> Literal["failed", "all", "none"]:
         """`keep`; what Harbor writes of a trial stays, unless it is said otherwise."""
         return "all" if self.harbor is not None and "keep" not in self.model_fields_set else self.keep
+
+    @property
+    def forked_from(self) -> ForkOf | None:
+        """What every trial begins with."""
+        if self.fork_of is None:
+            return None
+        trial_id, _, turn_id = self.fork_of.partition("/")
+        return ForkOf(trial_id=trial_id, turn_id=turn_id, resample=self.fork_resample, may_differ=self.fork_may_differ)
 
     @property
     def is_run_key(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, NotFound, StenoError
-from steno.contracts.records import Limits, SamplingPolicy
+from steno.contracts.records import ForkOf, Limits, SamplingPolicy
 from steno.contracts.rest import GroupSpec, GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.first_turns import Begun, FirstTurns
@@ -51,7 +51,8 @@ class Planned:
 @dataclass(frozen=True)
 class GroupOptions:
     """What groups are registered with. resumable: trials that had not begun stay open when the rollouts are cancelled.
-    stop_after_failures: in a row, before a first turn (`first_turns.py`); 0: none stop the rollouts."""
+    stop_after_failures: in a row, before a first turn (`first_turns.py`); 0: none stop the rollouts. fork_of: what every trial
+    begins with."""
 
     run_id: str
     size: int
@@ -63,6 +64,7 @@ class GroupOptions:
     deadline_s: float | None = None
     resumable: bool = True
     stop_after_failures: int = 0
+    fork_of: ForkOf | None = None
 
 
 class Observer(Protocol):
@@ -248,10 +250,14 @@ class Rollouts:
             purpose=options.purpose,
             sampling=options.sampling,
             limits=options.limits,
+            # Not said where there is none: a proxy of an older release refuses what it does not know.
+            **({"fork_of": options.fork_of} if options.fork_of is not None else {}),
         )
         try:
             group = await self._client.create_group(spec)
         except Conflict as error:
+            if (error.field or "").startswith("fork_of"):
+                raise
             raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
         return group
 

@@ -11,6 +11,7 @@
     │   ├── Superseded               409     no      another trainer has taken over the run: this one must end
     │   └── TrainerAlive             409     no      the run's trainer was heard of just now; says when it may be taken over
     ├── Gone                         410     no      the session is completed or deleted
+    │   └── ReplayDiverged           410     no      a forked trial asked something else than its origin; ends the session
     ├── BodyTooLarge                 413     no      body over the configured bound
     ├── BudgetSpent                  403     no      the trial's own limit; ends the session
     ├── TooManyRequests              429     later   a rate, or a full queue
@@ -130,6 +131,12 @@ class TrainerAlive(Conflict):
 class Gone(StenoError):
     status = 410
     code = "session_closed"
+
+
+class ReplayDiverged(Gone):
+    """A forked trial asked what its origin was not asked, before the turn that it forks at. It has ended, and sampled nothing."""
+
+    code = "replay_diverged"
 
 
 class BodyTooLarge(StenoError):

@@ -115,6 +115,35 @@ class Limits(BaseModel):
     )
 
 
+class MayDiffer(StrEnum):
+    """What a forked trial may ask otherwise than was asked in its origin: texts are equal when they are with this left out."""
+
+    DATES = "dates"  # 2026-11-23, 2026-11-23T10:00:00Z, Nov 23, 2026, Monday, 23 November 2026, 10:00, 10:00:00.5
+    TEMPORARY_PATHS = "temporary_paths"  # below /tmp, /var/tmp, /private/tmp, /var/folders, /dev/shm
+    IDS = "ids"  # UUIDs; hexadecimal words of 7 and more with a digit and a letter; call_…, toolu_…, msg_… and the like
+    PATHS = "paths"  # every absolute path
+    NUMBERS = "numbers"  # every number
+
+
+USUALLY_DIFFER = (MayDiffer.DATES, MayDiffer.TEMPORARY_PATHS, MayDiffer.IDS)
+"""What no two runs of an agent ask alike."""
+
+
+class ForkOf(BaseModel):
+    """Where a forked trial begins: `turn_id` of an ended trial. What that was asked until then is answered from its record, and
+    what is asked after it is sampled.
+
+    resample: the turn itself is sampled anew; else it is the last one that is answered from the record.
+    may_differ: what of the trial's requests need not be as recorded.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    trial_id: str = Field(pattern=TRIAL_ID)
+    turn_id: str = Field(min_length=1, max_length=64)
+    resample: bool = False
+    may_differ: list[MayDiffer] = Field(default_factory=lambda: list(USUALLY_DIFFER), max_length=len(MayDiffer))
+
+
 SessionStatus = Literal["open", "completed", "aborted", "deleted"]
 
 
@@ -141,6 +170,7 @@ class Session(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
+    fork_of: ForkOf | None = Field(None, description="the recorded turn that this trial begins with")
     key_generation: int = Field(1, ge=1, description="of the agent's key; earlier ones open nothing any more")
     counts: Counts = Field(default_factory=Counts)
     created_at: float
@@ -164,6 +194,7 @@ class Group(BaseModel):
     purpose: Literal["train", "eval"] = "train"
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
+    fork_of: ForkOf | None = None
     trial_ids: list[str] = Field(default_factory=list)
     created_at: float
 
@@ -223,6 +254,9 @@ class Turn(BaseModel):
     annotation: what the trainer saw in its tokens, if it was told to say (`TurnAnnotation`).
     retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn
         takes the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.
+    replayed: it was answered from the turn of the same id in `Session.fork_of`, and nothing was sampled: the last so many of
+        new_prompt_ids are what that turn had sampled. None: it was not.
+    tokenizer: key of what its ids are of (`tokenizer_key`), in hex; "": its worker did not say, or an older release archived it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -240,6 +274,8 @@ class Turn(BaseModel):
     choice: int = 0
     retry_of: str | None = None
     superseded_by: str | None = None
+    replayed: int | None = None
+    tokenizer: str = ""
     policy: str = "default"
     new_prompt_ids: TokenIds = b""
     prompt_tokens: int = Field(0, description="whole prompt, ancestors included")

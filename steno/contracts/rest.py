@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from steno.contracts.json_limits import JsonObject, storable
-from steno.contracts.records import MAX_REWARD, TRIAL_ID, Group, Limits, Sample, SamplingPolicy, Session, Turn
+from steno.contracts.records import MAX_REWARD, TRIAL_ID, ForkOf, Group, Limits, Sample, SamplingPolicy, Session, Turn
 
 RUN_KEY = "rk-steno-"
 """What the key of a run begins with."""
@@ -19,7 +19,8 @@ RUN_KEY = "rk-steno-"
 class SessionSpec(BaseModel):
     """`POST /sessions` and `POST /sessions/{trial_id}`. Idempotent by trial_id; without one, a new id is made.
 
-    Of a trial that is on record, run_id, sampling and limits that are given must be its own (409); its metadata stays."""
+    Of a trial that is on record, run_id, sampling, limits and fork_of that are given must be its own (409); its metadata stays.
+    fork_of: an ended trial; sampling is its origin's where it is not given."""
 
     model_config = ConfigDict(extra="forbid")
     trial_id: str | None = Field(None, pattern=TRIAL_ID)
@@ -27,6 +28,7 @@ class SessionSpec(BaseModel):
     metadata: JsonObject = Field(default_factory=dict)
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
+    fork_of: ForkOf | None = None
 
 
 class GroupSpec(BaseModel):
@@ -43,6 +45,7 @@ class GroupSpec(BaseModel):
     purpose: Literal["train", "eval"] = "train"
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
+    fork_of: ForkOf | None = Field(None, description="every trial of the group begins with this recorded turn")
 
 
 class Trial(BaseModel):

@@ -42,6 +42,7 @@ class RecordingContract:
             messages=[{"role": "user", "content": "lone \ud800 surrogate, \u0000, 😀"}], reply={}, tools=[],
             call_ids={"toolu_x": "own", "other": ""}, options={"template_kwargs": {"enable_thinking": False}},
             thinking_kept=False, completion_ids=b"", sampling_logprobs=b"", timings={"queued": 0.1, "last_token": 0.30000004},
+            replayed=7, tokenizer="00ff" * 4,
         )  # fmt: skip
         await store.register(session("odd"))
         await store.commit("odd", odd, row(odd), now=1.0)

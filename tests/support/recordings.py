@@ -92,6 +92,7 @@ def row(turn: Turn, *, parent: int = -1) -> IndexRow:
         path_tokens=turn.prompt_tokens + turn.completion_tokens,
         own_call_ids=list(turn.call_ids.values()),
         completion_tokens=turn.completion_tokens,
+        tokenizer=bytes.fromhex(turn.tokenizer),
     )
 
 

@@ -10,9 +10,9 @@ import msgspec
 from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
-from steno.contracts.errors import BadRequest, StenoError
+from steno.contracts.errors import BadRequest, Conflict, StenoError
 from steno.contracts.leases import EPOCH_HEADER
-from steno.contracts.records import Session, readable
+from steno.contracts.records import ForkOf, Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, Trial
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
@@ -131,6 +131,24 @@ def trial(request: Request, session: Session) -> Trial:
     base = f"{base_url(request)}/{session.trial_id}"
     urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
     return Trial(session=session, urls=urls, api_key=found.keys.agent_key(session.trial_id, session.key_generation))
+
+
+async def origin_of(request: Request, fork: ForkOf) -> Session:
+    """The trial that a new one is forked from. Raises: NotFound, Gone, Conflict: it can't be forked there; StoreUnavailable."""
+    found = services(request)
+    session = await found.store.session(fork.trial_id)
+    if session.status == "open":
+        raise Conflict(
+            f"fork_of.trial_id: trial {fork.trial_id} is still open; only one that has ended can be forked",
+            field="fork_of.trial_id",
+        )
+    if "text_only" in session.marks:
+        raise Conflict(
+            f"fork_of.trial_id: trial {fork.trial_id} is text_only: it has no token ids to go on from",
+            field="fork_of.trial_id",
+        )
+    await found.recorder.origins.of(session, fork)
+    return session
 
 
 def base_url(request: Request) -> str:

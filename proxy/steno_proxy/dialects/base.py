@@ -64,7 +64,14 @@ class Choice:
 
     @classmethod
     def on_record(cls, index: int, turn: Turn) -> Choice:
-        """As it is told again. Texts of tokens are not on record (I6), so there are no log-probabilities."""
+        """As it is told again. Texts of tokens are not on record (I6), so there are no log-probabilities. What a turn said
+        that was told from another's record is the end of its new ids."""
+        if turn.replayed is not None:
+            said = len(turn.new_prompt_ids) - 4 * turn.replayed
+            turn = turn.model_copy(update={
+                "completion_ids": turn.new_prompt_ids[said:], "new_prompt_ids": turn.new_prompt_ids[:said],
+                "prompt_tokens": turn.prompt_tokens - turn.replayed,
+            })  # fmt: skip
         return cls(
             index=index,
             message=turn.reply,

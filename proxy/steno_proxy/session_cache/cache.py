@@ -16,10 +16,11 @@ from collections.abc import Callable
 import msgspec
 
 from steno.contracts.chat import Message
-from steno.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, StenoError, StoreUnavailable
+from steno.contracts.errors import BudgetSpent, Conflict, Gone, NotFound, ReplayDiverged, StenoError, StoreUnavailable
 from steno.contracts.records import OPEN, IndexRow, Session, Turn
 from steno_proxy import metrics
 from steno_proxy.auth.keys import check_generation
+from steno_proxy.session_cache.fork_origins import ForkOrigins
 from steno_proxy.session_cache.path_cache import PathCache
 from steno_proxy.session_cache.session_state import Recording, RunningRequest
 from steno_proxy.session_cache.store_capacity import StoreCapacity
@@ -58,6 +59,7 @@ class Recorder:
         self._recordings: OrderedDict[str, Recording] = OrderedDict()
         self._bytes = 0
         self._paths = PathCache()
+        self.origins = ForkOrigins(store)
         self._accounting: set[asyncio.Task[None]] = set()
         self.traces: Traces | None = None
 
@@ -107,6 +109,24 @@ class Recorder:
         self._accounting.add(task)
         task.add_done_callback(self._accounting.discard)
         return told
+
+    async def diverged(self, trial_id: str, told: ReplayDiverged) -> None:
+        """A forked trial has asked what its origin was not asked: it is given up, and what runs is kept as partial turns.
+        Idempotent.
+
+        Raises: NotFound, StoreUnavailable."""
+        try:
+            session = await self.store.complete(
+                trial_id, status="aborted", reward=None, end_reason=told.code, metrics={}, now=self._clock()
+            )
+        except (Conflict, Gone):
+            return
+        if recording := self._recordings.get(trial_id):
+            recording.session = session
+        log.info("session %s ended: %s", trial_id, told.code)
+        task = asyncio.create_task(self._account_for(trial_id, self.abort(trial_id, told)))
+        self._accounting.add(task)
+        task.add_done_callback(self._accounting.discard)
 
     async def _account_for(self, trial_id: str, running: list[RunningRequest]) -> None:
         """Once what ran is recorded. A failure is made good by the store's sweep."""

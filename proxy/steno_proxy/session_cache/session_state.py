@@ -51,6 +51,7 @@ class Recording:
     open_tokens: how many of `sampled_tokens` each of them has on record: turn id -> tokens.
     open_elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another
         replica they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
+    replaying: turns of its origin that are being answered from its record here, and are not on record here yet.
     replies: of turns that a client may have written back as something else, the last MOST_REPLIES that were looked at.
     echoes: what such messages stand for, by the node of the tree after which they stood and their digest.
     """
@@ -65,6 +66,7 @@ class Recording:
         "open_here",
         "open_tokens",
         "prompt_index",
+        "replaying",
         "replies",
         "sampled_tokens",
         "session",
@@ -82,6 +84,7 @@ class Recording:
         self.open_here: dict[str, int] = {}
         self.open_tokens: dict[str, int] = {}
         self.sampled_tokens = 0
+        self.replaying: set[str] = set()
         self.open_elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
         self.replies: OrderedDict[int, Message] = OrderedDict()

@@ -70,6 +70,7 @@ class TurnMeta(msgspec.Struct, array_like=True):
     stop: str = ""
     workers: list[tuple[str, int, int]] = []
     mixed_kv: bool = False
+    replayed: int | None = None
 
     def at(self, position: int) -> float | None:
         """A time in Unix s, by its position in `timings`."""
@@ -200,6 +201,7 @@ def encode_turn(turn: Turn, row: IndexRow, said: PromptTexts | None = None) -> E
         stop=turn.stop,
         workers=[(span.worker_id, span.start, span.end) for span in turn.workers],
         mixed_kv=turn.mixed_kv,
+        replayed=turn.replayed,
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
@@ -286,6 +288,8 @@ def decode_turn(
         stop=meta.stop,
         workers=[WorkerSpan(worker_id=name, start=start, end=end) for name, start, end in meta.workers],
         mixed_kv=meta.mixed_kv,
+        replayed=meta.replayed,
+        tokenizer=row.tokenizer.hex(),
         partial=row.partial,
         error=meta.error,
         delivered=meta.delivered if delivered is None else delivered,

@@ -60,7 +60,9 @@ def head_of(session: Session) -> Head:
 
 def doc_of(session: Session) -> bytes:
     """The part that never changes, packed like a text."""
-    kept = session.model_dump(mode="json", include={"run_id", "metadata", "sampling", "limits"}, exclude_defaults=True)
+    kept = session.model_dump(
+        mode="json", include={"run_id", "metadata", "sampling", "limits", "fork_of"}, exclude_defaults=True
+    )
     return pack(to_json({"format": FORMAT, **kept}))
 
 

@@ -64,7 +64,8 @@ class Replay:
     def _choice(self, index: int, turn: Turn) -> Choice:
         choice = Choice.on_record(index, turn)
         if self._asked.returns_ids:
-            choice.prompt_ids = (self._prefix_ids if turn.parent_id is not None else b"") + turn.new_prompt_ids
+            said = len(turn.new_prompt_ids) - 4 * (turn.replayed or 0)
+            choice.prompt_ids = (self._prefix_ids if turn.parent_id is not None else b"") + turn.new_prompt_ids[:said]
         return choice
 
     async def _note_delivery(self) -> None:

@@ -26,7 +26,7 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import law, limits
 from steno_proxy.store.interface import RetryKey
-from steno_proxy.turns import retry_matching, stored_responses
+from steno_proxy.turns import forked, retry_matching, stored_responses
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import plan
 from steno_proxy.turns.interfaces import ABORT_S, ProxyStopping, RunningAnswer, TurnClient
@@ -127,6 +127,12 @@ class TurnService:
             superseded = earlier
             await self.recorder.check(recording)
         await self._check_room(recording, asked.n)
+        session = recording.session
+        if session is not None and session.fork_of is not None:
+            told = await forked.from_record(self.recorder, recording, dialect, asked, found, client, self.clock)
+            if isinstance(told, Replay):
+                return told
+            found = told
         request = Request(self, recording, dialect, found, again=bool(again))
         facts = TurnFacts(asked, changed, queued, request=RetryKey(key, bool(superseded)))
         try:
@@ -138,6 +144,8 @@ class TurnService:
                 try:
                     request.choices.append(await self._open(request, index, facts))
                 except NoTokenizer:
+                    if forked.is_replayed(recording, found):
+                        raise  # what a fork samples goes on from its origin's ids, or waits
                     await self._check_room(recording, asked.n)  # it may have waited
                     request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
                     request.choices.append(await self._open(request, index, facts))

@@ -109,6 +109,7 @@ def turn_of(
         versions=transcript.versions(),
         constrained=transcript.constrained(),
         mixed_kv=stream.mixed_kv,
+        tokenizer=tokenizer_key(stream.card.tokenizer_digest).hex(),
         finish_reason=finish,
         stop=transcript.finish.stop if transcript.finish is not None and not partial else "",
         partial=partial,
@@ -120,7 +121,7 @@ def turn_of(
         reply=reply,
         call_ids=transcript.call_ids(),
         tools=plan.job.tools,
-        options=_options(plan, facts.changed, started.dropped, facts.asked.kept),
+        options=options_of(plan, facts.changed, started.dropped, facts.asked.kept),
         thinking_kept=started.thinking_kept,
         reasoning_tokens=transcript.reasoning_tokens,
         cached_tokens=(transcript.finish.cached_tokens if transcript.finish is not None else 0)
@@ -178,7 +179,7 @@ def _law(law: Sampling) -> dict[str, Any]:
     return found
 
 
-def _options(plan: Plan, changed: dict[str, Any], dropped: list[str], kept: dict[str, Any]) -> dict[str, Any]:
+def options_of(plan: Plan, changed: dict[str, Any], dropped: list[str], kept: dict[str, Any]) -> dict[str, Any]:
     """How the turn was served besides its sampling law: what differs from the defaults, what the policy changed, what an
     upstream could not take, how its history was recognised if not by what it says, and what the dialect keeps for those who ask
     for the answer again."""

@@ -109,6 +109,31 @@ def prompt_ids(turns: list[Turn], turn: Turn) -> list[int]:
     return ([] if parent is None else prompt_ids(turns, parent) + parent["completion_ids"]) + turn["new_prompt_ids"]
 
 
+def fork(stack: Stack, origin: str, turn: Turn, trial_id: str) -> None:
+    """End a trial, and register one that begins with it up to this turn."""
+    ended = httpx.post(f"{stack.url}/sessions/{origin}/complete", json={"reward": 1.0})
+    assert ended.status_code == 200, ended.text
+    spec = {"fork_of": {"trial_id": origin, "turn_id": turn["turn_id"]}}
+    made = httpx.post(f"{stack.url}/sessions/{trial_id}", json=spec)
+    assert made.status_code == 200, made.text
+
+
+def check_forked(origin: list[Turn], turns: list[Turn], last: Turn) -> None:
+    """Up to the turn of the fork a trial was told its origin's turns, of the same ids; what goes on from it was sampled after
+    these very ids, in one straight branch."""
+    theirs = {turn["turn_id"]: turn for turn in origin}
+    told = [turn for turn in turns if turn["replayed"] is not None]
+    assert last["turn_id"] in {turn["turn_id"] for turn in told} <= theirs.keys()
+    for turn in told:
+        whole = theirs[turn["turn_id"]]
+        assert prompt_ids(turns, turn) == prompt_ids(origin, whole) + whole["completion_ids"]
+        assert not turn["completion_ids"] and turn["replayed"] == len(whole["completion_ids"])
+    [after] = [turn for turn in turns if turn["parent_id"] == last["turn_id"]]
+    assert after["replayed"] is None and after["completion_ids"] and after["fork_reason"] is None
+    prefix = prompt_ids(origin, last) + last["completion_ids"]
+    assert prompt_ids(turns, after)[: len(prefix)] == prefix
+
+
 def branch(turns: list[Turn], leaf: Turn) -> list[Turn]:
     """From the root to this turn."""
     by_id = {turn["turn_id"]: turn for turn in turns}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tests.integration.agents.claude_script import SLOW_THOUGHT, SUBTASK, SUMMAR
 from tests.integration.agents.support import (
     branch,
     check_continuous,
+    check_forked,
+    fork,
     is_answering,
     is_fixed,
     main_branch,
@@ -168,4 +171,27 @@ def test_an_answer_that_was_cut_off_by_length_is_gone_on_from(stack: Stack, tmp_
     assert main == turns and [turn["fork_reason"] for turn in main] == [None] * 12
     assert [turn["finish_reason"] for turn in main][3] == "length"
     assert [call["function"]["name"] for call in main[3]["reply"].get("tool_calls", [])] == ["Bash"] * ("CALL" in where)
+    check_continuous(turns, "messages")
+
+
+def test_a_fork_in_a_fresh_folder_is_told_what_was_recorded_and_goes_on_from_it(stack: Stack, tmp_path: Path) -> None:
+    """Replies name files as they were recorded, by the first folder: that path leads to the fresh one."""
+    (tmp_path / "one").mkdir()
+    run_claude(stack, "claude-origin", "Fix the bug in src/calc.py", tmp_path / "one")
+    origin = stack.turns("claude-origin")
+    last = main_branch(origin)[6]
+    fork(stack, "claude-origin", last, "claude-fork")
+    shutil.rmtree(tmp_path / "one/work")
+    (tmp_path / "one/work").symlink_to(tmp_path / "two/work")
+    work, home = tmp_path / "two/work", tmp_path / "two/home"
+    for place in (work, home):
+        place.mkdir(parents=True)
+    command, variables = pointed(stack, "claude-fork", "Fix the bug in src/calc.py")
+    done = run(command, work, home, variables)
+    assert done.returncode == 0, output(done, stack)
+    turns = stack.turns("claude-fork")
+    main = main_branch(turns)
+    assert is_fixed(work)
+    assert [turn["replayed"] is not None for turn in main] == [True] * 7 + [False] * 5
+    check_forked(origin, turns, last)
     check_continuous(turns, "messages")

@@ -15,7 +15,7 @@ import pytest
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.mini_script import COMMANDS
-from tests.integration.agents.support import is_fixed, output, prompt_ids, run, scripted
+from tests.integration.agents.support import check_forked, fork, is_fixed, output, prompt_ids, run, scripted
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.agents
@@ -81,3 +81,22 @@ def test_an_answer_that_broke_is_asked_again_and_only_the_good_one_is_trained(tm
     assert [turn["parent_id"] for turn in main[1:]] == [turn["turn_id"] for turn in main[:-1]]
     again = main[3]
     assert (again["retry_of"], failed["superseded_by"]) == (failed["turn_id"], again["turn_id"])
+
+
+def test_a_fork_in_a_fresh_folder_is_told_what_was_recorded_and_goes_on_from_it(tmp_path: Path) -> None:
+    """Dates, times and the folder are others in what it asks (`pwd`, `ls -la`); the ids are the same."""
+    with scripted(tmp_path / "logs", SCRIPT, 100_000) as stack:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        done = run_mini(stack, "one", tmp_path / "one")
+        assert done.returncode == 0, output(done, stack)
+        origin = stack.turns("one")
+        fork(stack, "one", origin[5], "two")
+        done = run_mini(stack, "two", tmp_path / "two")
+        assert done.returncode == 0, output(done, stack)
+        turns, session = stack.turns("two"), stack.get("/sessions/two")
+    assert is_fixed(tmp_path / "two"), "each command was carried out there"
+    assert [turn["replayed"] is not None for turn in turns] == [True] * 6 + [False] * (len(COMMANDS) - 6)
+    check_forked(origin, turns, origin[5])
+    assert session["fork_of"]["turn_id"] == origin[5]["turn_id"]
+    assert session["counts"]["completion_tokens"] == sum(len(turn["completion_ids"]) for turn in turns[6:])

@@ -334,3 +334,26 @@ def test_rollouts_wait_for_a_worker_before_their_first_trial(tmp_path: Path) -> 
         assert process.returncode == 1, heard + said  # nothing scores it
         (row,) = rollout.rows()
         assert (row["end_reason"], row["attempts"], row["turns"]) == ("no_reward", 1, 5)
+
+
+def test_trials_of_a_group_may_begin_with_a_recorded_turn(rollout: Rollout, client: Steno) -> None:
+    """Prefix sampling: each is told the first turn, and goes on for itself; what was told is counted nowhere."""
+    tasks = rollout.tasks(*seeds(3))
+    (rollout.folder / "score.py").write_text(REWARD)
+    scored = ["--reward", f"{rollout.folder / 'score.py'}:solved"]
+    rollout(tasks, "--run", "origins", "--group-size", "1", *scored, command=TOY)
+    [origin] = client.sessions(run_id="origins")
+    first, *rest = client.turns(origin.trial_id)
+    forked = [*scored, "--run", "forks", "--group-size", "2", "--fork-of", f"{origin.trial_id}/{first.turn_id}"]
+    rollout(tasks, *forked, "--fork-may-differ", "dates", command=TOY)
+    trials = list(client.sessions(run_id="forks"))
+    assert len(trials) == 2
+    for trial in trials:
+        assert trial.fork_of is not None and trial.fork_of.may_differ == ["dates"]
+        told, *sampled = client.turns(trial.trial_id)
+        assert (
+            told.turn_id == first.turn_id and told.replayed == first.completion_tokens and len(sampled) == len(rest) > 0
+        )
+        assert trial.counts.completion_tokens == sum(turn.completion_tokens for turn in sampled)
+    refused = rollout(tasks, "--fork-of", "no-turn", command=TOY, code=2)
+    assert "got 'no-turn', must be TRIAL_ID/TURN_ID" in " ".join(refused.split())

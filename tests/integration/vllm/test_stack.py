@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from steno.models import TINY
+from tests.integration.agents.support import check_forked, fork
 from tests.integration.vllm.drawing import gathered
 from tests.support.stack import ROOT, Stack, running
 
@@ -58,6 +59,21 @@ def test_the_demos_agent_finishes_and_its_record_is_exact(stack: Stack) -> None:
         at = torch.tensor([position - 1 for position, _ in sampled])
         expected = gathered(torch.log_softmax(logits[at], -1), [ids[position] for position, _ in sampled])
         assert [logprob for _, logprob in sampled] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_fork_is_sampled_after_the_very_ids_of_its_origin(stack: Stack) -> None:
+    """The demo's agent again, with the same task: two turns are told from the record, the third is sampled by the engine."""
+    run_agent(stack, "origin", 7)
+    origin = stack.turns("origin")
+    fork(stack, "origin", origin[1], "fork")
+    run_agent(stack, "fork", 7)
+    turns = stack.turns("fork")
+    assert [turn["replayed"] is not None for turn in turns][:3] == [True, True, False]
+    check_forked(origin, turns, origin[1])
+    assert turns[2]["new_prompt_ids"] == origin[2]["new_prompt_ids"] and len(turns[2]["sampling_logprobs"]) > 0
+    spoken = [turn["turn_id"] for turn in turns if turn["completion_ids"]]
+    [sample] = stack.get("/sessions/fork/samples")["items"]
+    assert sum(sample["loss_mask"]) == sum(len(turn["completion_ids"]) for turn in turns if turn["turn_id"] in spoken)
 
 
 def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> None:

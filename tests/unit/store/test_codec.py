@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
 LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": [], "mixed_kv": False}
 LATER |= {"unreadable": None, "answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
 LATER |= {"annotation": None}
+LATER |= {"replayed": None, "tokenizer": ""}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 json_values = st.recursive(
@@ -55,7 +56,8 @@ def turns(draw: st.DrawFn) -> Turn:
         error=draw(st.none() | words), delivered=draw(st.none() | st.integers(0, 9)), asked=draw(objects) | draw(volatile),
         law=draw(objects) | draw(volatile), messages=draw(st.lists(objects, max_size=3)), reply=draw(objects),
         call_ids=calls, tools=draw(st.lists(objects, max_size=2)), options=draw(objects), thinking_kept=draw(st.booleans()),
-        mixed_kv=draw(st.booleans()),
+        mixed_kv=draw(st.booleans()), replayed=draw(st.none() | st.integers(0, 9)),
+        tokenizer=draw(st.sampled_from(["", "00ff" * 4])),
         timings=Timings(queued=draw(st.floats(0, 4e9)), started=draw(moments), last_token=draw(moments)),
     )  # fmt: skip
 
@@ -92,6 +94,7 @@ def test_any_disagreement_with_the_row_survives(one: Turn, off: int) -> None:
         max(0, base.path_tokens + off),
         ["y"],
         None,
+        base.tokenizer,
     )
     assert there_and_back(one, its_row) == (one, its_row)
 
@@ -159,7 +162,7 @@ def test_format_1_is_read_as_it_was_written() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert read_back(golden["stored"]) == (
         [LATER | turn for turn in golden["turns"]],
-        {"key_generation": 1, "notes": None} | golden["session"],
+        {"key_generation": 1, "notes": None, "fork_of": None} | golden["session"],
     )
     assert path_ids([bytes.fromhex(raw) for raw in golden["stored"]["ids"]]).hex() == golden["path_ids"]
 

@@ -21,6 +21,7 @@ from steno_proxy.api.common import (
     encoded,
     key_of_a_run,
     known_query,
+    origin_of,
     reader,
     reading_cookie,
     services,
@@ -53,6 +54,9 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
     found = services(request)
     group_id = spec.group_id or uuid.uuid4().hex
     await found.capacity.check(lambda: found.store.group(group_id))
+    if spec.fork_of is not None:
+        origin = await origin_of(request, spec.fork_of)
+        check_run(request, origin.run_id)
     now = time.time()
     sampling = sampling_of(spec)
     trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]
@@ -65,6 +69,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
         purpose=spec.purpose,
         sampling=sampling,
         limits=spec.limits,
+        fork_of=spec.fork_of,
         trial_ids=trial_ids,
         created_at=await found.store.now(),
     )
@@ -75,6 +80,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
             run_id=spec.run_id,
             sampling=sampling,
             limits=spec.limits,
+            fork_of=spec.fork_of,
             created_at=now,
             updated_at=now,
         )

@@ -18,7 +18,17 @@ from steno.contracts.errors import BadRequest, Conflict, Gone, StenoError
 from steno.contracts.records import TRIAL_ID, Session
 from steno.contracts.rest import Completion, KeyRotation, SampleList, SessionPage, SessionSpec, Trial, TurnPage
 from steno_proxy.api.agent_http import NO_TRIAL_ID, valid_trial_id
-from steno_proxy.api.common import ERRORS, admin, encoded, harness_of_trial, known_query, reader, services, trial
+from steno_proxy.api.common import (
+    ERRORS,
+    admin,
+    encoded,
+    harness_of_trial,
+    known_query,
+    origin_of,
+    reader,
+    services,
+    trial,
+)
 from steno_proxy.sessions import law
 from steno_proxy.sessions.readable import fault
 from steno_proxy.sessions.samples import samples
@@ -41,19 +51,24 @@ async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Respo
         raise BadRequest(f"{trial_id[:128]!r} {NO_TRIAL_ID}", field="trial_id")
     law.check(spec.sampling)
     now = time.time()
+    sampling = spec.sampling
+    if spec.fork_of is not None:
+        origin = await origin_of(request, spec.fork_of)
+        sampling = spec.sampling if "sampling" in spec.model_fields_set else origin.sampling
     session = Session(
         trial_id=trial_id,
         run_id=spec.run_id,
         metadata=spec.metadata,
-        sampling=spec.sampling,
+        sampling=sampling,
         limits=spec.limits,
+        fork_of=spec.fork_of,
         created_at=now,
         updated_at=now,
     )
     store = services(request).store
     await services(request).capacity.check(lambda: store.session(trial_id))
     recorded = await store.register(session)
-    for name in ("run_id", "sampling", "limits"):  # what would silently not hold
+    for name in ("run_id", "sampling", "limits", "fork_of"):  # what would silently not hold
         if name in spec.model_fields_set and getattr(spec, name) != getattr(recorded, name):
             raise Conflict(f"{name}: session {trial_id} is registered already, with another {name}", field=name)
     return encoded(request, trial(request, recorded))
@@ -63,7 +78,7 @@ async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Respo
     "/sessions",
     dependencies=_admin,
     response_model=Trial,
-    summary="Register a trial (idempotent; other limits, sampling or run: 409)",
+    summary="Register a trial (idempotent; other limits, sampling, run or fork: 409)",
 )
 async def register_session(request: Request, spec: SessionSpec) -> Response:
     return await _register(request, spec.trial_id or uuid.uuid4().hex, spec)
@@ -73,7 +88,7 @@ async def register_session(request: Request, spec: SessionSpec) -> Response:
     "/sessions/{trial_id}",
     dependencies=_admin,
     response_model=Trial,
-    summary="Register a trial by this id (idempotent; other limits, sampling or run: 409)",
+    summary="Register a trial by this id (idempotent; other limits, sampling, run or fork: 409)",
 )
 async def register_named_session(request: Request, trial_id: TrialId, spec: SessionSpec | None = None) -> Response:
     spec = spec or SessionSpec()
