@@ -249,11 +249,13 @@ def watch(trial: Any, request: dict[str, Any]) -> None:
 
 
 def asking(trial: Any, act: Any, url: str, *, first: bool) -> Any:
-    """`act`, with a question to the proxy from inside the sandbox, in the network that the agent has."""
+    """`act`, with a question to the proxy from inside the sandbox, in the network that the agent has. first: before it, and only
+    before an agent's first step: afterwards the programs that would ask may be the agent's own."""
 
     async def asked(*args: Any, **named: Any) -> Any:
         environment = trial.agent_environment
-        if first:
+        if first and not hasattr(trial, "steno_asked"):
+            trial.steno_asked = True
             await ask(trial, environment, url)
         done = await act(*args, **named)
         if not first:
