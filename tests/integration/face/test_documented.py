@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -87,8 +88,9 @@ def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> 
         assert json.loads(row)["trial_id"] == "my-trial"
 
 
-def test_the_reading_pages_example_runs(tmp_path: Path) -> None:
-    [program] = programs("docs/reading.md")
+def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
+    """One after the other, as one program."""
+    program = "\n".join(programs("docs/reading.md"))
     with running(tmp_path, ["--engine", "transformers", "--model", str(TINY)]) as stack:
         program = program.replace("http://127.0.0.1:8000", stack.url)
         done = subprocess.run(
@@ -99,8 +101,11 @@ def test_the_reading_pages_example_runs(tmp_path: Path) -> None:
             env={**os.environ},
         )
         assert done.returncode == 0, done.stderr
-        turn, sample = done.stdout.strip().split("\n", 1)
-        assert turn.startswith("0 ") and "base/0" in turn and sample.endswith(" 1.0")
+        *turn, sample, step, seen = done.stdout.splitlines()
+        assert turn[0].startswith("0 ") and "base/0" in turn[-1] and sample.endswith(" 1.0")
+        assert ast.literal_eval(step) == {"loss": -0.02, "reward/mean": 0.4}
+        [differences] = map(list, ast.literal_eval(seen))
+        assert 0 < len(differences) <= 16 and differences == pytest.approx([0.01] * len(differences), abs=1e-4)
 
 
 def test_the_agent_of_the_example_in_containers_asks_and_writes_the_answer(stack: Stack, tmp_path: Path) -> None:
