@@ -168,4 +168,3 @@ export function timingBar(turn) {
     h("span.timing-bar", { "aria-hidden": "true" }, part(queued, started ?? end, "wait", "queued"), part(started, first ?? end, "prefill", "to the first token"), part(first, end, "decode", "to the last token")),
     h("span.mono", seconds(end - queued)), h("span.unseen", words));
 }
-
