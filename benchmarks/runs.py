@@ -17,7 +17,7 @@ from typing import Any
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import Group
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.settlement import EndedTrial
+from steno_proxy.store.runs.settlement import EndedTrial
 from tests.support.redis_server import PATIENT, RedisServer
 
 TRIALS = 64

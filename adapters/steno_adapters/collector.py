@@ -29,7 +29,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
-from steno_rollouts.tasks import Task, group_id
+from steno_rollouts.tasks.task import Task, group_id
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Collector:
         """Run `n` trials of each task to their end, and lease every group of the run that is ready: those of an earlier start
         that were not acknowledged come first. A group in which no trial came to a reward is not among them.
 
-        Args: tasks: of `steno_rollouts.tasks.load_tasks`, or their fields; each needs a `task_id`.
+        Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields; each needs a `task_id`.
         Raises: BadRequest: no agent; a task without an id, or two with one. StenoError: the proxy refuses or is away for long.
             KeyboardInterrupt and the like: trials that run have been ended as `cancelled`, and nothing is leased.
         """

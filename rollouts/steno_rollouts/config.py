@@ -13,7 +13,7 @@ from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admi
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID, USUALLY_DIFFER, ForkOf, MayDiffer
 from steno.contracts.rest import RUN_KEY
-from steno_rollouts.selection import Filter
+from steno_rollouts.tasks.selection import Filter
 
 IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
 """Names of images, and no option of an engine."""

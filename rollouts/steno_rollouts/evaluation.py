@@ -15,7 +15,7 @@ from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
 from steno_rollouts.harness import Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 
 GREEDY = {"temperature": 0.0}
 """Evaluation's own sampling, unless told otherwise: what differs between two steps is then the policy, not the draw."""

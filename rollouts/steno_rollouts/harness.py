@@ -25,7 +25,7 @@ from steno.contracts.rest import GroupSpec, GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.outcome import EndReason, TrialResult, recorded_result
-from steno_rollouts.tasks import Task, group_id
+from steno_rollouts.tasks.task import Task, group_id
 from steno_rollouts.trials.runner import Assignment, FailedTrial, TrialRunner
 
 FIRST_TURN_S = 0.5

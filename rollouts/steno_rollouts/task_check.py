@@ -23,7 +23,7 @@ from steno.contracts.records import Session, Turn
 from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.outcome import CommandOutcome
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import check_command, fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob

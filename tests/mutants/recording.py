@@ -12,7 +12,7 @@ _RECORDER, _RECORDING, _RECORD = (
 )
 _STREAMS, _FAILOVER = "proxy/steno_proxy/workers/stream.py", "proxy/steno_proxy/turns/failover.py"
 _TREE, _ECHOES, _CUTS, _SAMPLES = (
-    f"proxy/steno_proxy/sessions/{name}.py" for name in ("tree", "echoes", "cuts", "samples")
+    f"proxy/steno_proxy/sessions/{name}.py" for name in ("tree", "messages/echoes", "messages/cuts", "samples")
 )
 
 _PADS = ("tests/unit/turn/test_transcript.py",)

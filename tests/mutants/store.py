@@ -8,8 +8,8 @@ _COMMIT, _WRITE, _COMPLETE = (
     f"proxy/steno_proxy/store/redis/lua/{name}.lua" for name in ("commit", "run_write", "complete")
 )
 _PARTS, _CHANGES = (f"proxy/steno_proxy/store/redis/run/{name}.py" for name in ("parts", "changes"))
-_DECISIONS = "proxy/steno_proxy/store/run_decisions.py"
-_CODEC, _TALLY = "proxy/steno_proxy/store/codec.py", "proxy/steno_proxy/store/settlement.py"
+_DECISIONS = "proxy/steno_proxy/store/runs/decisions.py"
+_CODEC, _TALLY = "proxy/steno_proxy/store/codec.py", "proxy/steno_proxy/store/runs/settlement.py"
 
 _CONTRACT = ("tests/integration/store/test_redis_contract.py",)
 _RACES = ("tests/integration/store/test_redis_run_races.py",)

@@ -19,8 +19,8 @@ from steno_proxy.store.redis.link import Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import RUNS, request_key, run_id_of, run_keys, run_tag
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.run_interface import GrantedLeases, alive, new_grant, superseded
-from steno_proxy.store.settlement import TRAIN, EndedTrial, Tokens
+from steno_proxy.store.runs.interface import GrantedLeases, alive, new_grant, superseded
+from steno_proxy.store.runs.settlement import TRAIN, EndedTrial, Tokens
 
 SOURCE = Path(__file__).parents[1] / "fixtures" / "older" / "run.lua"
 SUPERSEDED = -5

@@ -35,7 +35,7 @@ from steno_adapters.rows import TrainableRow
 from steno_adapters.trl.group_rewards import Advantages, grpo_advantages
 from steno_adapters.trl.row_progress import RowProgress
 from steno_adapters.trl.version_count import VersionCount
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from steno.contracts.leases import Lease, LeaseRequest
 from steno_proxy import metrics
-from steno_proxy.store.run_interface import GrantedLeases, RunStore
+from steno_proxy.store.runs.interface import GrantedLeases, RunStore
 
 LOOK_S = 5.0
 """The longest sleep: a wake-up from another replica may be lost."""

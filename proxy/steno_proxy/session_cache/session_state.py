@@ -15,7 +15,7 @@ from steno.contracts.chat import Message
 from steno.contracts.errors import StenoError
 from steno.contracts.records import OPEN, IndexRow, Session
 from steno_proxy.session_cache.path_cache import text_bytes
-from steno_proxy.sessions.echoes import Echo
+from steno_proxy.sessions.messages.echoes import Echo
 from steno_proxy.sessions.prompt_index import PromptIndex
 from steno_proxy.sessions.tree import Tree
 

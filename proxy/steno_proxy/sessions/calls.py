@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steno.contracts.chat import Message
-from steno_proxy.sessions.call_ids import parse_call_id
+from steno_proxy.sessions.messages.call_ids import parse_call_id
 from steno_proxy.sessions.tree import Tree
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steno.contracts.records import ForkReason
-from steno_proxy.sessions.normalise import ASSISTANT, SYSTEM
+from steno_proxy.sessions.messages.normalise import ASSISTANT, SYSTEM
 from steno_proxy.sessions.trie import LEAD, REPLIED, Trie
 
 

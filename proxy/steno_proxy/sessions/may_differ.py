@@ -15,7 +15,7 @@ import msgspec
 
 from steno.contracts.chat import Message, Tool
 from steno.contracts.records import MayDiffer
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 
 _MONTHS = (
     "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"

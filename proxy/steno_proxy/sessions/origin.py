@@ -17,7 +17,7 @@ from steno.contracts.errors import Conflict, NotFound
 from steno.contracts.records import ForkOf, Turn
 from steno_proxy.sessions import prompt_index
 from steno_proxy.sessions.may_differ import ForkComparison
-from steno_proxy.sessions.normalise import options_digest
+from steno_proxy.sessions.messages.normalise import options_digest
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from steno.contracts.chat import Message
 from steno.contracts.neighbours import MERGED, joined, runs
-from steno_proxy.sessions.call_ids import echoed_ids
-from steno_proxy.sessions.echoes import Echo, EchoedAs
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.call_ids import echoed_ids
+from steno_proxy.sessions.messages.echoes import Echo, EchoedAs
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.sessions.tree import Tree
 from steno_proxy.sessions.trie import ROOT
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from steno.contracts.errors import StenoError
 from steno.contracts.records import ForkReason, IndexRow
-from steno_proxy.sessions.call_ids import parse_call_id
 from steno_proxy.sessions.fork import ForkHistory
-from steno_proxy.sessions.normalise import DIGEST_BYTES
+from steno_proxy.sessions.messages.call_ids import parse_call_id
+from steno_proxy.sessions.messages.normalise import DIGEST_BYTES
 from steno_proxy.sessions.trie import ASKED_AGAIN, CROWDED, LEAD, REPLIED, ROOT, Trie
 
 PARTIAL, PARENTED, BARREN = 1, 2, 4

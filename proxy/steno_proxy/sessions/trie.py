@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from steno_proxy.sessions.normalise import SYSTEM
+from steno_proxy.sessions.messages.normalise import SYSTEM
 
 ROOT = 0
 LEAD, REPLIED, CROWDED, ASKED_AGAIN = 1, 2, 4, 8

@@ -13,7 +13,7 @@ from steno.contracts.chat import Message
 from steno.contracts.notes import Note, Notes
 from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.store.policies import PolicyStore
-from steno_proxy.store.run_interface import RunStore
+from steno_proxy.store.runs.interface import RunStore
 
 
 class SessionListPage(NamedTuple):

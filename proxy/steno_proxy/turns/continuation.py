@@ -19,8 +19,8 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
 from steno_proxy.sessions.calls import answer_reply, restore_calls
-from steno_proxy.sessions.echoes import EchoedAs, echo_of, named_turn
-from steno_proxy.sessions.normalise import ASSISTANT, options_digest, tools_digest
+from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of, named_turn
+from steno_proxy.sessions.messages.normalise import ASSISTANT, options_digest, tools_digest
 from steno_proxy.sessions.reading import (
     MessageUnit,
     ReadPosition,
@@ -148,7 +148,7 @@ async def _recognise(
     recorder: Recorder, recording: Recording, said: RequestMessages
 ) -> tuple[Recognition, RecognisedMessages]:
     """How the request is read, and where it stands. Where it leaves what is recorded with its client's own writing of a reply
-    (`sessions/echoes.py`), that reply stands there from now on, and the request is looked at from there."""
+    (`sessions/messages/echoes.py`), that reply stands there from now on, and the request is looked at from there."""
     tree = recording.tree
     ends = follow(tree, said, recording.echoes)
     found, open_ = best(ends), furthest(ends)

@@ -25,9 +25,9 @@ from steno_proxy.dialects.base import Dialect
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
-from steno_proxy.sessions.call_ids import client_call_id, parse_call_id
 from steno_proxy.sessions.may_differ import ForkComparison
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.call_ids import client_call_id, parse_call_id
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.sessions.origin import ForkOrigin, OriginAnswer
 from steno_proxy.store.interface import TokenPath
 from steno_proxy.turns.continuation import Plan

@@ -13,7 +13,7 @@ from steno.contracts.errors import EngineFailed
 from steno.contracts.records import TokenSpan
 from steno.contracts.wire.frames import Delta, Finish, ModelCard, Shown, Started
 from steno_proxy.dialects.base import Choice, Piece
-from steno_proxy.sessions.call_ids import client_call_id, parse_call_id
+from steno_proxy.sessions.messages.call_ids import client_call_id, parse_call_id
 
 _CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
 _CONTENT, _REASONING, _NO_BLOCK = -1, -2, -3

@@ -16,7 +16,7 @@ from steno.contracts.records import OPEN, ForkReason, IndexRow, Timings, Turn, W
 from steno.contracts.wire.frames import Started
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.tracing.seen import TurnMove
 from steno_proxy.turns.continuation import Plan, fork_reason_now

@@ -15,8 +15,8 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.rest import Trial
-from steno_rollouts.selection import lookup
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.selection import lookup
+from steno_rollouts.tasks.task import Task
 
 NO_KEY = "none"
 """For a proxy that asks for no key: clients insist on having one."""

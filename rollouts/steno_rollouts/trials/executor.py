@@ -11,7 +11,7 @@ from typing import Protocol
 from steno.contracts.errors import StenoError
 from steno.contracts.rest import Trial
 from steno_rollouts.outcome import CommandOutcome
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import environment
 from steno_rollouts.trials.reward import read_reward

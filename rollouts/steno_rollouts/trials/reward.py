@@ -24,7 +24,7 @@ from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import MAX_REWARD, Session, Turn
 from steno_rollouts.outcome import CommandOutcome, EndReason
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 
 REWARD_JSON = "reward.json"
 REWARD_TEXT = "reward.txt"

@@ -21,7 +21,7 @@ from steno.contracts.errors import Conflict, Gone, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob

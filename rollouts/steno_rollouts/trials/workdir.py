@@ -13,7 +13,7 @@ import json
 import shutil
 from pathlib import Path
 
-from steno_rollouts.tasks import ENVIRONMENT, WITHHELD, Task
+from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
 from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.selection import TaskSelection
+from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.trials.harbor.plan import harbor_plan
 from tests.integration.harbor.conftest import PYTHON
 

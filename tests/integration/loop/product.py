@@ -30,7 +30,7 @@ from steno.models import TINY
 from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
 from steno_trainer.data.ledger import Ledger

@@ -16,7 +16,7 @@ from steno_proxy.dialects.base import Dialect
 from steno_proxy.dialects.gemini.dialect import GeminiCount, GeminiDialect
 from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.dialects.responses.dialect import ResponsesCount, ResponsesDialect
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 
 PIXELS = base64.b64encode(b"\x89PNG not really").decode()
 DATA = f"data:image/png;base64,{PIXELS}"

@@ -34,7 +34,7 @@ from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import law
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.sessions.prompt_index import digests
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.continuation import Plan, fork_reason_now, plan

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from steno.contracts.chat import CanonicalRequest, Job
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect, blocks
-from steno_proxy.sessions.call_ids import echoed_ids
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.call_ids import echoed_ids
+from steno_proxy.sessions.messages.normalise import message_digest
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}

@@ -14,7 +14,7 @@ from steno.contracts.errors import BadRequest, NotFound, NoWorker
 from steno_proxy.dialects.responses.dialect import ResponsesDialect, turn_of_response
 from steno_proxy.dialects.responses.items import seal
 from steno_proxy.dialects.responses.output import ResponsesRequest
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 
 RESPONSES = ResponsesDialect()
 USER = {"role": "user", "content": "hi"}

@@ -19,7 +19,7 @@ from steno_proxy.dialects.base import Choice, Header, Piece
 from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.dialects.responses.output import ResponsesRequest
 from steno_proxy.dialects.responses.text import FreeText, free_text
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 
 RESPONSES = ResponsesDialect()
 TURN = "0123456789ab"

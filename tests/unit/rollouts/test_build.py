@@ -15,7 +15,7 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.harness import epochs
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 
 
 @given(st.integers(1, 8), st.integers(0, 4), st.integers(0, 100))

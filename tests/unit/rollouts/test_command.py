@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.command import MAX_VARIABLE_BYTES, check_command, environment, fill
 
 URLS = {"openai": "http://p/t/v1", "anthropic": "http://p/t", "gemini": "http://p/t"}

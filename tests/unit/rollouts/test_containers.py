@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.containers.engine import Container, ContainerEngine, ContainerState, Mount
 from steno_rollouts.trials.containers.forward import NotPassedOn, PassedOn, Route
 from steno_rollouts.trials.containers.images import Image

@@ -6,7 +6,7 @@ import pytest
 
 from steno_rollouts.evaluation import Evaluation
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 
 TASKS = [Task("a", {}), Task("b", {})]
 

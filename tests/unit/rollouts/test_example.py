@@ -16,7 +16,7 @@ import typer
 from steno_cli.main import app
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.tasks import Task, load_tasks
+from steno_rollouts.tasks.task import Task, load_tasks
 from steno_rollouts.trials import workdir
 from steno_trainer.run_config import RunSettings
 

@@ -11,7 +11,7 @@ import pytest
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.outcome import CommandOutcome, EndReason
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript, read_reward
 
 

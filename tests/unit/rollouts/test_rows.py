@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_rollouts.rows import rows
-from steno_rollouts.selection import TaskSelection
-from steno_rollouts.tasks import load_tasks
+from steno_rollouts.tasks.rows import rows
+from steno_rollouts.tasks.selection import TaskSelection
+from steno_rollouts.tasks.task import load_tasks
 
 SAVED = Path(__file__).parents[2] / "fixtures" / "datasets-5.2.0"
 

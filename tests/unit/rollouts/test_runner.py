@@ -12,7 +12,7 @@ from steno.client.client import AsyncSteno
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner

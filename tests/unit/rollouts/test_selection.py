@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
-from steno_rollouts.selection import Filter, TaskSelection
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.selection import Filter, TaskSelection
+from steno_rollouts.tasks.task import Task
 
 TASKS = [
     Task("django-1", {"level": 1, "metadata": {"difficulty": "easy", "tags": ["web", "sql"]}, "on": True}),

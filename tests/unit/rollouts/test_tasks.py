@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID
-from steno_rollouts.tasks import Task, group_id, load_tasks
+from steno_rollouts.tasks.task import Task, group_id, load_tasks
 from steno_rollouts.trials import workdir
 
 TOML = """

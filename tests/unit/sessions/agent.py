@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from steno.contracts.chat import Message
 from steno.contracts.records import IndexRow, Session, Timings, TokenSpan, Turn, floats_to_bytes, ids_to_bytes
-from steno_proxy.sessions.call_ids import client_call_id, echoed_ids
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.call_ids import client_call_id, echoed_ids
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.sessions.tree import Recognition, Tree
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]

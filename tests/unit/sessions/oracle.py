@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steno.contracts.records import ForkReason, IndexRow
-from steno_proxy.sessions.call_ids import parse_call_id
+from steno_proxy.sessions.messages.call_ids import parse_call_id
 
 
 @dataclass

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from steno_proxy.sessions.call_ids import client_call_id, echoed_ids, parse_call_id
 from steno_proxy.sessions.calls import answer_reply, restore_calls
+from steno_proxy.sessions.messages.call_ids import client_call_id, echoed_ids, parse_call_id
 from tests.unit.sessions.agent import Recorded, assistant, tool, user
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steno_proxy.sessions.cuts import is_beginning
+from steno_proxy.sessions.messages.cuts import is_beginning
 from tests.unit.sessions.agent import assistant
 
 TEXT = assistant("Let me look at that file.")

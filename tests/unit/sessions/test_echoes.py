@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steno_proxy.sessions.echoes import EchoedAs, echo_of, named_turn
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of, named_turn
+from steno_proxy.sessions.messages.normalise import message_digest
 from tests.unit.sessions.agent import assistant
 
 TURN = "0123456789ab"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from tests.unit.sessions.agent import assistant, system, tool, user
 
 

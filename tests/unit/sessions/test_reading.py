@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steno.contracts.chat import Message
 from steno.contracts.neighbours import joined, merged, runs
 from steno_proxy.sessions import reading
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.sessions.reading import RequestMessages, best, follow, read, settled
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, system, tool, user
 

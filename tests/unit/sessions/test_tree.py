@@ -7,7 +7,7 @@ import pytest
 
 from steno.contracts.errors import StenoError
 from steno.contracts.records import ForkReason, IndexRow
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.sessions.tree import Recognition, Tree
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, system, tool, user
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.records import OPEN, ForkReason, IndexRow
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.sessions.tree import Recognition, Tree
 
 USER = {"role": "user", "content": "hi"}

@@ -12,8 +12,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steno_proxy.sessions.call_ids import echoed_ids
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.call_ids import echoed_ids
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.sessions.samples import samples
 from steno_proxy.sessions.tree import Tree
 from tests.unit.sessions.agent import TOOLS, Recorded, assistant, session, system, tool, user

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from steno.contracts.errors import Conflict, NotFound
 from steno.contracts.leases import LeaseName, LeaseRequest
 from steno.contracts.records import Group
-from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, NotRead, ReadParts, RedisRun, RunQuery, read, to_json
-from steno_proxy.store.run_account import GroupState, GroupStatus, RunAccount, TrialAccount
-from steno_proxy.store.settlement import EndedTrial
+from steno_proxy.store.runs import decisions as decide
+from steno_proxy.store.runs.account import GroupState, GroupStatus, RunAccount, TrialAccount
+from steno_proxy.store.runs.settlement import EndedTrial
 
 OUTCOMES = ("train", "unscored", "aborted", "deleted")
 Act = Callable[[RunAccount, float], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from steno.contracts.records import ForkReason
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.turns.continuation import MOST_CANDIDATES
 from tests.unit.turn.trial import HI, ON, TOOL, Trial, reply
 

@@ -11,7 +11,7 @@ from steno.contracts.errors import Gone, NotFound
 from steno.contracts.records import OPEN, IndexRow, Session, Timings, Turn
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import OPEN_WAIT_S
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.store.memory.store import MemoryStore
 
 USER = {"role": "user", "content": "hi"}

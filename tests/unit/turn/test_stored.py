@@ -8,7 +8,7 @@ from steno.contracts.chat import RECORDED, CanonicalRequest, Job, Message
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import IndexRow, Timings, Turn
 from steno_proxy.session_cache.cache import Recorder
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.stored_responses import whole
 

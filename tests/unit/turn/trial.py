@@ -9,7 +9,7 @@ from steno.contracts.chat import Job, Tool
 from steno.contracts.records import IndexRow, Timings, Turn
 from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
-from steno_proxy.sessions.normalise import message_digest, options_digest, tools_digest
+from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.store.interface import TokenPath
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.continuation import Plan, plan

@@ -7,7 +7,7 @@ What the blocks of one message become:
     system     the field comes first; `role: system` in the middle stays where it is
 
 Clients echo our turns in other clothes (a moved `cache_control`, a list of one text for a string, parsed tool input, no
-whitespace-only texts, another billing header): all of that ends here or in `sessions/normalise.py`, so that the echo is
+whitespace-only texts, another billing header): all of that ends here or in `sessions/messages/normalise.py`, so that the echo is
 recognised. A block of a type that is not known is left out and named in `SeenParts.dropped`; binary documents, audio and video
 are refused, as are images outside of user messages and tool results.
 """

@@ -1,4 +1,4 @@
-"""Runs and leases in this process: keeps the `RunStore` protocol over `run_decisions`."""
+"""Runs and leases in this process: keeps the `RunStore` protocol over `runs/decisions.py`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from heapq import nsmallest
 from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
 from steno.contracts.records import Group, Session
 from steno.contracts.training_steps import MOST_STEPS, TrainingStep
-from steno_proxy.store import run_decisions as decide
-from steno_proxy.store.run_account import REQUEST_TTL_S, TAKEN_S, RunAccount
-from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant
-from steno_proxy.store.settlement import EndedTrial, Tokens
+from steno_proxy.store.runs import decisions as decide
+from steno_proxy.store.runs.account import REQUEST_TTL_S, TAKEN_S, RunAccount
+from steno_proxy.store.runs.interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant
+from steno_proxy.store.runs.settlement import EndedTrial, Tokens
 
 LOOK_S = 60.0
 """Between two looks at what need not be remembered any more."""

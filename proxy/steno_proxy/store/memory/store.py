@@ -26,7 +26,7 @@ from steno_proxy.store.interface import RetryKey, SessionListPage, SessionTail, 
 from steno_proxy.store.memory.recording import MemoryRecording
 from steno_proxy.store.memory.runs import MemoryRuns
 from steno_proxy.store.policies import MemoryPolicies
-from steno_proxy.store.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
+from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
 from steno_proxy.store.texts import unpack
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen

@@ -21,7 +21,7 @@ from steno_proxy.store.head import Head, head_from_hash, run_of
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import trial_keys
-from steno_proxy.store.settlement import BOOKED, accountable, ended, late_tokens, open_turns
+from steno_proxy.store.runs.settlement import BOOKED, accountable, ended, late_tokens, open_turns
 
 _CHUNK = 256
 """Turns read in one reply, some 60 KB."""

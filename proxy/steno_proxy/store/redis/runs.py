@@ -1,4 +1,4 @@
-"""Runs and leases in Redis: keeps the `RunStore` protocol over `run_decisions`. The keys are in schema.py.
+"""Runs and leases in Redis: keeps the `RunStore` protocol over `runs/decisions.py`. The keys are in schema.py.
 
 All keys of a run share one slot. A change reads the parts of the run that it needs (`run_read.lua`), decides, and writes if they
 are still the same (`run_write.lua`); see `run/changes.py`.
@@ -21,14 +21,14 @@ from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, NotTrain
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
 from steno.contracts.training_steps import MOST_STEPS, TrainingStep
-from steno_proxy.store import run_decisions as decide
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
 from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag, steps_key
-from steno_proxy.store.run_account import GroupStatus, RegisteredTrainer, RunAccount
-from steno_proxy.store.run_interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant, superseded
-from steno_proxy.store.settlement import EndedTrial, Tokens
+from steno_proxy.store.runs import decisions as decide
+from steno_proxy.store.runs.account import GroupStatus, RegisteredTrainer, RunAccount
+from steno_proxy.store.runs.interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant, superseded
+from steno_proxy.store.runs.settlement import EndedTrial, Tokens
 
 log = logging.getLogger(__name__)
 

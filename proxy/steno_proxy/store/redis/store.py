@@ -42,7 +42,7 @@ from steno_proxy.store.redis.recordings import (
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, kept_key, side_keys, trial_keys
 from steno_proxy.store.redis.wait import ReplicaWait
-from steno_proxy.store.settlement import accountable
+from steno_proxy.store.runs.settlement import accountable
 from steno_proxy.store.texts import to_json
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.views import END, Event, ListPosition, end_event, past_events, position, turn_events, turns_seen

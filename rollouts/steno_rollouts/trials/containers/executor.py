@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from steno.contracts.errors import ConfigError, Unreachable
 from steno.contracts.rest import Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import VARIABLES, environment
 from steno_rollouts.trials.containers.engine import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.config import IMAGE, RolloutSettings
-from steno_rollouts.tasks import ENVIRONMENT, TESTS, Task
+from steno_rollouts.tasks.task import ENVIRONMENT, TESTS, Task
 
 DOCKERFILE = "Dockerfile"
 TEST_SCRIPT = "test.sh"

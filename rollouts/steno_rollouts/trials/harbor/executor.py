@@ -23,7 +23,7 @@ from steno.contracts.errors import ConfigError, Unreachable
 from steno.contracts.rest import Trial
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import CommandOutcome
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import NO_KEY
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob

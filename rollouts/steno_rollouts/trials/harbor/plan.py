@@ -9,8 +9,8 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.selection import TaskSelection
-from steno_rollouts.tasks import Task
+from steno_rollouts.tasks.selection import TaskSelection
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.harbor.interpreter import DOWNLOAD_S, HarborPython, ask
 from steno_rollouts.trials.harbor.pointing import OWN, POINTINGS, RELEASE, Pointing
 from steno_rollouts.trials.harbor.tasks import STEPS, VERIFIERS, harbor_folders, harbor_tasks

@@ -10,7 +10,7 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.json_limits import storable
-from steno_rollouts.tasks import CONFIGURATION, INSTRUCTION, Task
+from steno_rollouts.tasks.task import CONFIGURATION, INSTRUCTION, Task
 
 STEPS = "steps"
 VERIFIERS = "_verifiers"

@@ -1,4 +1,4 @@
--- Parts of a run, as they are at one moment: what a decision asks to see (run_decisions.py).
+-- Parts of a run, as they are at one moment: what a decision asks to see (runs/decisions.py).
 --
 -- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 trainer  11 past  12… requests
 -- ARGV  1 what is asked for, msgpack (run/parts.py, Asked)

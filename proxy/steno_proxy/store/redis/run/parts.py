@@ -17,7 +17,7 @@ import msgspec
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group
 from steno_proxy.store.redis.schema import RunKeys
-from steno_proxy.store.run_account import (
+from steno_proxy.store.runs.account import (
     NOT_SETTLED,
     REQUEST_TTL_S,
     TAKEN_S,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from steno.contracts.chat import Message
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.normalise import message_digest
 
 
 def is_beginning(echo: Message, reply: Message) -> bool:

@@ -33,7 +33,7 @@ from steno.contracts.leases import (
     run_trainer,
 )
 from steno.contracts.records import Group, Session
-from steno_proxy.store.run_account import (
+from steno_proxy.store.runs.account import (
     NOT_SETTLED,
     GroupState,
     GroupStatus,
@@ -41,8 +41,8 @@ from steno_proxy.store.run_account import (
     RunAccount,
     TrialAccount,
 )
-from steno_proxy.store.run_interface import alive, superseded
-from steno_proxy.store.settlement import TRAIN, EndedTrial, Tokens
+from steno_proxy.store.runs.interface import alive, superseded
+from steno_proxy.store.runs.settlement import TRAIN, EndedTrial, Tokens
 
 # -- what becomes of trials
 

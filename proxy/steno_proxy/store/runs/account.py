@@ -1,4 +1,4 @@
-"""What a run keeps of its groups, trials, leases and tokens (I4). What may become of them, `run_decisions.py` says.
+"""What a run keeps of its groups, trials, leases and tokens (I4). What may become of them, `runs/decisions.py` says.
 
 A store that holds only parts of a run (Redis) gives a `RunAccount` of its own, which reads like a whole one. Times are Unix
 seconds.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from steno.contracts.records import Group
-from steno_proxy.store.settlement import Tokens
+from steno_proxy.store.runs.settlement import Tokens
 
 REQUEST_TTL_S = 300.0
 """How long a request for leases is remembered, for the caller whose answer was lost: longer than any client goes on asking."""

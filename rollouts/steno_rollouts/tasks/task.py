@@ -24,8 +24,8 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.json_limits import storable
-from steno_rollouts.rows import Row, as_json, is_rows, rows, shown
-from steno_rollouts.selection import TaskSelection, lookup
+from steno_rollouts.tasks.rows import Row, as_json, is_rows, rows, shown
+from steno_rollouts.tasks.selection import TaskSelection, lookup
 
 INSTRUCTION = "instruction.md"
 CONFIGURATION = "task.toml"

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from steno.contracts.chat import Message, Tool
-from steno_proxy.sessions.call_ids import parse_call_id
+from steno_proxy.sessions.messages.call_ids import parse_call_id
 
 DIGEST_BYTES = 16
 SYSTEM, USER, ASSISTANT, TOOL, OTHER = (ord(letter) for letter in "suato")

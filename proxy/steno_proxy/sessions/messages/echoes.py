@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steno.contracts.chat import Message
-from steno_proxy.sessions.call_ids import parse_call_id
-from steno_proxy.sessions.cuts import is_beginning, same_calls, text_of
-from steno_proxy.sessions.normalise import message_digest
+from steno_proxy.sessions.messages.call_ids import parse_call_id
+from steno_proxy.sessions.messages.cuts import is_beginning, same_calls, text_of
+from steno_proxy.sessions.messages.normalise import message_digest
 
 
 class EchoedAs(StrEnum):

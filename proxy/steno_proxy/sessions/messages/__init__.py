@@ -1,0 +1,1 @@
+"""When two messages are the same message, however a client wrote it back. Pure."""
