@@ -34,7 +34,8 @@ from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.run import loop as loop_module
-from steno_trainer.run.loop import Loop, SampleLimits, TrainingState
+from steno_trainer.run.loop import Loop, SampleLimits
+from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import StepReport
 from steno_trainer.step.step_plan import StepBatch

@@ -24,8 +24,10 @@ from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import NotFinite, PushFailed
+from steno_trainer.run import ending
 from steno_trainer.run import loop as loop_module
-from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Loop, SampleLimits, TrainingState
+from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Loop, SampleLimits
+from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
 from steno_trainer.step.step import StepReport
@@ -319,7 +321,7 @@ async def test_who_is_superseded_ends_without_a_checkpoint() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is waited for at the end, in the time of a test."""
-    monkeypatch.setattr(loop_module, "ENDING_S", 0.2)
+    monkeypatch.setattr(ending, "ENDING_S", 0.2)
     monkeypatch.setattr(feed_module, "GIVE_BACK_S", 0.2)
 
 

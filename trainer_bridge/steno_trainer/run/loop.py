@@ -16,27 +16,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from steno.contracts.errors import StenoError, Superseded
 from steno.contracts.leases import RunView
-from steno.contracts.training_steps import TrainingStep
-from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
-from steno_trainer.data.ledger import Account, Ledger, Reason
+from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.rows import TrainingTerms
-from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.errors import NotFinite, PushFailed
 from steno_trainer.reporting.console import ConsoleView
 from steno_trainer.reporting.step_posts import Annotations, StepPosts, annotations_of
-from steno_trainer.reporting.trackers import Trackers, outcomes
+from steno_trainer.reporting.trackers import Trackers
+from steno_trainer.run.ending import Ending
+from steno_trainer.run.step_numbers import append_line, metrics_line, shown_step
+from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import assemble
 from steno_trainer.step.step import StepReport
@@ -52,41 +50,9 @@ OVER_S = 5.0
 """Between two questions whether rollouts are over, while groups are waited for."""
 LOOK_S = 0.05
 """Between looks at how far a push is."""
-ENDING_S = 10.0
-"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away
-learns the rest from the next start."""
 
 Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
 """(step, version) -> numbers by names of `measures`; nothing, where none is due."""
-
-
-@dataclass
-class TrainingState:
-    """Of a run: what its checkpoint has beside weights and optimizer.
-
-    run: its name. history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is
-    in this state and whose acknowledgement is not confirmed yet.
-    """
-
-    run: str
-    history: VersionHistory
-    ledger: Ledger = field(default_factory=Ledger)
-    trained: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, saved: RunState) -> TrainingState:
-        return cls(saved.run_id, saved.history, saved.read_ledger(), set(saved.trained_groups))
-
-    def saved(self) -> RunState:
-        return RunState.of(self.run, self.history, self.ledger, self.trained)
-
-    @property
-    def step(self) -> int:
-        return self.history.current.step
-
-    @property
-    def version(self) -> PolicyVersion:
-        return self.history.current
 
 
 class RunStatus(Protocol):
@@ -124,17 +90,16 @@ class Loop:
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._skipped = 0  # steps in a row that changed no weight
-        self._stop = asyncio.Event()
-        self._ending_s = ENDING_S
+        self._ending = Ending()
 
     def stop(self) -> None:
         """End after the step that runs, with a checkpoint."""
-        self._stop.set()
+        self._ending.wanted.set()
 
     def fail(self, error: BaseException) -> None:
         """End after the duty that runs, without a checkpoint: `run` raises this."""
         self._failure = self._failure or error
-        self._stop.set()
+        self._ending.wanted.set()
 
     async def run(self) -> None:
         """Until `total_steps`, until rollouts are over and all is trained, or `stop`.
@@ -153,7 +118,7 @@ class Loop:
         while not self._finished:
             started = time.monotonic()
             self._view.phase(f"waiting for {self._settings.groups_per_step} groups")
-            groups = await self._unless_stopped(self._take())
+            groups = await self._ending.unless_ending(self._take())
             if groups is None:
                 break
             if not groups:
@@ -166,7 +131,7 @@ class Loop:
             await self._save()
         await self._pushed_or_named()
         self._newest = None
-        await self._patiently(asyncio.gather(*self._serving))
+        await self._ending.patiently(asyncio.gather(*self._serving))
         self._check()
         await self._let_go(self._unserved)
 
@@ -178,7 +143,7 @@ class Loop:
     @property
     def _finished(self) -> bool:
         total = self._settings.total_steps
-        return self._stop.is_set() or (total is not None and self.state.step >= total)
+        return self._ending.wanted.is_set() or (total is not None and self.state.step >= total)
 
     # -- a step ------------------------------------------------------------------------------------------------------------
 
@@ -255,7 +220,7 @@ class Loop:
         for group_id, (reason, why) in left_out.items():
             logger.error("group %s is not trained (%s): %s", group_id, reason, why)
             line = {"run": self.state.run, "step": self.state.step, "group": group_id, "reason": reason, "why": why}
-            await asyncio.to_thread(_append, path, json.dumps(line) + "\n")
+            await asyncio.to_thread(append_line, path, json.dumps(line) + "\n")
 
     async def _count_skipped(self, updated: bool) -> None:
         """Raises: NotFinite: so many steps in a row changed nothing that the weights are to blame, and not the groups."""
@@ -292,7 +257,7 @@ class Loop:
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
         if served := [group_id for group_id in unsaved if group_id not in self._unserved]:
-            await self._patiently(self._feed.acknowledge(served))
+            await self._ending.patiently(self._feed.acknowledge(served))
         return seconds
 
     async def _let_go(self, groups: Sequence[str]) -> None:
@@ -300,8 +265,8 @@ class Loop:
         groups = [group_id for group_id in groups if group_id in self._unserved]
         self._unserved = [group_id for group_id in self._unserved if group_id not in groups]
         if durable := [group_id for group_id in groups if group_id not in self._unsaved]:
-            await self._patiently(self._feed.acknowledge(durable))
-        await self._patiently(self._feed.used([group_id for group_id in groups if group_id in self._unsaved]))
+            await self._ending.patiently(self._feed.acknowledge(durable))
+        await self._ending.patiently(self._feed.used([group_id for group_id in groups if group_id in self._unsaved]))
 
     # -- weights ------------------------------------------------------------------------------------------------------------
 
@@ -312,7 +277,7 @@ class Loop:
         self._view.phase("pushing the first weights")
         await self._publish()
         await self._pushed_or_named()
-        if not self._pushed and not self._stop.is_set():
+        if not self._pushed and not self._ending.wanted.is_set():
             failed = self._newest.failed if self._newest is not None else {}
             why = "".join(f"; worker {worker_id}: {reason}" for worker_id, reason in failed.items())
             raise PushFailed(f"no worker serves {self.state.version}{why}")
@@ -371,16 +336,16 @@ class Loop:
     async def _pushed_or_named(self) -> None:
         if self._pushing is not None:
             pushing, self._pushing = self._pushing, None
-            await self._patiently(pushing)
+            await self._ending.patiently(pushing)
 
     # -- numbers ------------------------------------------------------------------------------------------------------------
 
     async def _evaluated(self) -> dict[str, float]:
-        if self._evaluate is None or self._stop.is_set():
+        if self._evaluate is None or self._ending.wanted.is_set():
             return {}
         self._view.phase("evaluating, where it is due")
         await self._pushed_or_named()
-        values = await self._unless_stopped(self._evaluate(self.state.step, str(self.state.version))) or {}
+        values = await self._ending.unless_ending(self._evaluate(self.state.step, str(self.state.version))) or {}
         if "eval/reward" in values:
             self._view.evaluated(self.state.step, values["eval/reward"])
         return values
@@ -388,7 +353,7 @@ class Loop:
     async def _queue(self) -> dict[str, float]:
         values = {"queue/waiting_groups": float(self._feed.waiting)}
         try:
-            run = await self._unless_stopped(self._status.run(self._settings.run))
+            run = await self._ending.unless_ending(self._status.run(self._settings.run))
         except StenoError as error:
             if not error.retryable:
                 raise
@@ -417,7 +382,7 @@ class Loop:
         self._view.stepped(str(state.version), values, total, touched)
         if self._settings.metrics_file is not None:
             line = metrics_line(state, values, touched, stepped)
-            await asyncio.to_thread(_append, self._settings.metrics_file, line)
+            await asyncio.to_thread(append_line, self._settings.metrics_file, line)
         if self._posts is not None and (step := shown_step(state, values, groups, stepped)) is not None:
             self._posts.post(step, seen)
 
@@ -426,82 +391,3 @@ class Loop:
         if differences_N is None:
             return None
         return lambda: annotations_of(batch.rows, differences_N, batch.advantages, step=step, version=version)
-
-    async def _unless_stopped(self, wait: Awaitable[Any]) -> Any:
-        """What is awaited, or None once `stop` was called. It is cancelled then."""
-        waiting = asyncio.ensure_future(wait)
-        stopping = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
-            waiting.cancel()
-            await self._while_ending(waiting)
-            return None
-        finally:
-            for task in (waiting, stopping):
-                task.cancel()
-
-    async def _patiently(self, told: Awaitable[Any]) -> None:
-        """What waits for the proxy, or for workers: to its end, but not for long once `stop` was called."""
-        telling = asyncio.ensure_future(told)
-        stopping = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({telling, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await self._while_ending(telling)
-            if telling.done():
-                telling.result()
-            else:
-                logger.warning("the proxy does not answer, and this trainer stops: its next start will report the rest")
-        finally:
-            for task in (telling, stopping):
-                task.cancel()
-
-    async def _while_ending(self, task: asyncio.Future[Any]) -> None:
-        """Until it is done, for as much of `ENDING_S` as is left."""
-        if not task.done():
-            since = time.monotonic()
-            await asyncio.wait({task}, timeout=self._ending_s)
-            self._ending_s = max(0.0, self._ending_s - (time.monotonic() - since))
-
-
-def shown_step(
-    state: TrainingState, values: Mapping[str, float], groups: Sequence[str], stepped: bool
-) -> TrainingStep | None:
-    """What the proxy is told of a step. Where no weight changed, the numbers of the step before stay: only an evaluation is
-    added to them."""
-    if not stepped:
-        values = {name: value for name, value in values.items() if name.startswith("eval/")}
-        if not values:
-            return None
-    finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
-    ledger = outcomes(state.ledger.total()) if stepped else {}
-    return TrainingStep(
-        step=state.step, version=str(state.version), at=time.time(), values=finite, ledger=ledger, groups=list(groups[:4096]),
-    )  # fmt: skip
-
-
-def metrics_line(state: TrainingState, values: dict[str, float], touched: Mapping[str, Account], stepped: bool) -> str:
-    """One line of the metrics file: what the step measured, and the books so far, over all versions and of those that the step
-    touched. stepped: False: there was nothing to train, or it is the evaluation before the first step."""
-    body = {
-        "step": state.step,
-        "version": str(state.version),
-        "time": time.time(),
-        "stepped": stepped,
-        "values": values,
-        "ledger": _plain(state.ledger.total()),
-        "ledger_by_version": {version: _plain(account) for version, account in touched.items()},
-    }
-    return json.dumps(body) + "\n"
-
-
-def _plain(account: Account) -> dict[str, Any]:
-    untrained = {reason.value: tokens for reason, tokens in account.untrained.items()}
-    return {"sampled": account.sampled, "trained": account.trained, "untrained": untrained}
-
-
-def _append(file: Path, line: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as out:
-        out.write(line)

@@ -46,8 +46,9 @@ from steno_trainer.reporting.trackers import (
     WeightsAndBiases,
     check_installed,
 )
-from steno_trainer.run.loop import Evaluate, Loop, SampleLimits, TrainingState
+from steno_trainer.run.loop import Evaluate, Loop, SampleLimits
 from steno_trainer.run.tenure import LEAVE_S, TenureHolder
+from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
 from steno_trainer.step.scoring import PolicyProbe

@@ -1,0 +1,60 @@
+"""How a trainer ends in good time, whatever it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+ENDING_S = 10.0
+"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away
+learns the rest from the next start."""
+
+
+class Ending:
+    """The end of a trainer. wanted: set once the trainer is to end, after the step that runs."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        self._left_s = ENDING_S
+
+    async def unless_ending(self, wait: Awaitable[Any]) -> Any:
+        """Returns: what is awaited; None once the trainer is to end: what was waited for is cancelled then."""
+        waiting = asyncio.ensure_future(wait)
+        stopping = asyncio.create_task(self.wanted.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            waiting.cancel()
+            await self._while_ending(waiting)
+            return None
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+
+    async def patiently(self, told: Awaitable[Any]) -> None:
+        """What waits for the proxy, or for workers: to its end, but not for long once the trainer is to end."""
+        telling = asyncio.ensure_future(told)
+        stopping = asyncio.create_task(self.wanted.wait())
+        try:
+            await asyncio.wait({telling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await self._while_ending(telling)
+            if telling.done():
+                telling.result()
+            else:
+                logger.warning("the proxy does not answer, and this trainer stops: its next start will report the rest")
+        finally:
+            for task in (telling, stopping):
+                task.cancel()
+
+    async def _while_ending(self, task: asyncio.Future[Any]) -> None:
+        """Until it is done, for as much of `ENDING_S` as is left."""
+        if not task.done():
+            since = time.monotonic()
+            await asyncio.wait({task}, timeout=self._left_s)
+            self._left_s = max(0.0, self._left_s - (time.monotonic() - since))
