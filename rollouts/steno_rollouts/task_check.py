@@ -72,7 +72,7 @@ class CheckedTask:
         return all(verdict.holds for verdict in self.verdicts)
 
 
-class SaidTranscript(TrialTranscript):
+class PrintedTranscript(TrialTranscript):
     """Of a run that asked no model: what it printed, as the last reply."""
 
     def __init__(self, stdout: Path) -> None:
@@ -99,7 +99,7 @@ class TaskCheck:
         """Raises: ConfigError: a placeholder of `oracle` that some task has no field for."""
         self._prepared = prepared
         if oracle:
-            check_command(oracle, map(_told_all, prepared.tasks))
+            check_command(oracle, map(_with_hidden, prepared.tasks))
         self._oracle = tuple(oracle) if prepared.engine is not None else located(oracle)
         local = LocalExecutor(prepared.settings.grace_s)
         self._executor: Executor = prepared.executor() if prepared.engine is not None else local
@@ -145,7 +145,7 @@ class TaskCheck:
             session=Session(trial_id=folder.name, created_at=0.0, updated_at=0.0),
             urls=dict.fromkeys(("openai", "anthropic", "gemini"), f"{NOWHERE}/{folder.name}"),
         )
-        told = _told_all(task) if who == "oracle" and self._oracle else task
+        told = _with_hidden(task) if who == "oracle" and self._oracle else task
         work, variables = await self._executor.prepare(folder, trial, told, RunnerOptions((), "", folder).inherited)
         job = TrialJob(
             folder.name, _NOTHING, variables, folder, work, self._prepared.settings.timeout_s or task.timeout_s or
@@ -186,13 +186,13 @@ class TaskCheck:
         assert task is not None
         if reward is None:
             return await self._executor.verify(job, played=True)
-        transcript = SaidTranscript(job.stdout)
+        transcript = PrintedTranscript(job.stdout)
         return await reward(
             FinishedTrial(task, job.workdir, ended.code, job.stdout, job.stderr, job.trial_id, transcript)
         )
 
 
-def _told_all(task: Task) -> Task:
+def _with_hidden(task: Task) -> Task:
     """With nothing withheld."""
     return replace(task, fields={**task.fields, **task.hidden}, hidden={})
 

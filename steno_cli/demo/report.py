@@ -66,12 +66,12 @@ def _turns(turns: Sequence[Turn]) -> Table:
             str(turn.completion_tokens),
             f"{sum(logprobs) / len(logprobs):.4f}" if logprobs else "-",
             ", ".join(span.version for span in turn.versions),
-            Text(_said(turn)),
+            Text(_reply_text(turn)),
         )
     return table
 
 
-def _said(turn: Turn) -> str:
+def _reply_text(turn: Turn) -> str:
     calls = [call["function"] for call in turn.reply.get("tool_calls") or []]
     return str(turn.reply.get("content") or "").strip() or ", ".join(
         f"{call['name']}({', '.join(map(str, json.loads(call['arguments']).values()))})" for call in calls

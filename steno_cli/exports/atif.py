@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from steno.contracts.records import Sample, Session, Turn, bytes_to_floats, bytes_to_ids
-from steno_cli.exports.branches import Branch, branches_of, delegations, said_something
+from steno_cli.exports.branches import Branch, branches_of, delegations, has_reply
 
 VERSION = "ATIF-v1.7"
 _MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
@@ -143,12 +143,12 @@ class _Document:
         }
         if model := _model(turn):
             step["model_name"] = model
-        step |= _said(turn.reply) | {"metrics": self._metrics(turn, copied=copied), "llm_call_count": 1}
+        step |= _message_step(turn.reply) | {"metrics": self._metrics(turn, copied=copied), "llm_call_count": 1}
         step["extra"] = changed | _known(
             turn_id=turn.turn_id, finish_reason=turn.finish_reason, fork_reason=turn.fork_reason,
             partial=turn.partial or None, error=turn.error, unreadable=turn.unreadable, delivered=turn.delivered,
             retry_of=turn.retry_of, superseded_by=turn.superseded_by, dialect=turn.dialect, worker_id=turn.worker_id or None,
-            said_nothing=None if said_something(turn) else True,
+            said_nothing=None if has_reply(turn) else True,
         )  # fmt: skip
         self._add(step, copied=copied)
 
@@ -183,7 +183,7 @@ class _Document:
         if role == "tool":
             self._result(message, at, copied=copied)
         elif role == "assistant":
-            self._add({"timestamp": at, "source": "agent"} | _said(message), copied=True)
+            self._add({"timestamp": at, "source": "agent"} | _message_step(message), copied=True)
         else:
             source = "system" if role == "system" else "user"
             self._add({"timestamp": at, "source": source, "message": _content(message["content"])}, copied=copied)
@@ -201,7 +201,7 @@ class _Document:
         )
 
 
-def _said(message: dict[str, Any]) -> dict[str, Any]:
+def _message_step(message: dict[str, Any]) -> dict[str, Any]:
     step: dict[str, Any] = {"message": _content(message.get("content") or "")}
     if reasoning := message.get("reasoning_content"):
         step["reasoning_content"] = reasoning

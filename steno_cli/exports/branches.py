@@ -37,7 +37,7 @@ def branches_of(turns: Sequence[Turn]) -> list[Branch]:
     leaves: list[Turn] = []
     for turn in sorted(turns, key=lambda turn: turn.index, reverse=True):  # children come after their parents
         if turn.turn_id not in inner:
-            if not said_something(turn) or turn.superseded_by is not None:
+            if not has_reply(turn) or turn.superseded_by is not None:
                 continue
             leaves.append(turn)
         if turn.parent_id is not None:
@@ -54,7 +54,7 @@ def branches_of(turns: Sequence[Turn]) -> list[Branch]:
     return found
 
 
-def said_something(turn: Turn) -> bool:
+def has_reply(turn: Turn) -> bool:
     reply = turn.reply
     return bool(
         turn.completion_ids

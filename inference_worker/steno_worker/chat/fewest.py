@@ -64,7 +64,7 @@ class FewestTokens:
         """Raises: ContextOverflow: a text that is long to tokenise can't be as few tokens as fit."""
         self._check(text, 0, context_tokens, field)
 
-    def check_said(self, messages: Sequence[Message], context_tokens: int) -> None:
+    def check_messages(self, messages: Sequence[Message], context_tokens: int) -> None:
         """The same of what users say in these messages, before it is rendered: any template says all of it, but for space around
         it. Others' words may be left out (reasoning, calls), and the rendered text is checked in any case."""
         fewest = 0

@@ -91,7 +91,7 @@ class HfChatFormat:
                     field=f"chat_template_kwargs.{key}",
                 )
         if self._context_tokens is not None:
-            self._fewest.check_said(messages, self._context_tokens)
+            self._fewest.check_messages(messages, self._context_tokens)
         try:
             text = self._template([self._plain(message) for message in messages], list(tools) or None, **options)
         except _TEMPLATE_FAILURES as refusal:

@@ -44,7 +44,7 @@ class ForkHistory:
         self._openings: set[bytes] = set()
         self._replies: dict[bytes, int] = {}
 
-    def said(self, node: int, digest: bytes) -> None:
+    def note_message(self, node: int, digest: bytes) -> None:
         """A message was recorded at a node."""
         trie = self._trie
         if trie.flags[trie.above[node]] & LEAD and not trie.flags[node] & LEAD:

@@ -111,7 +111,7 @@ class RecognisedMessages(NamedTuple):
         """As `Tree.recognise` wants them."""
         return [echoed_ids(message) for message in self.messages]
 
-    def said(self, places: int) -> int:
+    def messages_in(self, places: int) -> int:
         """How many of the client's messages stand in the first `places`."""
         return places + sum(unit.end - unit.start - 1 for place, unit in self.units.items() if place < places)
 
@@ -166,7 +166,7 @@ def read(said: RequestMessages, at: ReadPosition) -> RecognisedMessages:
 
 def settled(said: RequestMessages, form: RecognisedMessages, places: int) -> RecognisedMessages:
     """The same if only its first `places` are gone on from: all others are what the client said, in the format's own manner."""
-    at = form.said(places)
+    at = form.messages_in(places)
     kept = [unit for unit in form.units.values() if unit.end <= at]
     units = [*kept, *_own(said, at)]
     return form if units == list(form.units.values()) else _form(said, units)

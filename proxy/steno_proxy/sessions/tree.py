@@ -132,7 +132,7 @@ class Tree:
             ends -= 1
         return len(nodes) - 1, nodes[-1], ends
 
-    def asked(self, digests: Sequence[bytes], tools: bytes, options: bytes, *, after: int = -1) -> list[int]:
+    def turns_asked(self, digests: Sequence[bytes], tools: bytes, options: bytes, *, after: int = -1) -> list[int]:
         """Turns that were asked exactly these messages (after turn `after`), under these tools and options; newest first.
 
         Linear in how many there are, so not for every request. Turns added as running are not reliably among them, nor kept out.
@@ -144,11 +144,11 @@ class Tree:
         """The same of a node, as far as they are wanted."""
         number = self._trie.asked_at[node]
         while number >= 0:
-            if self.was_asked(number, node, tools, options):
+            if self.has_prompt(number, node, tools, options):
                 yield number
             number = self._asked_before[number]
 
-    def was_asked(self, number: int, node: int, tools: bytes, options: bytes) -> bool:
+    def has_prompt(self, number: int, node: int, tools: bytes, options: bytes) -> bool:
         """Whether this turn was asked at this node, under these tools and options, and has a reply there."""
         if self._trie.above[self._ends[number]] != node:
             return False
@@ -181,7 +181,7 @@ class Tree:
         asked = self._ends[row.parent] if row.parent >= 0 else ROOT
         for digest in digests:
             asked = trie.grow(asked, digest)
-            history.said(asked, digest)
+            history.note_message(asked, digest)
         context = self._contexts.setdefault((row.tools, row.options), len(self._keys))
         if context == len(self._keys):
             self._keys.append((row.tools, row.options))
@@ -199,7 +199,7 @@ class Tree:
             self._flags[row.parent] |= PARENTED
         if not running:
             self._reply(number, row, reply)
-        self._note_asked(number, asked)
+        self._note_prompt(number, asked)
         return number
 
     def _shared_key(self, key: bytes) -> bytes:
@@ -324,7 +324,7 @@ class Tree:
         self._prefer(self._best, (node, context), number)
         self._prefer(self._best, (node, context, self._anchors[number]), number)
 
-    def _note_asked(self, number: int, node: int) -> None:
+    def _note_prompt(self, number: int, node: int) -> None:
         trie = self._trie
         first = trie.asked_at[node]
         trie.asked_at[node] = number

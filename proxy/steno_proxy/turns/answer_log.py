@@ -95,7 +95,7 @@ class LogReader:
             return b"".join([*self._openings.values(), self._writer.broken(error)])
         return self._dialect.broken(error)
 
-    def told(self) -> set[int]:
+    def written_choices(self) -> set[int]:
         """Return the indexes of the choices for which events were written."""
         return {index for index, opening in self._openings.items() if not opening}
 
@@ -163,7 +163,7 @@ class AnswerLog:
     def remove(self, reader: LogReader) -> None:
         self.joined.remove(reader)
         self._readers = (self.first, *self.joined)
-        self._told |= reader.told()
+        self._told |= reader.written_choices()
 
     def accept(self) -> None:
         for reader in self._readers:
@@ -214,9 +214,9 @@ class AnswerLog:
         except TimeoutError:
             self.first.client.gone = True
 
-    def untold(self, index: int) -> bool:
+    def nothing_written(self, index: int) -> bool:
         """Whether no reader was told anything of this choice."""
-        return index not in self._told and not any(index in reader.told() for reader in self._readers)
+        return index not in self._told and not any(index in reader.written_choices() for reader in self._readers)
 
     def has_whole(self) -> bool:
         """Whether some reader gets the answer as one body, which is sent right after the commit."""

@@ -184,7 +184,11 @@ async def _echo(
     newest = (n for n in tree.asked_at(at.node, said.tools, said.options) if n not in running)
     candidates = list(islice(newest, MOST_CANDIDATES))
     named = tree.number(next(filter(None, (named_turn(message) for _, message in forms)), ""))
-    if named >= 0 and named not in (*candidates, *running) and tree.was_asked(named, at.node, said.tools, said.options):
+    if (
+        named >= 0
+        and named not in (*candidates, *running)
+        and tree.has_prompt(named, at.node, said.tools, said.options)
+    ):
         candidates = [named, *candidates[: MOST_CANDIDATES - 1]]
     candidates.sort(key=lambda n: (n != named, tree.partial(n)))
     for number in candidates:

@@ -59,14 +59,14 @@ async def from_record(
     key = origin.key(after, messages, plan.job.prompt_ids, plan.job.tools, plan.options)
     answer = origin.answer(key, asked.n, used)
     if answer is not None:
-        return await _told(recorder, recording, dialect, asked, plan, client, clock(), origin, answer)
+        return await _record_and_replay(recorder, recording, dialect, asked, plan, client, clock(), origin, answer)
     if _is_past(recording, origin):
         return plan
     if origin.fork.resample and key == origin.forked.asked:
         recording.replaying.add(origin.forked.turn_id)
         return await _same_prompt(recorder, origin, plan)
     if (again := origin.last_answer(key, asked.n)) is not None:  # its client had not got it, or asks once more
-        return await _told(recorder, recording, dialect, asked, plan, client, clock(), origin, again)
+        return await _record_and_replay(recorder, recording, dialect, asked, plan, client, clock(), origin, again)
     raise await _diverged(recorder, recording, asked, plan, clock(), origin, used)
 
 
@@ -115,7 +115,7 @@ async def _same_prompt(recorder: Recorder, origin: ForkOrigin, plan: Plan) -> Pl
 # -- told again
 
 
-async def _told(
+async def _record_and_replay(
     recorder: Recorder, recording: Recording, dialect: Dialect, asked: CanonicalRequest, plan: Plan, client: TurnClient,
     now: float, origin: ForkOrigin, answer: OriginAnswer,
 ) -> Replay:  # fmt: skip

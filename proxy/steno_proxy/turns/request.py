@@ -291,7 +291,7 @@ class Request:
             except PASSING as error:
                 if self._failure is not None:
                     raise
-                untold = self.log.untold(choice.index) and not choice.saving
+                untold = self.log.nothing_written(choice.index) and not choice.saving
                 await go_on(self._turns.hub, choice, self.plan, error, untold=untold)
                 if self._failure is not None:
                     choice.stream.cancel(self._failure.code)

@@ -125,7 +125,7 @@ async def on_record(
     """
     tree, n = recording.tree, sought.asked.n
     answers: dict[str, _Answer] = {}
-    for number in islice(_asked_alike(recording, sought.plan), MOST_TURNS):
+    for number in islice(_same_prompt(recording, sought.plan), MOST_TURNS):
         turns = await recorder.store.turns(recording.trial_id, start=number, limit=1)
         for turn in turns:
             if sought.is_of(turn):
@@ -143,14 +143,14 @@ async def on_record(
     return RecordedAnswer(best.turns, whole)
 
 
-def _asked_alike(recording: Recording, plan: Plan) -> Iterable[int]:
+def _same_prompt(recording: Recording, plan: Plan) -> Iterable[int]:
     """Numbers of the turns that were asked these messages in this place, and do not run here; newest first."""
     tree = recording.tree
     if plan.is_prompt:
         prompt = plan.job.prompt_ids if plan.job.prompt_ids is not None else (plan.job.prompt_text or "").encode()
-        numbers = tree.asked([prompt_index.prompt_digest(prompt)], plan.tools, plan.options, after=plan.parent)
+        numbers = tree.turns_asked([prompt_index.prompt_digest(prompt)], plan.tools, plan.options, after=plan.parent)
     else:
-        numbers = tree.asked(plan.digests, plan.tools, plan.options)
+        numbers = tree.turns_asked(plan.digests, plan.tools, plan.options)
     running = set(recording.open_here.values())
     return (n for n in numbers if n not in running and tree.parents[n] in (plan.parent, -1))
 

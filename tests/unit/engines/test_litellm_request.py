@@ -9,7 +9,7 @@ import pytest
 from steno.contracts.chat import Job, ResponseFormat, Sampling
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import ids_to_bytes
-from steno_worker.engines.litellm.request import MOVED, asked_of
+from steno_worker.engines.litellm.request import MOVED, litellm_request
 
 ALL = frozenset(
     "temperature top_p presence_penalty frequency_penalty seed stop max_tokens logit_bias logprobs top_logprobs tools "
@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 def test_what_is_at_its_default_is_not_sent() -> None:
-    assert asked_of(Job(messages=HI, tools=TOOLS), "openai", ALL).arguments == {"messages": HI, "tools": TOOLS}
+    assert litellm_request(Job(messages=HI, tools=TOOLS), "openai", ALL).arguments == {"messages": HI, "tools": TOOLS}
 
 
 def test_everything_that_a_model_takes_is_sent() -> None:
@@ -30,7 +30,7 @@ def test_everything_that_a_model_takes_is_sent() -> None:
         messages=HI, tools=TOOLS, tool_choice="function:look", parallel_tool_calls=False, sampling=law, top_logprobs=2,
         response_format=schema, template_kwargs={"reasoning_effort": "low", "enable_thinking": False},
     )  # fmt: skip
-    asked = asked_of(job, "hosted_vllm", ALL)
+    asked = litellm_request(job, "hosted_vllm", ALL)
     assert asked.dropped == [] and asked.law == law
     assert asked.arguments == {
         "messages": HI, "temperature": 0.0, "top_p": 0.5, "seed": 0, "stop": ["x"], "max_tokens": 9,
@@ -46,7 +46,7 @@ def test_everything_that_a_model_takes_is_sent() -> None:
 def test_what_a_model_does_not_take_is_left_out_named_and_gone_from_the_law() -> None:
     law = Sampling(temperature=0.3, top_k=5, seed=1, max_tokens=9)
     job = Job(messages=HI, sampling=law, top_logprobs=0, template_kwargs={"enable_thinking": True})
-    asked = asked_of(job, "openai", frozenset({"temperature", "max_tokens"}))
+    asked = litellm_request(job, "openai", frozenset({"temperature", "max_tokens"}))
     assert asked.arguments == {"messages": HI, "temperature": 0.3, "max_tokens": 9}
     assert sorted(asked.dropped) == ["chat_template_kwargs", "logprobs", "seed", "top_k"]
     assert asked.law == Sampling(temperature=0.3, max_tokens=9)
@@ -62,18 +62,18 @@ def test_what_a_model_does_not_take_is_left_out_named_and_gone_from_the_law() ->
 )
 def test_what_would_make_another_answer_is_refused_by_name(job: Job, field: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        asked_of(job, "openai", frozenset({"temperature"}))
+        litellm_request(job, "openai", frozenset({"temperature"}))
     assert refused.value.field == field
 
 
 def test_a_plain_prompt_is_sent_as_one() -> None:
-    assert asked_of(Job(prompt_text="once"), "openai", ALL).arguments == {"prompt": "once"}
+    assert litellm_request(Job(prompt_text="once"), "openai", ALL).arguments == {"prompt": "once"}
 
 
 def test_content_beside_calls_is_null_where_there_is_none() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     job = Job(messages=[*HI, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    assert asked_of(job, "openai", ALL).arguments["messages"][1] == {
+    assert litellm_request(job, "openai", ALL).arguments["messages"][1] == {
         "role": "assistant", "content": None, "tool_calls": [call],
     }  # fmt: skip
     assert job.messages[1]["content"] == ""
@@ -89,7 +89,7 @@ def said(*texts: str) -> list[dict[str, Any]]:
 
 def test_images_of_users_are_sent_as_they_are() -> None:
     messages = [{"role": "user", "content": [*said("look"), picture()]}]
-    assert asked_of(Job(messages=messages), "openai", ALL).arguments["messages"] == messages
+    assert litellm_request(Job(messages=messages), "openai", ALL).arguments["messages"] == messages
 
 
 def test_images_of_results_stand_after_the_last_result_where_a_provider_takes_none_there() -> None:
@@ -100,7 +100,7 @@ def test_images_of_results_stand_after_the_last_result_where_a_provider_takes_no
         {"role": "tool", "tool_call_id": "c", "content": [two]},
     ]
     messages = [*HI, *results, {"role": "user", "content": "well?"}, {**results[2]}]
-    assert asked_of(Job(messages=messages), "openai", ALL).arguments["messages"] == [
+    assert litellm_request(Job(messages=messages), "openai", ALL).arguments["messages"] == [
         *HI,
         {"role": "tool", "tool_call_id": "a", "content": said("red", MOVED)},
         results[1],
@@ -110,4 +110,4 @@ def test_images_of_results_stand_after_the_last_result_where_a_provider_takes_no
         {"role": "tool", "tool_call_id": "c", "content": said(MOVED)},
         {"role": "user", "content": [two]},
     ]
-    assert asked_of(Job(messages=messages), "anthropic", ALL).arguments["messages"] == messages
+    assert litellm_request(Job(messages=messages), "anthropic", ALL).arguments["messages"] == messages

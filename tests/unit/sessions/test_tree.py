@@ -251,11 +251,11 @@ def test_all_turns_that_were_asked_exactly_this_are_found_newest_first():
     digests = [message_digest(message) for message in messages]
     tools, options = tools_digest(TOOLS), options_digest({})
     tree = recorded.tree
-    assert tree.asked(digests, tools, options) == [4, 3]
-    assert tree.asked(digests[-1:], tools, options, after=2) == [4, 3]
-    assert tree.asked(digests[:2], tools, options) == [0]
-    assert tree.asked(digests, tools_digest([]), options) == [5]
-    assert tree.asked([*digests, digests[0]], tools, options) == []
-    assert tree.asked(digests, tools_digest([TOOLS[0]] * 3), options) == []
+    assert tree.turns_asked(digests, tools, options) == [4, 3]
+    assert tree.turns_asked(digests[-1:], tools, options, after=2) == [4, 3]
+    assert tree.turns_asked(digests[:2], tools, options) == [0]
+    assert tree.turns_asked(digests, tools_digest([]), options) == [5]
+    assert tree.turns_asked([*digests, digests[0]], tools, options) == []
+    assert tree.turns_asked(digests, tools_digest([TOOLS[0]] * 3), options) == []
     assert (tree.gone_on(2), tree.gone_on(3)) == (True, False)
     assert tree.along([*digests, digests[0]], 0, len(digests) + 1, 0, b"", b"")[0] == len(digests)

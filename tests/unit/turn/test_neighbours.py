@@ -146,7 +146,7 @@ async def test_echoes_that_are_not_gone_on_from_are_recorded_as_they_were_shown(
     assert (changed.fork_reason, changed.job.messages) == (ForkReason.TOOLS_CHANGED, history)
     third = await trial.said("Three.", *changed.new_messages, tools=TOOL)
     recording = await trial.recorder.enter("t")
-    assert recording.tree.asked(changed.digests, changed.tools, changed.options) == [third]
+    assert recording.tree.turns_asked(changed.digests, changed.tools, changed.options) == [third]
     for replica in (trial.recorder, trial.replica()):
         assert (await trial.asked(*history, reply("Three."), ON, tools=TOOL, recorder=replica)).parent == third
 

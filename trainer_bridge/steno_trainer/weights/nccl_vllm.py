@@ -24,7 +24,7 @@ class VllmGroup:
         fields = meeting.model_dump(exclude={"rank_offsets"})
         self._source = _Round()
         self._engine = NCCLTrainerWeightTransferEngine.trainer_init(
-            NCCLTrainerInitInfo(**fields, rank=0), client=_ToldByTheProxy(), source=self._source
+            NCCLTrainerInitInfo(**fields, rank=0), client=_DrivenByProxy(), source=self._source
         )
 
     def send(self, metas: list[TensorMeta], tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -54,7 +54,7 @@ class _Round(WeightSource):  # type: ignore[misc]  # vLLM is not installed where
         return self._tensors
 
 
-class _ToldByTheProxy:
+class _DrivenByProxy:
     """`VLLMWeightSyncClient`."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...

@@ -45,7 +45,7 @@ class LiteLLMRequest:
     dropped: list[str]
 
 
-def asked_of(job: Job, provider: str, supported: Collection[str]) -> LiteLLMRequest:
+def litellm_request(job: Job, provider: str, supported: Collection[str]) -> LiteLLMRequest:
     """What to send for a job.
 
     Args: supported: names of OpenAI's fields that the model takes, as `litellm.get_supported_openai_params` tells.

@@ -19,7 +19,7 @@ from steno.contracts.records import ForkReason
 from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, Started, StreamEvent
 from steno_worker.engines.litellm.errors import translate
 from steno_worker.engines.litellm.reader import ChunkReader
-from steno_worker.engines.litellm.request import LiteLLMRequest, asked_of
+from steno_worker.engines.litellm.request import LiteLLMRequest, litellm_request
 from steno_worker.interfaces import TokenTally
 from steno_worker.weights.fixed import FixedWeights
 
@@ -81,7 +81,7 @@ class TextEngine(FixedWeights):
 
     async def count(self, job: Job) -> int:
         """As LiteLLM's tokenizers count; for models that it does not know, an estimate."""
-        arguments = asked_of(job, self._provider, self._supported).arguments
+        arguments = litellm_request(job, self._provider, self._supported).arguments
         given: dict[str, Any] = (
             {"text": arguments["prompt"]}
             if "prompt" in arguments
@@ -97,7 +97,7 @@ class TextEngine(FixedWeights):
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """Started comes once the upstream has accepted the request: until then, a failure is an answer with a status."""
-        asked = asked_of(request.job, self._provider, self._supported)
+        asked = litellm_request(request.job, self._provider, self._supported)
         reader = ChunkReader(request.stream, wants_logprobs=request.job.top_logprobs is not None)
         self._waiting += 1
         try:

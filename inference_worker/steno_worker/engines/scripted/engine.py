@@ -147,7 +147,7 @@ class ScriptedTokens:
                 request_of(job, trial_id=request.trial_id if request is not None else "", turn=turn)
             )
             before = bytes_to_ids(request.sampled_ids).tolist() if request is not None else []
-            ids, finish = self._said(reply, law, job, len(before))
+            ids, finish = self._reply_ids(reply, law, job, len(before))
             if ids[: len(before)] != before:
                 raise EngineFailed(
                     f"script {self._script.where}: it gave a different reply than before its worker was lost"
@@ -165,7 +165,7 @@ class ScriptedTokens:
         finally:
             self._running -= 1
 
-    def _said(self, reply: Reply, law: Sampling, job: Job, before: int) -> tuple[list[int], Any]:
+    def _reply_ids(self, reply: Reply, law: Sampling, job: Job, before: int) -> tuple[list[int], Any]:
         """(ids, "stop" | "length" | None: the engine fails after them). The law is that of what follows the first `before`."""
         if reply.token_ids is not None:
             ids = list(reply.token_ids)

@@ -65,7 +65,7 @@ class ScriptFunction:
         try:
             reply = read_reply(answer)
             if reply.error is not None:
-                raise asked_error(*reply.error)
+                raise script_error(*reply.error)
         except (TypeError, ValueError, KeyError) as error:
             shown = repr(answer)
             shown = shown if len(shown) <= 200 else shown[:200] + "…"
@@ -141,7 +141,7 @@ def _normal_call(call: Any, index: int) -> dict[str, Any]:
     }
 
 
-def asked_error(code: str, message: str) -> StenoError:
+def script_error(code: str, message: str) -> StenoError:
     """The error that a script asks for. Raises: ValueError for a code that there is not."""
     if code not in BY_CODE:
         raise ValueError(f"no error has the code {code!r}; there are {', '.join(sorted(BY_CODE))}")

@@ -80,7 +80,7 @@ class BatchThread:
             self._wake.notify()
 
     async def ask(self, work: Callable[[RunningBatch], T]) -> T:
-        """What `work` makes of the batch between two steps. Raises: ValueError of its; EngineFailed, as `fail_asked` says."""
+        """What `work` makes of the batch between two steps. Raises: ValueError of its; EngineFailed, as `fail_waiting` says."""
         assert self._loop is not None
         loop, done = self._loop, self._loop.create_future()
 
@@ -98,7 +98,7 @@ class BatchThread:
         result: T = await done
         return result
 
-    def fail_asked(self, message: str) -> None:
+    def fail_waiting(self, message: str) -> None:
         """Whoever waits for an answer gets none."""
         for asked in list(self._asked):
             _settle(asked, EngineFailed(message))

@@ -282,7 +282,7 @@ class TransformersEngine:
         for inbox in self._inboxes.values():
             inbox.put_nowait(EngineFailed(message))
         self._inboxes.clear()
-        self._thread.fail_asked(message)
+        self._thread.fail_waiting(message)
 
 
 def _checked_config(model_dir: Path) -> Any:

@@ -125,13 +125,13 @@ class GenerationEndpoint:
             raise
         share = self._bodies.inflight.hold(trial_id)
         try:
-            asked, again = await self._asked(trial_id, scope, receive, share)
+            asked, again = await self._read_request(trial_id, scope, receive, share)
             await self._run(trial_id, shown, asked, again, receive, client)
         finally:
             share.close()
             self._rates.leave(trial_id)
 
-    async def _asked(
+    async def _read_request(
         self, trial_id: str, scope: Scope, receive: Receive, share: BodyShare
     ) -> tuple[CanonicalRequest, int]:
         """The request, and how often its client says that it has sent it before. The body itself is not kept."""

@@ -83,10 +83,10 @@ class UnstoredAnswer:
 class CreateResponse(GenerationEndpoint):
     """The endpoint of `POST`, for what comes on a socket."""
 
-    async def _asked(
+    async def _read_request(
         self, trial_id: str, scope: Scope, receive: Receive, share: BodyShare
     ) -> tuple[CanonicalRequest, int]:
-        asked, _ = await super()._asked(trial_id, scope, receive, share)
+        asked, _ = await super()._read_request(trial_id, scope, receive, share)
         asked.stream = True
         scope[_LOCAL].begins(asked)
         return asked, 0

@@ -74,17 +74,17 @@ async def login(request: Request, body: ViewerLogin) -> Response:
     found = services(request)
     if found.keys.enabled:
         value, lasts_s = found.keys.viewer_cookie(body.key.get_secret_value().strip().encode()), viewer_cookie.LASTS_S
-        return _told(request, value, lasts_s)
+        return _with_cookie(request, value, lasts_s)
     return Response(status_code=204)
 
 
 @router.post("/ui/logout")
 async def logout(request: Request) -> Response:
     _own_page(request)
-    return _told(request, "", 0)
+    return _with_cookie(request, "", 0)
 
 
-def _told(request: Request, value: str, lasts_s: int) -> Response:
+def _with_cookie(request: Request, value: str, lasts_s: int) -> Response:
     answer = Response(status_code=204, headers={"cache-control": "no-store"})
     answer.set_cookie(
         viewer_cookie.NAME, value, max_age=lasts_s, path="/", httponly=True, samesite="strict",

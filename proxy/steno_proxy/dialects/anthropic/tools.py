@@ -59,7 +59,7 @@ def _one_of(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
-def _said(text: str, kind: str = "string") -> dict[str, Any]:
+def _described(text: str, kind: str = "string") -> dict[str, Any]:
     return {"type": kind, "description": text}
 
 
@@ -67,18 +67,20 @@ _BASH = (
     "Run a command in a bash shell that stays open: its working directory, variables and background jobs are there for the next "
     "command. Give `command`, or `restart` to begin with a new shell.",
     {
-        "command": _said("The command to run. Needed unless restart is true."),
-        "restart": _said("True: end the shell and begin a new one.", "boolean"),
+        "command": _described("The command to run. Needed unless restart is true."),
+        "restart": _described("True: end the shell and begin a new one.", "boolean"),
     },
     list[str](),
 )
 _FILE_FIELDS: dict[str, Any] = {
-    "file_text": _said("For create: all of the file's text."),
-    "insert_line": _said("For insert: the line after which the text goes; 0 is the beginning of the file.", "integer"),
+    "file_text": _described("For create: all of the file's text."),
+    "insert_line": _described(
+        "For insert: the line after which the text goes; 0 is the beginning of the file.", "integer"
+    ),
     "view_range": _LINES,
 }
 _REPLACED: dict[str, Any] = {
-    "old_str": _said("For str_replace: the text to replace. It must stand in the file exactly once.")
+    "old_str": _described("For str_replace: the text to replace. It must stand in the file exactly once.")
 }
 _MEMORY = (
     "Files that you keep between conversations, under /memories. `view` shows a folder or a file, `create` writes a file, "
@@ -86,13 +88,13 @@ _MEMORY = (
     "and write down what will be needed later.",
     {
         "command": _one_of("view", "create", "str_replace", "insert", "delete", "rename"),
-        "path": _said("A path under /memories. Needed by all but rename."),
+        "path": _described("A path under /memories. Needed by all but rename."),
         **_FILE_FIELDS,
         **_REPLACED,
-        "new_str": _said("For str_replace: what comes in its place."),
-        "insert_text": _said("For insert: the text."),
-        "old_path": _said("For rename: the path as it is."),
-        "new_path": _said("For rename: the path as it shall be."),
+        "new_str": _described("For str_replace: what comes in its place."),
+        "insert_text": _described("For insert: the text."),
+        "old_path": _described("For rename: the path as it is."),
+        "new_path": _described("For rename: the path as it shall be."),
     },
     ["command"],
 )
@@ -112,14 +114,14 @@ def _editor(version: str, most: Any) -> tuple[str, dict[str, Any], list[str]]:
     if isinstance(most, int) and not isinstance(most, bool):
         description += f" A file is shown up to {most} characters."
     # The provider's own newer editors take the text of an insert as `insert_text`, the older ones as `new_str`.
-    new = {"new_str": _said("For str_replace: what comes in its place; nothing if left out.")}
+    new = {"new_str": _described("For str_replace: what comes in its place; nothing if left out.")}
     if version > _UNDO_UNTIL:
-        new["insert_text"] = _said("For insert: the text.")
+        new["insert_text"] = _described("For insert: the text.")
     else:
-        new["new_str"] = _said("For str_replace: what comes in its place. For insert: the text.")
+        new["new_str"] = _described("For str_replace: what comes in its place. For insert: the text.")
     properties = {
         "command": _one_of(*commands),
-        "path": _said("Absolute path of the file or folder."),
+        "path": _described("Absolute path of the file or folder."),
         **_FILE_FIELDS,
         **_REPLACED,
         **new,
@@ -151,14 +153,14 @@ def _computer(path: str, version: str, given: dict[str, Any]) -> tuple[str, dict
         "action": _one_of(*actions),
         "coordinate": point
         | {"description": "For clicks, mouse_move, scroll and the end of left_click_drag: x, y in pixels."},
-        "text": _said("For type: the text. For key and hold_key: the key, or keys joined by +, such as ctrl+s."),
+        "text": _described("For type: the text. For key and hold_key: the key, or keys joined by +, such as ctrl+s."),
     }
     if not first:
         properties |= {
             "start_coordinate": point | {"description": "For left_click_drag: where it begins."},
             "scroll_direction": _one_of("up", "down", "left", "right"),
-            "scroll_amount": _said("For scroll: how many clicks of the wheel.", "integer"),
-            "duration": _said("For hold_key and wait: seconds.", "number"),
+            "scroll_amount": _described("For scroll: how many clicks of the wheel.", "integer"),
+            "duration": _described("For hold_key and wait: seconds.", "number"),
         }
     if version >= _ZOOM_FROM and given.get("enable_zoom") is True:
         properties["action"]["enum"].append("zoom")

@@ -201,7 +201,7 @@ class _ContentsReader:
         response = result.sub("response", {}).given
         given = result.text("id") or ""
         match = self._open.answer(given, name)
-        message: Message = {"role": "tool", "content": content_of([text_part(_said(response)), *images])}
+        message: Message = {"role": "tool", "content": content_of([text_part(_result_text(response)), *images])}
         if call_id := given or (match[0] if match else ""):
             message["tool_call_id"] = call_id
         if name or match:
@@ -250,7 +250,7 @@ def _image(part: Fields, kind: str, seen: SeenParts) -> Part:
     return seen.image(path, f"data:{media_type.lower()};base64,{text}")
 
 
-def _said(response: dict[str, Any]) -> str:
+def _result_text(response: dict[str, Any]) -> str:
     """A function's result as text: the output itself where it is one, else JSON. `result` is what Google's SDK calls it."""
     if len(response) == 1 and isinstance(said := response.get("output", response.get("result")), str):
         return said

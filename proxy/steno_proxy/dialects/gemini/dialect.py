@@ -60,7 +60,7 @@ class GeminiDialect:
                 dialect=self.name,
                 model="",
                 job=job,
-                asked=jobs.asked_for(config),
+                asked=jobs.requested_sampling(config),
                 n=jobs.choices_of(config),
                 stream=self._stream,
                 dropped=seen.dropped,

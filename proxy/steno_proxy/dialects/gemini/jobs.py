@@ -154,7 +154,7 @@ def job_of(body: Fields, seen: SeenParts) -> tuple[Job, bool]:
     return job, thoughts
 
 
-def asked_for(config: Fields) -> dict[str, Any]:
+def requested_sampling(config: Fields) -> dict[str, Any]:
     """The sampling fields that the client sent, as it sent them."""
     return {name: value for name in SAMPLING_FIELDS if (value := config.get(name)) is not None}
 

@@ -92,7 +92,7 @@ def check_fields(body: SamplingBody, dialect: str) -> None:
         )
 
 
-def usage_asked(body: SamplingBody) -> tuple[bool, bool]:
+def usage_wanted(body: SamplingBody) -> tuple[bool, bool]:
     """Whether a stream ends with its usage, and whether each of its events says the usage so far, which vLLM does only then."""
     options = body.stream_options
     whole = bool(options and options.include_usage)
@@ -101,12 +101,12 @@ def usage_asked(body: SamplingBody) -> tuple[bool, bool]:
 
 def request_of(body: SamplingBody, dialect: str, job: Job) -> CanonicalRequest:
     """What all that such a body asks for comes to, beside its job."""
-    include_usage, usage_in_chunks = usage_asked(body)
+    include_usage, usage_in_chunks = usage_wanted(body)
     return CanonicalRequest(
         dialect=dialect,
         model=body.model or "",
         job=job,
-        asked=asked_for(body),
+        asked=requested_sampling(body),
         n=body.n or 1,
         stream=bool(body.stream),
         include_usage=include_usage,
@@ -128,7 +128,7 @@ def template_kwargs_of(given: dict[str, Any] | None) -> dict[str, Any]:
     return kwargs
 
 
-def asked_for(body: SamplingBody) -> dict[str, Any]:
+def requested_sampling(body: SamplingBody) -> dict[str, Any]:
     """The sampling fields that the client sent, as it sent them."""
     return {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
 

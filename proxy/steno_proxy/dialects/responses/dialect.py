@@ -31,7 +31,7 @@ from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import read_items, seal
 from steno_proxy.dialects.responses.output import ResponsesRequest, body_of, usage
 from steno_proxy.dialects.responses.schema import COMPACT, COUNT, RESPONSES
-from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, told_tools
+from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, tools_in_response
 
 ASK = (
     "This conversation is about to be cut off here, and will go on from your next message alone. Write down all that is needed "
@@ -201,7 +201,7 @@ def canonical(body: _ResponsesBody, last: Message | None = None) -> ResponsesReq
     after = ""
     if body.previous_response_id is not None:
         after = _previous(body.previous_response_id)
-    asked = common.asked_for(body)
+    asked = common.requested_sampling(body)
     if body.max_output_tokens is not None:
         asked["max_output_tokens"] = body.max_output_tokens
     instructions = _instructions(body, tools, seen)
@@ -312,7 +312,7 @@ def _echo(body: _ResponsesBody, reasoning: _Reasoning) -> dict[str, Any]:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": text},
         "tool_choice": body.tool_choice or "auto",
-        "tools": told_tools(body.tools or []),
+        "tools": tools_in_response(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "user": body.user,

@@ -75,16 +75,16 @@ class ResponsesWriter:
             else:
                 self._pending = [*self._pending, *piece.tokens]
         if self._open == _MESSAGE and not (piece.reasoning or piece.tool_calls):
-            return self._said(piece.content) if piece.content else b""
+            return self._delta(piece.content) if piece.content else b""
         out = []
         if piece.reasoning:
             if self._open != _REASONING:
                 out.append(self._close() + self._open_reasoning())
-            out.append(self._said(piece.reasoning))
+            out.append(self._delta(piece.reasoning))
         if piece.content:
             if self._open != _MESSAGE:
                 out.append(self._close() + self._open_message())
-            out.append(self._said(piece.content))
+            out.append(self._delta(piece.content))
         for call in piece.tool_calls:
             if self._open != call.index:
                 if call.index in self._calls:
@@ -164,13 +164,13 @@ class ResponsesWriter:
     def _argued(self, arguments: str) -> bytes:
         """A piece of a call's arguments."""
         if self._free is None:
-            return self._said(arguments) if arguments else b""
+            return self._delta(arguments) if arguments else b""
         text = self._free.feed(arguments)
         if self._held and self._free.raw is not None:
-            return self._add_call(self._free.raw) + (self._said(text) if text else b"")
-        return self._said(text) if text else b""
+            return self._add_call(self._free.raw) + (self._delta(text) if text else b"")
+        return self._delta(text) if text else b""
 
-    def _said(self, text: str) -> bytes:
+    def _delta(self, text: str) -> bytes:
         """A delta of the open item."""
         self._texts.append(text)
         sequence, self._sequence = self._sequence, self._sequence + 1
@@ -228,7 +228,7 @@ class ResponsesWriter:
             if self._held:
                 out += self._add_call(raw)
             if text:
-                out += self._said(text)
+                out += self._delta(text)
         text = "".join(self._texts)
         item = call_item(self._turn_id, index, self._call_id, self._place, text, raw, status)
         where = {"item_id": item["id"], "output_index": index}

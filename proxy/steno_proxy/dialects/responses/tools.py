@@ -74,14 +74,14 @@ class Tools:
         return {tool["function"]["name"] for tool in self.functions}
 
 
-def told_tools(given: list[Any]) -> list[Any]:
+def tools_in_response(given: list[Any]) -> list[Any]:
     """The tools of a request as its response repeats them: functions with all that their format says of them."""
     told = []
     for tool in given:
         if tool.get("type") == "function":
             tool = FUNCTION_DEFAULTS | tool
         elif tool.get("type") == "namespace":
-            tool = tool | {"tools": told_tools(tool["tools"])}
+            tool = tool | {"tools": tools_in_response(tool["tools"])}
         told.append(tool)
     return told
 

@@ -153,7 +153,9 @@ class ContainerEngine:
                 raise EngineError(f"{self.program} {words[0]}: no answer in {limit_s:g} s") from None
             raise
         if process.returncode:
-            raise EngineError(f"{self.program} {words[0]}: {_said(err) or _said(out) or process.returncode}")
+            raise EngineError(
+                f"{self.program} {words[0]}: {_last_lines(err) or _last_lines(out) or process.returncode}"
+            )
         return out.decode(errors="replace").strip()
 
     async def attach(self, name: str, stdout: Path, stderr: Path) -> asyncio.subprocess.Process:
@@ -229,7 +231,7 @@ def _own_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("STENO_")}
 
 
-def _said(output: bytes) -> str:
+def _last_lines(output: bytes) -> str:
     """The last lines, which say why."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     return "; ".join(lines[-3:])[-600:]

@@ -56,14 +56,14 @@ def modes(task: Task, settings: RolloutSettings) -> list[str]:
     steps: list[Mapping[str, Any]] = task.fields.get(STEPS) or [task.fields]
     artifacts = bool(settings.artifacts or task.fields.get("artifacts") or settings.verifier == "separate")
     sections = [task.hidden.get(VERIFIERS, {}).get(step.get("name"), {}) for step in steps]
-    default = _said(task.hidden.get("verifier", {}))
+    default = _verifier_mode(task.hidden.get("verifier", {}))
     return [
-        _said(section) or default or ("separate" if artifacts or step.get("artifacts") else "shared")
+        _verifier_mode(section) or default or ("separate" if artifacts or step.get("artifacts") else "shared")
         for step, section in zip(steps, sections, strict=True)
     ]
 
 
-def _said(verifier: Mapping[str, Any]) -> str | None:
+def _verifier_mode(verifier: Mapping[str, Any]) -> str | None:
     """As Harbor reads a section `verifier`."""
     return verifier.get("environment_mode") or ("separate" if "environment" in verifier else None)
 
