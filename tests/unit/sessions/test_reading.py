@@ -78,7 +78,7 @@ def test_the_best_of_all_readings_is_found(seed: int, merges: bool) -> None:
         assert (found.covered, found.place) == wanted
         form = read(asked, found)
         seen = recorded.tree.recognise(form.digests, asked.tools, OPTIONS, form.call_ids())
-        assert form.said(seen.prefix_messages) == found.covered
+        assert form.messages_in(seen.prefix_messages) == found.covered
         rest = settled(asked, form, seen.prefix_messages)
         assert rest.digests[: seen.prefix_messages] == form.digests[: seen.prefix_messages]
         assert rest.digests == [message_digest(message) for message in rest.messages]
