@@ -11,10 +11,12 @@ import pytest
 from steno.contracts.errors import BadRequest, Conflict, Gone, NotFound
 from steno.contracts.notes import MOST_NOTES, Note, Notes, merged
 from steno.contracts.records import Group, Limits, SamplingPolicy, Session, Timings
+from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
 from tests.support.recording_contract import END, RecordingContract, record
 from tests.support.recordings import row, session, turn
 
+OF_R = SessionFilter(run_id="r")
 ALL: dict[str, Any] = {"status": None, "group_id": None, "since": None, "until": None, "cursor": None, "limit": 100}
 
 
@@ -256,11 +258,69 @@ class StoreContract(RecordingContract):
         assert await listed(store, since=101.0) == ["a", "b"]
         assert await listed(store, until=102.0) == ["c", "a"]
         assert await listed(store, since=101.0, until=102.0) == ["a"]
-        assert await listed(store, run_id="r") == ["c", "a"]
-        assert await listed(store, run_id="r", status="aborted") == ["a"]
+        assert await listed(store, wanted=OF_R) == ["c", "a"]
+        assert await listed(store, wanted=OF_R, status="aborted") == ["a"]
         assert await listed(store, newest_first=True) == ["b", "a", "c"]
-        assert await listed(store, newest_first=True, since=101.0, until=102.0, run_id="r") == ["a"]
+        assert await listed(store, newest_first=True, since=101.0, until=102.0, wanted=OF_R) == ["a"]
         assert (await store.stats())["sessions"] == {"open": 1, "completed": 1, "aborted": 1}
+
+    async def test_sessions_are_found_by_what_they_came_to(self, store: SessionStore) -> None:
+        """By run, agent, end reason, reward and marks; also once one of these has changed, and not once they are gone."""
+
+        async def found(**wanted: Any) -> list[str]:
+            return await listed(store, wanted=SessionFilter(**wanted), newest_first=True)
+
+        for number, (run_id, agent) in enumerate(
+            [("r", "pi"), ("r", "\ud800"), ("s", "pi"), (None, ["pi"]), (None, None)]
+        ):
+            metadata = {} if agent is None else {"agent": agent}
+            await store.register(
+                session(f"t{number}", created_at=100.0 + number, run_id=run_id, metadata=metadata, group_id="g")
+            )
+        assert await found(run_id="r") == ["t1", "t0"] and await found(agent="pi") == ["t2", "t0"], (
+            "while they are open"
+        )
+        await store.add_marks("t0", ["synthetic"])
+        assert await found(mark="synthetic") == ["t0"], "marked while it is open"
+        await store.complete("t0", status="completed", **END)
+        await store.complete("t1", status="completed", **END | {"reward": 0.25, "end_reason": "timeout"})
+        await store.complete("t2", status="aborted", **END | {"reward": None, "end_reason": "max_wall_s"}, final=False)
+        assert await found(mark="synthetic") == ["t0"], "and found by that once it has ended"
+        assert await found(min_reward=0.25) == ["t1", "t0"] and await found(max_reward=0.25) == ["t1"]
+        assert await found(end_reason="max_wall_s") == ["t2"] and await found(min_reward=0.0, agent="pi") == ["t0"]
+        await store.complete("t2", status="aborted", **END | {"reward": 0.0})
+        assert await found(min_reward=0.0, max_reward=0.0) == ["t2"], "a reward that came later"
+        await store.add_marks("t2", ["text_only", "synthetic"])
+        assert await found(mark="synthetic") == ["t2", "t0"] and await found(mark="text_only", run_id="r") == []
+        assert await listed(store, wanted=SessionFilter(mark="synthetic"), status="completed", group_id="g") == ["t0"]
+        await store.delete("t2", now=60.0, tombstone_s=600.0)
+        assert await found(agent="pi") == ["t0"]
+        assert await store.expire(now=END["now"] + 100.0, retention_s=10.0) == 2
+        assert await found(run_id="r") == [] and await found(mark="synthetic") == []
+        await store.register(session("t0", created_at=200.0, run_id="r", metadata={"agent": "pi"}))
+        assert await found(run_id="r") == ["t0"] and await found(mark="synthetic") == [], "a later life begins anew"
+
+    async def test_a_page_ends_when_enough_were_looked_at_and_the_next_goes_on(self, store: SessionStore) -> None:
+        agents = [{"agent": "pi" if number % 300 == 7 else "codex"} for number in range(1200)]
+        made = (session(f"t{n:04}", created_at=float(n), metadata=agent) for n, agent in enumerate(agents))
+        await asyncio.gather(*map(store.register, made))
+        expected = ["t0907", "t0607", "t0307", "t0007"]
+        for limit, most_looked in ((100, None), (100, 1), (2, 600), (1, None)):
+            seen, cursor, looked = [], None, 0
+            while True:
+                page = await store.list_sessions(
+                    **(ALL | {"limit": limit, "cursor": cursor}),
+                    wanted=SessionFilter(agent="pi"), newest_first=True, most_looked=most_looked,
+                )  # fmt: skip
+                seen += [one.trial_id for one in page.items]
+                assert len(page.passed) == len(page.items) <= limit and list(page.passed) == sorted(page.passed)
+                for one, passed in zip(page.items, page.passed, strict=True):
+                    assert one.trial_id == f"t{1200 - looked - passed:04}"
+                looked += page.looked
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert (seen, looked) == (expected, 1200), (limit, most_looked)
 
     async def test_pages_neither_skip_nor_repeat_under_inserts(self, store: SessionStore) -> None:
         for number in range(0, 60, 2):

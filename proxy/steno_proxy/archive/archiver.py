@@ -19,7 +19,7 @@ from steno.contracts.records import Session
 from steno_proxy import metrics
 from steno_proxy.archive.lines import PackedSession, members, pack, unpack_head
 from steno_proxy.archive.objects import ArchiveIdentity, ObjectStorage
-from steno_proxy.store.places import ArchivePlace, run_mark
+from steno_proxy.store.places import ArchivePlace
 from steno_proxy.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ class _Ready(NamedTuple):
 
     trial_id: str
     group_id: str | None
-    run_id: str | None
     state: str
     packed: PackedSession
 
@@ -188,7 +187,7 @@ class Archiver:
             if error.retryable:
                 raise
             return None  # deleted meanwhile
-        return _Ready(trial_id, session.group_id, session.run_id, state, packed)
+        return _Ready(trial_id, session.group_id, state, packed)
 
     async def _write(self, day: str, batch: list[_Ready]) -> int:
         archive = self._store.archive
@@ -197,9 +196,7 @@ class Archiver:
             return 0  # another replica has taken over
         places, at = {}, 0
         for one in batch:
-            places[one.trial_id] = ArchivePlace(
-                name, at, one.packed.head_bytes, len(one.packed.data), run_mark(one.run_id)
-            )
+            places[one.trial_id] = ArchivePlace(name, at, one.packed.head_bytes, len(one.packed.data))
             at += len(one.packed.data)
         try:
             await self._objects.write(name, b"".join(one.packed.data for one in batch))
@@ -226,6 +223,6 @@ def _places_in(name: str, data: bytes) -> list[tuple[Session, ArchivePlace]]:
             begun = (unpack_head(data[at : at + length]), at, length)
         elif begun is not None:
             session, start, head = begun
-            found.append((session, ArchivePlace(name, start, head, at + length - start, run_mark(session.run_id))))
+            found.append((session, ArchivePlace(name, start, head, at + length - start)))
             begun = None
     return found

@@ -12,17 +12,21 @@ from typing import Any, NamedTuple, Protocol
 from steno.contracts.chat import Message
 from steno.contracts.notes import Note, Notes
 from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotation
+from steno_proxy.store.facets import EVERY_SESSION, SessionFilter
 from steno_proxy.store.policies import PolicyStore
 from steno_proxy.store.runs.interface import RunStore
 
 
 class SessionListPage(NamedTuple):
     """One page of a list of sessions. `next_cursor` None: this was the last page. unreadable: trials that belong here, and that
-    the archive does not give."""
+    the archive does not give. passed: of each of `items`, how many sessions were looked at up to it, itself included; looked: in
+    all."""
 
     items: list[Session]
     next_cursor: str | None
     unreadable: Sequence[str] = ()
+    passed: Sequence[int] = ()
+    looked: int = 0
 
 
 class SessionTail(NamedTuple):
@@ -102,11 +106,14 @@ class SessionStore(Protocol):
         until: float | None,
         cursor: str | None,
         limit: int,
-        run_id: str | None = None,
+        wanted: SessionFilter = EVERY_SESSION,
         newest_first: bool = False,
+        most_looked: int | None = None,
     ) -> SessionListPage:
         """By creation time, oldest first or newest first. The cursor is opaque, of lists in one order, stable under concurrent
-        inserts; a bad one is BadRequest. Of a run: the others are looked at and left out, there is no index by run."""
+        inserts; a bad one is BadRequest. Sessions that `wanted` does not take are passed over by their facets: their records are
+        not read, and those that are listed match by their records. most_looked: the page ends, maybe empty, soon after so many
+        were looked at; None: when it is full."""
         ...
 
     def due(self, *, now: float) -> AsyncIterator[Session]:
@@ -218,7 +225,10 @@ class SessionStore(Protocol):
         What is in the archive is not annotated. Raises: NotFound, Gone (deleted), StoreUnavailable."""
         ...
 
-    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None: ...
+    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
+        """Each is kept once. Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        ...
+
     async def rotate_key(self, trial_id: str, generation: int | None) -> int:
         """Go on to this generation of the agent's key (None: the next), never back. Returns the one that is good now.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
-from urllib.parse import quote
 
 from steno.contracts.errors import ArchiveUnreadable, Gone
 from steno.contracts.records import Session, Turn
@@ -12,30 +11,20 @@ from steno.contracts.records import Session, Turn
 
 class ArchivePlace(NamedTuple):
     """Where a session is in the archive. name: of the object, DAY/DIGITS. offset, length: of the session's bytes in it;
-    head_bytes: of the first, without turns.
-    run: of the session, as `run_mark` writes it; None: not noted."""
+    head_bytes: of the first, without turns."""
 
     name: str
     offset: int
     head_bytes: int
     length: int
-    run: str | None = None
 
     def encode(self) -> str:
-        return ":".join(map(str, self if self.run is not None else self[:4]))
+        return ":".join(map(str, self))
 
     @classmethod
     def decode(cls, raw: bytes) -> ArchivePlace:
-        name, offset, head, length, *run = raw.decode().split(":")
-        return cls(name, int(offset), int(head), int(length), run[0] if run else None)
-
-    def may_be_of(self, run_id: str) -> bool:
-        return self.run in (None, run_mark(run_id))
-
-
-def run_mark(run_id: str | None) -> str:
-    """A run's id as `ArchivePlace` has it: percent-encoded; empty: of no run."""
-    return quote(run_id or "", safe="")
+        name, offset, head, length = raw.decode().split(":")[:4]  # there was a fifth once
+        return cls(name, int(offset), int(head), int(length))
 
 
 class InArchive(Gone):

@@ -19,7 +19,8 @@ from steno.contracts.records import Session, Turn, TurnAnnotation, halves_to_byt
 from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ObjectStorage
 from steno_proxy.sessions.samples import samples
-from steno_proxy.store.redis.schema import ARCHIVED, ENDED, RUNS
+from steno_proxy.store.facets import SessionFilter
+from steno_proxy.store.redis.schema import ARCHIVED, ENDED, FACETS, RUNS
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.recording_contract import END, record
 from tests.support.recordings import row, session, turn
@@ -264,13 +265,19 @@ async def test_a_list_of_a_run_reads_no_archived_records_of_other_runs(
         return await heads(self, places)
 
     monkeypatch.setattr(ObjectStorage, "heads", counted)
-    assert await listed(store, run_id="x:y") == ["a", "d"] == read_heads
+    assert await listed(store, wanted=SessionFilter(run_id="x:y")) == ["a", "d"] == read_heads
     read_heads.clear()
-    with server.client() as client:  # places without a run, as they were written at first: their records say it
+    with server.client() as client:  # sessions of before there were lines, and their places: their records say it
+        client.delete(FACETS)
         for trial_id, place in client.hgetall(ARCHIVED).items():
-            client.hset(ARCHIVED, trial_id, b":".join(place.split(b":")[:4]))
-    assert await listed(store, run_id="x:y") == ["a", "d"]
+            client.hset(ARCHIVED, trial_id, place + b":x%3Ay")
+    assert await listed(store, wanted=SessionFilter(run_id="x:y")) == ["a", "d"]
     assert read_heads == ["a", "b", "c", "d", "e"]
+    with server.client() as client:  # all of it is forgotten: it is listed again, and found as before
+        client.flushall()
+    await move(store)
+    read_heads.clear()
+    assert await listed(store, wanted=SessionFilter(run_id="x:y")) == ["a", "d"] == read_heads
 
 
 async def test_what_waits_for_a_trainer_stays(store: RedisStore) -> None:

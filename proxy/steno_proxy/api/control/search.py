@@ -1,7 +1,8 @@
 """`GET /ui/sessions`: sessions that match what a person asks for, newest first, for as long as a person waits.
 
-Nothing is indexed of what was said: sessions are read one after another, their texts in a thread, a few turns at a time, and what
-streams has its turn in between. A search that has looked for long enough says how far it came, and goes on when it is asked to.
+What they are filtered by is indexed (`facets.py`), and nothing of what was said: texts are read one session after another, in a
+thread, a few turns at a time, and what streams has its turn in between. A search that has looked for long enough says how far it
+came, and goes on when it is asked to.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from pydantic import BaseModel
 from steno.contracts.errors import NotFound, StenoError
 from steno.contracts.records import Session, Turn
 from steno_proxy.api.common import encoded, known_query, reader, services
+from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.views import ListPosition
 
 LOOK_S = 2.0
 """How long one call looks."""
 PAGE = 25
-"""Sessions that are read at once."""
+"""Sessions whose texts are looked at before the next ones are listed."""
+LINES = 2000
+"""Sessions that a filter passes over before it says how far it came, if its time is up."""
 TURNS = 4
 """Turns whose texts are read at once: about a millisecond of work."""
 REST = 2.0
@@ -39,30 +43,6 @@ class FoundSessions(BaseModel):
     next_cursor: str | None = None
     searched: int = 0
     total: int = 0
-
-
-class _Wanted:
-    """What a session must have beside what lists are made by."""
-
-    def __init__(
-        self, end_reason: str | None, agent: str | None, mark: str | None, rewards: tuple[float | None, float | None]
-    ) -> None:
-        self.end_reason, self.agent, self.mark, (self.low, self.high) = end_reason, agent, mark, rewards
-
-    def takes(self, session: Session) -> bool:
-        return (
-            self.end_reason in (None, session.end_reason)
-            and self.agent in (None, session.metadata.get("agent"))
-            and (self.mark is None or self.mark in session.marks)
-            and self._takes_reward(session.reward)
-        )
-
-    def _takes_reward(self, reward: float | None) -> bool:
-        if self.low is None and self.high is None:
-            return True
-        return reward is not None and not (
-            (self.low is not None and reward < self.low) or (self.high is not None and reward > self.high)
-        )
 
 
 @router.get("/ui/sessions", dependencies=[Depends(reader), Depends(known_query)])
@@ -81,30 +61,30 @@ async def find_sessions(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     store = services(request).store
-    wanted = _Wanted(end_reason, agent, mark, (min_reward, max_reward))
+    wanted = SessionFilter(run_id, end_reason, agent, mark, min_reward, max_reward)
     found = FoundSessions(items=[], total=sum((await store.stats())["sessions"].values()))
     until = time.monotonic() + LOOK_S
     sought = None if text is None else text.casefold()
     while True:
+        left = limit - len(found.items)
         page = await store.list_sessions(
-            status=status,
-            group_id=group_id,
-            since=None,
-            until=None,
-            cursor=cursor,
-            limit=PAGE,
-            run_id=run_id,
-            newest_first=True,
-        )
-        for session in page.items:
-            if wanted.takes(session) and (sought is None or await _says(store, session, sought)):
+            status=status, group_id=group_id, since=None, until=None, cursor=cursor,
+            limit=left if sought is None else min(left, PAGE), wanted=wanted, newest_first=True, most_looked=LINES,
+        )  # fmt: skip
+        counted = 0
+        for session, passed in zip(page.items, page.passed, strict=True):
+            if sought is None or await _says(store, session, sought):
                 found.items.append(session)
-            found.searched += 1
-            if len(found.items) == limit or time.monotonic() > until or await request.is_disconnected():
+            found.searched, counted = found.searched + passed - counted, passed
+            if sought is not None and (
+                len(found.items) == limit or time.monotonic() > until or await request.is_disconnected()
+            ):
                 found.next_cursor = ListPosition(session.created_at, session.trial_id).cursor()
                 return encoded(request, found)
+        found.searched += page.looked - counted
         cursor = page.next_cursor
-        if cursor is None:
+        if cursor is None or len(found.items) == limit or time.monotonic() > until or await request.is_disconnected():
+            found.next_cursor = cursor
             return encoded(request, found)
         await asyncio.sleep(0)
 

@@ -32,6 +32,7 @@ from steno_proxy.api.common import (
 from steno_proxy.sessions import law
 from steno_proxy.sessions.readable import fault
 from steno_proxy.sessions.samples import samples
+from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.views import check_cursor
 
@@ -115,8 +116,8 @@ async def list_sessions(
     order: Literal["oldest", "newest"] = "oldest",
 ) -> Response:
     page = await services(request).store.list_sessions(
-        status=status, group_id=group_id, since=since, until=until, cursor=cursor, limit=limit, run_id=run_id,
-        newest_first=order == "newest",
+        status=status, group_id=group_id, since=since, until=until, cursor=cursor, limit=limit,
+        wanted=SessionFilter(run_id=run_id), newest_first=order == "newest",
     )  # fmt: skip
     return encoded(
         request, SessionPage(items=page.items, next_cursor=page.next_cursor, unreadable=list(page.unreadable))

@@ -9,6 +9,7 @@ from steno.contracts.notes import Notes
 from steno.contracts.records import Turn
 from steno_proxy.store.annotations import decode_annotation
 from steno_proxy.store.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
+from steno_proxy.store.facets import SessionFacets
 from steno_proxy.store.head import Head
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.retries import TrialRetries
@@ -16,18 +17,20 @@ from steno_proxy.store.texts import StoredText, pack, unpack
 
 
 class MemoryRecording:
-    """One trial. `numbers`: turn_id -> number in commit order. `delivered`: counts that came after the commit.
-    `superseded`: turn_id -> that of the turn which took its place; `retries`: the other way round, where that was
-    found out later."""
+    """One trial. `run_id`, `agent`: it is found by them. `numbers`: turn_id -> number in commit order. `delivered`: counts that
+    came after the commit. `superseded`: turn_id -> that of the turn which took its place; `retries`: the other way round, where
+    that was found out later."""
 
     __slots__ = (
-        "again", "annotations", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "notes", "numbers", "retries",
-        "superseded", "texts", "turns", "watchers",
+        "again", "agent", "annotations", "delivered", "digests", "doc", "head", "hidden", "ids", "logprobs", "notes", "numbers",
+        "retries", "run_id", "superseded", "texts", "turns", "watchers",
     )  # fmt: skip
 
-    def __init__(self, head: Head, doc: bytes) -> None:
+    def __init__(self, head: Head, doc: bytes, run_id: str | None, agent: str | None) -> None:
         self.head = head
         self.doc = doc
+        self.run_id = run_id
+        self.agent = agent
         self.turns: list[bytes] = []
         self.ids: list[bytes] = []
         self.logprobs: list[bytes] = []
@@ -42,6 +45,14 @@ class MemoryRecording:
         self.notes: Notes | None = None
         self.annotations: dict[str, bytes] = {}
         self.watchers: set[asyncio.Event] = set()
+
+    @property
+    def facets(self) -> SessionFacets:
+        """What it is found by, now. known: not counted, there is no earlier one."""
+        head = self.head
+        return SessionFacets(
+            0, self.run_id, self.agent, head.status != "open", head.end_reason, head.reward, tuple(head.marks)
+        )
 
     def append(self) -> None:
         """Room for one more turn."""

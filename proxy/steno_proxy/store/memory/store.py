@@ -1,7 +1,8 @@
 """Sessions in the memory of one process: the embedded default, and what tests of everything else run on.
 
 Keeps what the Redis store keeps, the same encoded bytes, so that a session costs what its tokens cost. Nothing outlives the
-process (I3 holds only as long as it does). Every method runs without awaiting: atomic in one event loop, and bound to it.
+process (I3 holds only as long as it does). Every method but `list_sessions` runs without awaiting: atomic in one event loop, and
+bound to it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.store.annotations import encode_annotation
 from steno_proxy.store.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
+from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import doc_of, head_of, run_of, session_of
 from steno_proxy.store.images import together
@@ -30,6 +32,9 @@ from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended
 from steno_proxy.store.texts import unpack
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen
+
+LOOKED_AT_ONCE = 200
+"""Sessions that a list looks at between two turns of the event loop: about half a millisecond, where none of them match."""
 
 
 class MemoryStore:
@@ -109,7 +114,9 @@ class MemoryStore:
         if trial_id not in self._recordings:
             if self._buried(trial_id):
                 raise Gone(f"session {trial_id} is closed")
-            self._recordings[trial_id] = MemoryRecording(head_of(session), doc_of(session))
+            self._recordings[trial_id] = MemoryRecording(
+                head_of(session), doc_of(session), session.run_id, agent_of(session.metadata)
+            )
             self._timed[trial_id] = look_at(session, session.created_at)
             for places in self._places_of(session.group_id):
                 insort(places, ListPosition(session.created_at, trial_id))
@@ -125,27 +132,47 @@ class MemoryStore:
 
     async def list_sessions(
         self, *, status: str | None, group_id: str | None, since: float | None, until: float | None,
-        cursor: str | None, limit: int, run_id: str | None = None, newest_first: bool = False,
+        cursor: str | None, limit: int, wanted: SessionFilter = EVERY_SESSION, newest_first: bool = False,
+        most_looked: int | None = None,
     ) -> SessionListPage:  # fmt: skip
+        last, looked = position(cursor), 0
+        found: list[Session] = []
+        passed: list[int] = []
+        while True:
+            places = self._next_places(group_id, since, until, last, newest_first)
+            for place in places:
+                recording = self._recordings[place.trial_id]
+                if status in (None, recording.head.status) and wanted.takes_facets(recording.facets):
+                    if len(found) == limit and last is not None:
+                        return SessionListPage(found, last.cursor(), (), passed, looked)
+                    found.append(self._session(place.trial_id, recording))
+                    passed.append(looked + 1)
+                last, looked = place, looked + 1
+            if len(places) < LOOKED_AT_ONCE or last is None:
+                return SessionListPage(found, None, (), passed, looked)
+            if most_looked is not None and looked >= most_looked:
+                return SessionListPage(found, last.cursor(), (), passed, looked)
+            await asyncio.sleep(0)
+
+    def _next_places(
+        self,
+        group_id: str | None,
+        since: float | None,
+        until: float | None,
+        last: ListPosition | None,
+        newest_first: bool,
+    ) -> list[ListPosition]:
+        """Some places after `last`, in the order asked for; fewer than LOOKED_AT_ONCE: there are no more."""
         places = self._places if group_id is None else self._group_places.get(group_id, [])
-        last = position(cursor)
         low = 0 if since is None else bisect_left(places, ListPosition(since, ""))
         high = len(places) if until is None else bisect_left(places, ListPosition(until, ""))
         if last is not None and newest_first:
             high = min(high, bisect_left(places, last))
         elif last is not None:
             low = max(low, bisect_right(places, last))
-        found: list[Session] = []
-        for i in range(high - 1, low - 1, -1) if newest_first else range(low, high):
-            recording = self._recordings[places[i].trial_id]
-            if status in (None, recording.head.status):
-                session = self._session(places[i].trial_id, recording)
-                if run_id not in (None, session.run_id):
-                    continue
-                if len(found) == limit:
-                    return SessionListPage(found, ListPosition(found[-1].created_at, found[-1].trial_id).cursor())
-                found.append(session)
-        return SessionListPage(found, None)
+        if newest_first:
+            return places[max(low, high - LOOKED_AT_ONCE) : high][::-1]
+        return places[low : min(high, low + LOOKED_AT_ONCE)]
 
     async def due(self, *, now: float) -> AsyncGenerator[Session, None]:
         for trial_id, at in list(self._timed.items()):

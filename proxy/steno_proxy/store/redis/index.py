@@ -17,17 +17,20 @@ it wrote no `timed`: what they left open is found by comparing two keys, at the 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
-from steno_proxy.store.head import Head, head_from_hash
+from steno_proxy.store.facets import SessionFacets, SessionFilter, facets_of
+from steno_proxy.store.head import Head, head_from_hash, session_of
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.schema import (
     ALL,
     DEAD,
     ENDED,
+    FACETS,
     PENDING,
     STATUSES,
     TIMED,
@@ -77,19 +80,21 @@ class RedisIndex:
         at: float = 0.0,
         until: float = 0.0,
         look_at: float | None = None,
+        found_by: SessionFacets | None = None,
     ) -> None:
         """Step 3.
 
         Args: head: what step 2 left; None: nothing. at: when it was looked for, if there is nothing.
             until: when the tombstone expires, if there is one. look_at: when the sweep is to look at an open one first.
+            found_by: of a session that lists show; None: as it was.
         """
         now = self._clock()
         group = head.group if head else None
         created = head.created if head else at
         ended = "" if head is None or head.ended is None else repr(head.ended)
         status = head.status if head else "missing"
-        args = [trial_id, member, status, repr(created), ended, repr(now), repr(until)]
-        args.append("" if look_at is None else repr(look_at))
+        args: list[str | bytes] = [trial_id, member, status, repr(created), ended, repr(now), repr(until)]
+        args += ["" if look_at is None else repr(look_at), b"" if found_by is None else found_by.line()]
         left = await self._link.run(self._publish, index_keys(group), args)
         if group is not None and left == 0:
             raw = await self._link.call(self._link.client.getdel(group_key(group)))
@@ -102,11 +107,17 @@ class RedisIndex:
 
     async def settle(self, trial_id: str, member: str = "", *, at: float) -> None:
         """Publish what is on record of a trial now. `at`: when what is to be settled was noticed."""
-        key = trial_keys(trial_id).session
-        fields = await self._link.call(self._link.client.hgetall(key))
-        left_ms = await self._link.call(self._link.client.pttl(key))
+        keys = trial_keys(trial_id)
+        fields, doc, left_ms = await self._link.ask(
+            ("HGETALL", keys.session), ("GET", keys.doc), ("PTTL", keys.session)
+        )
         head = head_from_hash(fields) if fields else None
-        await self.publish(trial_id, head, member, at=at, until=self._clock() + max(left_ms, 0) / 1000)
+        found_by = None
+        if head is not None and doc is not None and head.status != "deleted":
+            with contextlib.suppress(ValueError):  # of another format: it is listed, and found by no filter
+                found_by = facets_of(session_of(trial_id, head, doc))
+        until = self._clock() + max(left_ms, 0) / 1000
+        await self.publish(trial_id, head, member, at=at, until=until, found_by=found_by)
 
     async def sweep(self, before: Callable[[str], Awaitable[None]]) -> int:
         """Finish what a crash left between the steps. Returns how many announcements it settled.
@@ -168,6 +179,15 @@ class RedisIndex:
             keys.append(group_index_key(session.group_id))
         for key in keys:
             await self._link.call(client.zadd(key, trial, nx=True))
+        await self._link.call(client.hsetnx(FACETS, session.trial_id, facets_of(session).line()))
+
+    async def likely(self, places: Sequence[ListPosition], wanted: SessionFilter) -> list[int]:
+        """Which of these places may be of sessions that are wanted: their numbers. What has no facets may be, as releases before
+        them wrote none."""
+        if not wanted.narrows or not places:
+            return list(range(len(places)))
+        [lines] = await self._link.ask(("HMGET", FACETS, *(place.trial_id for place in places)))
+        return [number for number, line in enumerate(lines) if wanted.may_take(line)]
 
     async def counts(self) -> dict[str, int]:
         """Sessions by status."""
@@ -182,6 +202,7 @@ class RedisIndex:
         until: float | None,
         after: ListPosition | None,
         newest_first: bool = False,
+        batch: int = _BATCH,
     ) -> AsyncIterator[list[ListPosition]]:
         """Positions in order of creation, in batches, those after `after` in that order. A group's are of any status: the caller
         looks."""
@@ -199,7 +220,7 @@ class RedisIndex:
             )
             start = None if beyond else after.created
         while True:
-            bounds = {"byscore": True, "offset": ties, "num": _BATCH, "withscores": True, "desc": newest_first}
+            bounds = {"byscore": True, "offset": ties, "num": batch, "withscores": True, "desc": newest_first}
             ends = (
                 (low, high if start is None else repr(start))
                 if newest_first
@@ -210,10 +231,10 @@ class RedisIndex:
             )
             places = [ListPosition(score, member.decode()) for member, score in found]
             yield [place for place in places if after is None or (place < after if newest_first else place > after)]
-            if len(places) < _BATCH:
+            if len(places) < batch:
                 return
             # Go on from the last one's time, not by rank: sessions come and go meanwhile. Rank only counts among equals.
             last = places[-1].created
-            ties = ties + _BATCH if last == start else 0
+            ties = ties + batch if last == start else 0
             after = (min if newest_first else max)(places[-1], after or places[-1])
             start = last

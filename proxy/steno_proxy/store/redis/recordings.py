@@ -205,11 +205,6 @@ class RedisRecordings:
         if outcome != 1:
             refuse(trial_id, outcome)
 
-    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
-        outcome = await self._run("marks", [trial_keys(trial_id).session], list(marks))
-        if outcome != 1:
-            refuse(trial_id, outcome)
-
     async def rotate_key(self, trial_id: str, generation: int | None) -> int:
         rotations = await self._run("rotate", [trial_keys(trial_id).session], [generation - 1 if generation else -1])
         if rotations < 0:

@@ -24,6 +24,7 @@
     steno:{:index}:<status>      zset    none                 publish: open, completed, aborted; trial -> created_at
     steno:{:index}:ended         zset    none                 publish: trial -> ended_at, for retention
     steno:{:index}:timed         zset    none                 publish: open trial -> when the sweep looks at it next; due
+    steno:{:index}:facets        hash    none                 publish: trial -> what it is found by (facets.py); goes with `all`
     steno:{:index}:archived      hash    none                 archive.lua: trial that has left Redis -> its place in the archive
     steno:{:index}:blanks        set     none                 archive.lua: places of deleted sessions, until they are overwritten
     steno:{:index}:archiver      string  120 s                archive.lua: which replica archives
@@ -79,6 +80,7 @@ ALL = INDEX + "all"
 ENDED = INDEX + "ended"
 DEAD = INDEX + "dead"
 TIMED = INDEX + "timed"
+FACETS = INDEX + "facets"
 ARCHIVED = INDEX + "archived"
 BLANKS = INDEX + "blanks"
 ARCHIVER = INDEX + "archiver"
@@ -125,7 +127,7 @@ def side_keys(trial_id: str) -> list[str]:
 def index_keys(group_id: str | None) -> list[str]:
     """The keys of publish.lua, in its order."""
     group = PENDING if group_id is None else group_index_key(group_id)
-    return [PENDING, ALL, *map(status_key, STATUSES), ENDED, DEAD, group, TIMED, ARCHIVED]
+    return [PENDING, ALL, *map(status_key, STATUSES), ENDED, DEAD, group, TIMED, ARCHIVED, FACETS]
 
 
 def status_key(status: str) -> str:

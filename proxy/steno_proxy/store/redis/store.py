@@ -1,4 +1,4 @@
-"""Sessions in Redis (I3, I5, I7): one script per write, one round trip per commit and per tail. The schema is keys.py.
+"""Sessions in Redis (I3, I5, I7): one script per write, one round trip per commit and per tail. The schema is `schema.py`.
 
 Durable to the degree the server is: `appendfsync always` keeps every acknowledged turn through a power failure, the usual
 `everysec` all but the last second of it. Through a failover, where each write waits for a replica. A write that raised
@@ -20,6 +20,7 @@ from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
 from steno_proxy.pace import Pace
 from steno_proxy.redis_url import home_of
+from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
 from steno_proxy.store.interface import SessionListPage, SessionTail
@@ -28,6 +29,7 @@ from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
 from steno_proxy.store.redis.index import RedisIndex
 from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.lists import LINES_AT_ONCE, RECORDS_AT_ONCE, RedisLists
 from steno_proxy.store.redis.policies import RedisPolicies
 from steno_proxy.store.redis.recordings import (
     CHUNK_TURNS,
@@ -87,6 +89,7 @@ class RedisStore(RedisRecordings):
         self.policies = RedisPolicies(self._link)
         self.archive = RedisArchive(self._link)
         self._shelf = shelf or NoArchive()
+        self._lists = RedisLists(self._link, self._index, self.archive, self._shelf)
 
     async def open(self) -> None:
         await self.ping()
@@ -156,7 +159,8 @@ class RedisStore(RedisRecordings):
         if reply[0] == 0:
             head, doc = head_from_hash(pairs(reply[1])), reply[2]
         found = session_of(session.trial_id, head, doc)
-        await self._index.publish(session.trial_id, head, member, look_at=look_at(found, found.created_at))
+        at = look_at(found, found.created_at)
+        await self._index.publish(session.trial_id, head, member, look_at=at, found_by=facets_of(found))
         return found
 
     async def session(self, trial_id: str) -> Session:
@@ -219,73 +223,18 @@ class RedisStore(RedisRecordings):
         until: float | None,
         cursor: str | None,
         limit: int,
-        run_id: str | None = None,
+        wanted: SessionFilter = EVERY_SESSION,
         newest_first: bool = False,
+        most_looked: int | None = None,
     ) -> SessionListPage:
-        found: list[Session] = []
-        unreadable: list[str] = []
-        after = end = position(cursor)
+        after = position(cursor)
         walk = self._index.walk(
-            status=status, group_id=group_id, since=since, until=until, after=after, newest_first=newest_first
+            status=status, group_id=group_id, since=since, until=until, after=after, newest_first=newest_first,
+            batch=LINES_AT_ONCE if wanted.narrows else RECORDS_AT_ONCE,
+        )  # fmt: skip
+        return await self._lists.page(
+            walk, after, status=status, group_id=group_id, wanted=wanted, limit=limit, most_looked=most_looked
         )
-        wanted = (("status", status), ("group_id", group_id), ("run_id", run_id))
-        async for places in walk:
-            if run_id is not None:
-                places = await self._may_be_of(run_id, places)
-            for start in range(0, len(places), limit + 1):
-                for place, session in await self._listed(places[start : start + limit + 1]):
-                    if isinstance(session, Session) and any(
-                        value not in (None, getattr(session, name)) for name, value in wanted
-                    ):
-                        continue
-                    if len(found) + len(unreadable) == limit and end is not None:
-                        return SessionListPage(found, end.cursor(), unreadable)
-                    end = place
-                    if isinstance(session, Session):
-                        found.append(session)
-                    else:
-                        unreadable.append(place.trial_id)
-        return SessionListPage(found, None, unreadable)
-
-    async def _may_be_of(self, run_id: str, places: Sequence[ListPosition]) -> list[ListPosition]:
-        """Without those that are in the archive and, as their places say, of another run: their records need not be read."""
-        archived = await self.archive.places([place.trial_id for place in places])
-        others = {trial_id for trial_id, place in archived.items() if not place.may_be_of(run_id)}
-        return [place for place in places if place.trial_id not in others]
-
-    async def _listed(self, places: Sequence[ListPosition]) -> list[tuple[ListPosition, Session | ArchiveUnreadable]]:
-        """The sessions at these places, also those in the archive, or why one can't be read there."""
-        found: dict[str, Session | ArchiveUnreadable] = {}
-        found |= {session.trial_id: session for session in await self._sessions_at(places)}
-        left = await self.archive.places([place.trial_id for place in places if place.trial_id not in found])
-        heads = await self._shelf.heads(list(left.items()))
-        for trial_id, head in zip(left, heads, strict=True):
-            found[trial_id] = head.model_copy(update={"notes": None}) if isinstance(head, Session) else head
-        if bad := [head for head in heads if isinstance(head, ArchiveUnreadable)]:
-            log.warning("%d sessions of a list can't be read, such as: %s", len(bad), bad[0].message)
-        return [(place, found[place.trial_id]) for place in places if place.trial_id in found]
-
-    async def _sessions_at(self, places: Sequence[ListPosition]) -> list[Session]:
-        """The sessions that the index has at these places; those that are gone, or live again elsewhere, left out."""
-        found = await self._sessions([place.trial_id for place in places])
-        created = {place.trial_id: place.created for place in places}
-        return [session for session in found if session.created_at == created[session.trial_id]]
-
-    async def _sessions(self, trial_ids: Sequence[str]) -> list[Session]:
-        """Those of these trials that are there."""
-        if not trial_ids:
-            return []
-        pipe = self._link.client.pipeline(transaction=False)
-        for trial_id in trial_ids:
-            keys = trial_keys(trial_id)
-            pipe.hgetall(keys.session)
-            pipe.get(keys.doc)
-        replies = await self._link.call(pipe.execute())
-        return [
-            session_of(trial_id, head_from_hash(fields), doc)
-            for trial_id, fields, doc in zip(trial_ids, replies[::2], replies[1::2], strict=True)
-            if doc is not None and fields and fields[b"status"] != b"deleted"
-        ]
 
     async def due(self, *, now: float) -> AsyncGenerator[Session, None]:
         trial_ids = await self._index.due(now)
@@ -293,7 +242,7 @@ class RedisStore(RedisRecordings):
             some = trial_ids[start : start + LOOKED_AT_ONCE]
             again: dict[str, float | None] = dict.fromkeys(some)
             over = []
-            for session in await self._sessions(some):
+            for session in await self._lists.sessions(some):
                 if session.status == "open":
                     at = look_at(session, now)
                     if at <= now:
@@ -306,7 +255,7 @@ class RedisStore(RedisRecordings):
                 yield session
 
     async def _living(self, lives: Sequence[tuple[str, str]]) -> list[Session]:
-        return await self._sessions_at([ListPosition(float(life), trial_id) for trial_id, life in lives])
+        return await self._lists.sessions_at([ListPosition(float(life), trial_id) for trial_id, life in lives])
 
     async def _group_gone(self, group: Group) -> None:
         await self.runs.forget(group, self._clock())
@@ -338,12 +287,34 @@ class RedisStore(RedisRecordings):
                 raise Conflict(f"session {trial_id} has ended with another status or reward")
             refuse(trial_id, reply[0])
         head = head_from_hash(pairs(reply[1]))
-        if accountable(head.group, run_of(reply[2])):
-            await self._index.publish(trial_id, head)
+        session = session_of(trial_id, head, reply[2])
+        if accountable(head.group, session.run_id):
+            await self._index.publish(trial_id, head, found_by=facets_of(session))
             self._unsettled.setdefault(trial_id, []).append(members[trial_id])
         else:
-            await self._index.publish(trial_id, head, members[trial_id])
-        return session_of(trial_id, head, reply[2])
+            await self._index.publish(trial_id, head, members[trial_id], found_by=facets_of(session))
+        return session
+
+    async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
+        """Of a session that has ended, announced: lists find it by them."""
+        if await self._marked(trial_id, marks, announced=False) is not None:
+            return
+        members = await self._index.announce([trial_id])
+        found = await self._marked(trial_id, marks, announced=True)
+        if isinstance(found, Session):
+            await self._index.publish(trial_id, head_of(found), members[trial_id], found_by=facets_of(found))
+        else:
+            await self._index.withdraw(members[trial_id])
+
+    async def _marked(self, trial_id: str, marks: Sequence[str], *, announced: bool) -> Session | bool | None:
+        """The session, if it has ended; True, if it is open; None: it has ended, and has to be announced."""
+        keys = trial_keys(trial_id)
+        outcome, *found = await self._run("marks", [keys.session, keys.doc], [int(announced), *marks])
+        if outcome < 0:
+            refuse(trial_id, outcome)
+        if found:
+            return session_of(trial_id, head_from_hash(pairs(found[0])), found[1])
+        return True if outcome else None
 
     async def _completed(self, trial_id: str, place: ArchivePlace, status: str, reward: float | None) -> Session:
         """The same values again change nothing, in the archive either."""

@@ -2,11 +2,12 @@
 -- read earlier never undoes what was read later, since a session only goes from open to ended to deleted.
 --
 -- KEYS  1 pending  2 all  3 open  4 completed  5 aborted  6 ended  7 dead  8 the group's (pending again if it has none)  9 timed
---       10 archived
+--       10 archived  11 facets
 -- ARGV  1 trial_id  2 member of pending that this settles, "" for none
 --       3 status: open | completed | aborted | deleted | missing (which one that is in the archive is not: lists keep it)
 --       4 created at (missing: when it was looked for)  5 ended at, "" if it is not  6 now
 --       7 when the tombstone expires (deleted)  8 when the sweep is to look at it (open), "": at once, unless it knows better
+--       9 what it is found by: a list in JSON, whose first number grows with what is known; "": nothing new
 -- Returns  how many sessions of the group the index still knows.
 local trial, status, created, now = ARGV[1], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[6])
 local gone = status == 'deleted' or status == 'missing'
@@ -33,7 +34,8 @@ local function outdated()
 end
 
 if not outdated() then
-  local known = score(KEYS[2]) == created and score(KEYS[9])
+  local same_life = score(KEYS[2]) == created
+  local known = same_life and score(KEYS[9])
   for i = 2, 7 do redis.call('ZREM', KEYS[i], trial) end
   if status ~= 'open' then
     redis.call('ZREM', KEYS[9], trial)
@@ -41,6 +43,7 @@ if not outdated() then
     redis.call('ZADD', KEYS[9], ARGV[8] ~= '' and ARGV[8] or ARGV[6], trial)
   end
   if gone then
+    redis.call('HDEL', KEYS[11], trial)
     if grouped then redis.call('ZREM', KEYS[8], trial) end
     if status == 'deleted' then redis.call('ZADD', KEYS[7], ARGV[7], trial) end
   else
@@ -48,6 +51,9 @@ if not outdated() then
     redis.call('ZADD', KEYS[({open = 3, completed = 4, aborted = 5})[status]], ARGV[4], trial)
     if ARGV[5] ~= '' then redis.call('ZADD', KEYS[6], ARGV[5], trial) end
     if grouped then redis.call('ZADD', KEYS[8], ARGV[4], trial) end
+    local before = same_life and redis.call('HGET', KEYS[11], trial)
+    local function knows(line) return tonumber(line:match('^%[(%d+)')) end
+    if ARGV[9] ~= '' and not (before and knows(before) > knows(ARGV[9])) then redis.call('HSET', KEYS[11], trial, ARGV[9]) end
   end
 end
 if ARGV[2] ~= '' then redis.call('ZREM', KEYS[1], ARGV[2]) end
