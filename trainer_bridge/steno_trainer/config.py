@@ -161,11 +161,14 @@ class TrainerSettings(Settings):
         """Raises: ConfigError: names the field of a combination that can't be."""
         if self.precision == "float32" and self.reduce_precision != "float32":
             raise ConfigError(
-                f"reduce_precision {self.reduce_precision} needs precision: bfloat16", field="reduce_precision"
+                f"reduce_precision: got {self.reduce_precision}, needs precision: bfloat16, got {self.precision}",
+                field="reduce_precision",
             )
         if (self.aggregation is Aggregation.CONSTANT) != (self.constant_tokens is not None):
             raise ConfigError(
-                "constant_tokens must be set with aggregation: constant, and only then", field="constant_tokens"
+                f"constant_tokens: got {self.constant_tokens}, must be set with aggregation: constant, and only then; "
+                f"aggregation: got {self.aggregation.value}",
+                field="constant_tokens",
             )
         one = self.epochs * self.mini_batches == 1 and self.proximal == "trainer"
         if self.importance_sampling_level != "token" and one:
@@ -176,18 +179,28 @@ class TrainerSettings(Settings):
             )
         if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):
             raise ConfigError(
-                "overlong_max_tokens and overlong_buffer_tokens must be set together", field="overlong_buffer_tokens"
+                f"overlong_buffer_tokens: got {self.overlong_buffer_tokens}, must be set together with overlong_max_tokens, "
+                f"{self.overlong_max_tokens}",
+                field="overlong_buffer_tokens",
             )
         if (self.overlong_buffer_tokens or 0) > (self.overlong_max_tokens or 0):
             raise ConfigError(
-                "overlong_buffer_tokens must be at most overlong_max_tokens", field="overlong_buffer_tokens"
+                f"overlong_buffer_tokens: got {self.overlong_buffer_tokens}, must be at most overlong_max_tokens, "
+                f"{self.overlong_max_tokens}",
+                field="overlong_buffer_tokens",
             )
         if not self.mismatch_low < self.mismatch_high:
-            raise ConfigError("mismatch_low must be below mismatch_high", field="mismatch_low")
+            raise ConfigError(
+                f"mismatch_low: got {self.mismatch_low}, must be below mismatch_high, {self.mismatch_high}",
+                field="mismatch_low",
+            )
         if self.schedule != "constant" and self.total_steps is None:
-            raise ConfigError(f"schedule {self.schedule} needs total_steps", field="total_steps")
+            raise ConfigError(f"total_steps: got nothing, schedule {self.schedule} needs it", field="total_steps")
         if self.total_steps is not None and self.warmup_steps > self.total_steps:
-            raise ConfigError("warmup_steps must be at most total_steps", field="warmup_steps")
+            raise ConfigError(
+                f"warmup_steps: got {self.warmup_steps}, must be at most total_steps, {self.total_steps}",
+                field="warmup_steps",
+            )
         if self.offload_parameters and not self.offload_optimizer:
             raise ConfigError("offload_parameters needs offload_optimizer", field="offload_parameters")
         if self.reference is not None and not self.reference_kl:

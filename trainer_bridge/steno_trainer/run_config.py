@@ -131,7 +131,10 @@ class RunSettings(TrainerSettings):
         if (self.eval_every is None) != (self.eval_config is None):
             raise ConfigError("eval_every and eval_config go together", field="eval_config")
         if self.eval_every is not None and self.eval_every % self.push_every:
-            raise ConfigError("eval_every must be a multiple of push_every: pushed weights answer", field="eval_every")
+            raise ConfigError(
+                f"eval_every: got {self.eval_every}, must be a multiple of push_every, {self.push_every}: pushed weights answer",
+                field="eval_every",
+            )
         if self.weights_dir_at_workers is not None and self.transport != "filesystem":
             raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
         if self.nccl_processes != 1 and self.transport != "nccl":

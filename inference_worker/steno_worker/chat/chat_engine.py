@@ -237,7 +237,7 @@ def law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, fiel
             field=field,
         )
     if asked.max_tokens is not None and asked.max_tokens < 1:
-        raise BadRequest("max_tokens must be at least 1", field="max_tokens")
+        raise BadRequest(f"max_tokens: got {asked.max_tokens}, must be at least 1", field="max_tokens")
     return msgspec.structs.replace(asked, max_tokens=min(asked.max_tokens or room, room))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import BadRequest, BodyTooLarge
+from steno_proxy.dialects.refusals import must_be
 
 MAX_IMAGE_BYTES = 10 * 2**20
 """Of one image, as base64 has it unpacked. Providers take 5 to 20 MB; three of them fit into a request of the default bound."""
@@ -64,11 +65,11 @@ def image_part(path: str, url: Any, detail: Any = None) -> Part:
     Raises: BadRequest: no URL of a kind that can be passed on, base64 that is none, too large.
     """
     if not isinstance(url, str) or not url:
-        raise BadRequest(f"{path}: expected the URL of an image", field=path)
+        raise must_be("the URL of an image", path, url)
     if url[:5].lower() == "data:":
         _check_data(path, url)
     elif not url.lower().startswith(("https://", "http://")):
-        raise BadRequest(f"{path}: must be a data:, https: or http: URL", field=path)
+        raise must_be("a data:, https: or http: URL", path, url)
     elif len(url) > MAX_URL_CHARS:
         raise BadRequest(f"{path}: the URL is longer than {MAX_URL_CHARS} characters", field=path)
     shown: dict[str, Any] = {"url": url}

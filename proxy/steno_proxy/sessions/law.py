@@ -100,7 +100,7 @@ def _forced(policy: SamplingPolicy) -> dict[str, Any]:
         low, high = _RANGES.get(key, (0.0, 0.0))
         number = forced[key]
         if key in _RANGES and number is not None and not low <= number <= high:
-            raise BadRequest(f"{key} must be between {low} and {high}", field=field)
+            raise BadRequest(f"{field}: got {number}, must be {low} to {high}", field=field)
         wrong = _wrong(key, number)
         if wrong:
             raise BadRequest(f"{key} {wrong}", field=field)

@@ -342,7 +342,7 @@ def test_an_error_shows_the_beginning_of_each_name_above_it() -> None:
     with pytest.raises(BadRequest) as caught:
         parse(tools=[{"functionDeclarations": [{"name": "f", "parameters": schema}]}])
     shown = f"tools.0.functionDeclarations.0.parameters.properties.{'k' * 80}.properties.a.items"
-    assert caught.value.field == shown and caught.value.message == f"{shown}: expected a schema"
+    assert caught.value.field == shown and caught.value.message == f"{shown}: got 1, must be a schema"
 
 
 def test_a_count_is_of_contents_or_of_a_whole_request() -> None:

@@ -127,7 +127,7 @@ def test_texts_cannot_pass_for_an_image() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("", "expected the URL"),
+        ("", "got '', must be the URL of an image"),
         ("data:,", "must be an image in base64"),
         ("data:text/html;base64,AAAA", "must be an image in base64"),
         ("data:image/png;base64,", "is empty"),

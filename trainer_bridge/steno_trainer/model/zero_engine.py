@@ -59,7 +59,11 @@ class PolicyEngine:
         policy = _load(settings.model, settings, zero, training=True)
         _check_heads(policy.lm.config, ranks.sequence_size)
         if settings.micro_batch_tokens % ranks.sequence_size:
-            raise ConfigError("micro_batch_tokens must be a multiple of sequence_parallel", field="micro_batch_tokens")
+            raise ConfigError(
+                f"micro_batch_tokens: got {settings.micro_batch_tokens}, must be a multiple of sequence_parallel, "
+                f"{ranks.sequence_size}",
+                field="micro_batch_tokens",
+            )
         cost = cost_model(policy.lm)
         reference = None
         if settings.reference_kl:

@@ -245,9 +245,11 @@ class TransformersEngine:
         if any(not 0 <= token < vocabulary for token in law.allowed_token_ids):
             raise BadRequest(f"allowed_token_ids has ids outside 0..{vocabulary - 1}", field="allowed_token_ids")
         if law.temperature < 0:
-            raise BadRequest("temperature must not be negative", field="temperature")
+            raise BadRequest(f"temperature: got {law.temperature}, must be at least 0", field="temperature")
         if 0 < law.temperature < MIN_TEMPERATURE:
-            raise BadRequest(f"temperature must be 0 or at least {MIN_TEMPERATURE}", field="temperature")
+            raise BadRequest(
+                f"temperature: got {law.temperature}, must be 0 or at least {MIN_TEMPERATURE}", field="temperature"
+            )
 
     # -- the model's thread, and what comes from it ------------------------------------------------------------------------
 

@@ -19,7 +19,9 @@ def sampling_params(law: Sampling, job: Job, grammar: VllmGrammar | None, stop_i
     Raises: BadRequest: a value that vLLM refuses, or would change without saying so.
     """
     if 0.0 < law.temperature < _MIN_TEMPERATURE:
-        raise BadRequest(f"temperature must be 0 or at least {_MIN_TEMPERATURE}", field="temperature")
+        raise BadRequest(
+            f"temperature: got {law.temperature}, must be 0 or at least {_MIN_TEMPERATURE}", field="temperature"
+        )
     try:
         return SamplingParams(
             n=1,

@@ -22,6 +22,7 @@ import msgspec
 from steno.contracts.chat import Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, data_url, says_nothing, text_part
+from steno_proxy.dialects.refusals import must_be
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """How the first system block of Claude Code begins: a word to the provider, whose hash changes between conversations."""
@@ -87,7 +88,7 @@ def _tool_result(path: str, block: dict[str, Any], seen: SeenParts) -> Message:
     elif isinstance(given, list):
         parts = [part for j, inner in enumerate(given) for part in _parts(f"{path}.content.{j}", inner, seen)]
     else:
-        raise BadRequest(f"{path}.content: expected a string or blocks", field=f"{path}.content")
+        raise must_be("a string or a list of blocks", f"{path}.content", given)
     if block.get("is_error") is True:
         parts = _as_error(parts)
     return {"role": "tool", "tool_call_id": call_id, "content": content_of(parts)}
@@ -154,15 +155,13 @@ def _image(path: str, block: dict[str, Any], seen: SeenParts) -> Part:
     source = block.get("source")
     path = f"{path}.source"
     if not isinstance(source, dict):
-        raise BadRequest(f"{path}: expected an object", field=path)
+        raise must_be("an object", path, source)
     kind = source.get("type")
     if kind == "base64":
         return seen.image(path, data_url(path, source.get("media_type"), source.get("data")))
     if kind == "url":
         return seen.image(path, source.get("url"))
-    raise BadRequest(
-        f"{path}.type: an image source must be base64 or url (the proxy stores no files)", field=f"{path}.type"
-    )
+    raise must_be("base64 or url (the proxy stores no files)", f"{path}.type", kind)
 
 
 def _text(path: str, block: Any, seen: SeenParts) -> list[str]:
@@ -196,7 +195,7 @@ def _document(path: str, block: dict[str, Any], seen: SeenParts) -> list[str]:
                 at = f"{path}.{j}.type"
                 raise BadRequest(f"{at}: a document must not contain a document", field=at)
         return _texts(path, inner, seen)
-    raise BadRequest(f"{path}.source.type: only plain-text documents are supported", field=f"{path}.source.type")
+    raise must_be("text or content: other documents are not supported", f"{path}.source.type", kind)
 
 
 def _type(path: str, block: Any) -> str:
@@ -210,5 +209,5 @@ def _type(path: str, block: Any) -> str:
 
 def string(path: str, value: Any) -> str:
     if not isinstance(value, str | None):
-        raise BadRequest(f"{path}: expected a string", field=path)
+        raise must_be("a string", path, value)
     return value or ""

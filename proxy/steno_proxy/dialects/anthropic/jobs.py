@@ -14,6 +14,7 @@ from steno_proxy.dialects.anthropic.tools import client_tool
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.bounds import MAX_TOKENS
 from steno_proxy.dialects.parts import SeenParts
+from steno_proxy.dialects.refusals import must_be
 
 MAX_STOP_SEQUENCES = 64
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
@@ -86,7 +87,7 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
 def _tool(path: str, given: Any, seen: SeenParts) -> Tool | None:
     """A tool that the client runs; None for those that the provider runs itself."""
     if not isinstance(given, dict):
-        raise BadRequest(f"{path}: expected an object", field=path)
+        raise must_be("an object", path, given)
     kind = given.get("type")
     if kind not in (None, "custom"):
         if (tool := client_tool(path, given)) is not None:
@@ -101,7 +102,7 @@ def _tool(path: str, given: Any, seen: SeenParts) -> Tool | None:
         function["description"] = string(f"{path}.description", description)
     if schema is not None:
         if not isinstance(schema, dict):
-            raise BadRequest(f"{path}.input_schema: expected an object", field=f"{path}.input_schema")
+            raise must_be("an object", f"{path}.input_schema", schema)
         check_wire(f"{path}.input_schema", schema)
         function["parameters"] = schema
     if isinstance(strict := given.get("strict"), bool):
@@ -125,7 +126,7 @@ def _tool_choice(given: dict[str, Any] | None, tools: list[Tool]) -> tuple[str, 
         if not isinstance(name, str) or not any(tool["function"]["name"] == name for tool in tools):
             raise BadRequest("tool_choice.name: no tool of the request has this name", field="tool_choice.name")
         return f"function:{name}", parallel
-    raise BadRequest("tool_choice.type must be auto, any, tool or none", field="tool_choice.type")
+    raise must_be("one of auto, any, tool, none", "tool_choice.type", kind)
 
 
 # -- the rest -------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.refusals import must_be
 
 _VERSIONED = re.compile(r"(bash|text_editor|memory|computer)_([0-9]{8})")
 _UNDO_UNTIL = "20250124"
@@ -144,7 +145,7 @@ def _computer(path: str, version: str, given: dict[str, Any]) -> tuple[str, dict
     for name in ("display_width_px", "display_height_px"):
         value = given.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31 - 1:
-            raise BadRequest(f"{path}.{name}: expected a number of pixels", field=f"{path}.{name}")
+            raise must_be("a number of pixels", f"{path}.{name}", value)
         sizes.append(value)
     first = version == "20241022"
     actions = [action for action in _ACTIONS if not first or action in _FIRST_ACTIONS]

@@ -18,10 +18,10 @@ import binascii
 from typing import Any
 
 from steno.contracts.chat import Message
-from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.gemini.fields import Fields
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part
+from steno_proxy.dialects.refusals import must_be
 
 UNPARSED = "__unparsedToolInput"
 """The one argument of a call whose arguments are no JSON object: `args` can only be one."""
@@ -58,7 +58,7 @@ def messages_of(body: Fields, seen: SeenParts) -> list[Message]:
     if isinstance(contents, dict):
         contents = [contents]
     if not isinstance(contents, list) or not contents:
-        raise BadRequest("contents is required and must be a non-empty list", field="contents")
+        raise must_be("a list of at least one", "contents", contents)
     for i, content in enumerate(contents):
         reader.content(Fields(content, f"contents.{i}"))
     reader.end()

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import bounds
+from steno_proxy.dialects.refusals import must_be, shown
 
 _HUMP = re.compile(r"(?<!^)([A-Z])")
 
@@ -28,7 +29,7 @@ class Fields:
     def __init__(self, given: Any, path: str = "") -> None:
         """Raises: BadRequest: not an object."""
         if not isinstance(given, dict):
-            raise BadRequest(f"{path or 'the body'}: expected an object", field=path or None)
+            raise BadRequest(f"{path or 'the body'}: got {shown(given)}, must be an object", field=path or None)
         self.given: dict[str, Any] = given
         self.path = path
 
@@ -43,20 +44,20 @@ class Fields:
     def text(self, name: str) -> str | None:
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise self._expected(name, "a string")
+            raise must_be("a string", self.at(name), value)
         return value
 
     def flag(self, name: str) -> bool | None:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self._expected(name, "true or false")
+            raise must_be("true or false", self.at(name), value)
         return value
 
     def number(self, name: str, kind: Any) -> float | None:
         """Args: kind: of `bounds.py`."""
         value = self.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise self._expected(name, "a number")
+            raise must_be("a number", self.at(name), value)
         if value is not None:
             bounds.check(self.at(name), value, kind)
         return value
@@ -68,7 +69,7 @@ class Fields:
         if spelt or (isinstance(value, float) and value.is_integer() and abs(value) < 2**63):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int | None):
-            raise self._expected(name, "an integer")
+            raise must_be("an integer", self.at(name), value)
         if value is not None:
             bounds.check(self.at(name), value, kind)
         return value
@@ -77,14 +78,14 @@ class Fields:
         """[] for what is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, list):
-            raise self._expected(name, "a list")
+            raise must_be("a list", self.at(name), value)
         return value or []
 
     def texts(self, name: str) -> list[str]:
         found = self.items(name)
         for i, value in enumerate(found):
             if not isinstance(value, str):
-                raise BadRequest(f"{self.at(name)}.{i}: expected a string", field=f"{self.at(name)}.{i}")
+                raise must_be("a string", f"{self.at(name)}.{i}", value)
         return found
 
     def each(self, name: str) -> list[Fields]:
@@ -102,6 +103,3 @@ class Fields:
     def refuse(self, name: str, why: str) -> BadRequest:
         """The error to raise about a field: its path, and `why`."""
         return BadRequest(f"{self.at(name)}: {why}", field=self.at(name))
-
-    def _expected(self, name: str, what: str) -> BadRequest:
-        return self.refuse(name, f"expected {what}")

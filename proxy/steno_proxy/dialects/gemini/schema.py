@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.gemini.fields import snake
+from steno_proxy.dialects.refusals import must_be
 
 _CAMEL: dict[str, str] = {
     snake(name): name
@@ -51,7 +51,7 @@ def json_schema(given: Any, path: str) -> dict[str, Any]:
 
 def _schema(given: Any, at: _Where) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise _expected(at, "a schema")
+        raise must_be("a schema", str(at), given)
     schema: dict[str, Any] = {}
     key: str
     for key, value in given.items():
@@ -71,11 +71,11 @@ def _value(name: str, value: Any, at: _Where) -> Any:
         return _type(value, at)
     if name in ("properties", "defs", "$defs"):
         if not isinstance(value, dict):
-            raise _expected(at, "an object")
+            raise must_be("an object", str(at), value)
         return {key: _schema(inner, _Where(key, at)) for key, inner in value.items()}
     if name in ("anyOf", "prefixItems", "oneOf", "allOf"):
         if not isinstance(value, list):
-            raise _expected(at, "a list")
+            raise must_be("a list", str(at), value)
         return [_schema(inner, _Where(str(i), at)) for i, inner in enumerate(value)]
     if name == "items" or (name == "additionalProperties" and not isinstance(value, bool)):
         return _schema(value, at)
@@ -86,14 +86,10 @@ def _value(name: str, value: Any, at: _Where) -> Any:
     return value
 
 
-def _expected(at: _Where, what: str) -> BadRequest:
-    return BadRequest(f"{at}: expected {what}", field=str(at))
-
-
 def _type(value: Any, at: _Where) -> Any:
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
-        raise _expected(at, "a type's name")
+        raise must_be("a type's name", str(at), value)
     lower = [name.lower() for name in names if name != _UNSPECIFIED]
     if isinstance(value, list):
         return lower

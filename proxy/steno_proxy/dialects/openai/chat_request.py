@@ -20,6 +20,7 @@ from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part
+from steno_proxy.dialects.refusals import must_be
 
 
 class _Function(msgspec.Struct):
@@ -75,12 +76,12 @@ class ChatBody(common.SamplingBody, kw_only=True):
 def canonical(body: ChatBody) -> CanonicalRequest:
     """Raises: BadRequest with the dotted path of the field to blame."""
     if not body.messages:
-        raise BadRequest("messages must not be empty", field="messages")
+        raise must_be("a list of at least one", "messages", body.messages)
     common.check_fields(body, "chat")
     if body.functions:
         raise BadRequest("functions is deprecated and not supported: use tools", field="functions")
     if body.modalities and body.modalities != ["text"]:
-        raise BadRequest("modalities: only ['text'] is supported", field="modalities")
+        raise BadRequest(f"modalities: got {body.modalities[:3]}, must be ['text']", field="modalities")
     tools = [_tool(i, tool) for i, tool in enumerate(body.tools or ())]
     choice, tools = _tool_choice(body.tool_choice, tools)
     seen = SeenParts()
@@ -147,7 +148,7 @@ def _text(path: str, kind: Any, part: Any) -> str:
     key = "refusal" if kind == "refusal" else "text"
     text = part.get(key)
     if not isinstance(text, str | None):
-        raise BadRequest(f"{path}.{key}: expected a string", field=f"{path}.{key}")
+        raise must_be("a string", f"{path}.{key}", text)
     return text or ""
 
 
@@ -209,7 +210,7 @@ def _tool_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> tuple
         return f"function:{name}", tools
     if kind == "allowed_tools":
         return _allowed(given.get("allowed_tools"), tools)
-    raise BadRequest("tool_choice.type must be function or allowed_tools", field="tool_choice.type")
+    raise must_be("function or allowed_tools", "tool_choice.type", kind)
 
 
 def _allowed(given: Any, tools: list[Tool]) -> tuple[str, list[Tool]]:
@@ -218,7 +219,7 @@ def _allowed(given: Any, tools: list[Tool]) -> tuple[str, list[Tool]]:
         raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
     mode = given.get("mode", "auto")
     if mode not in ("auto", "required"):
-        raise BadRequest(f"{path}.mode must be auto or required", field=f"{path}.mode")
+        raise must_be("auto or required", f"{path}.mode", mode)
     names = {_name_of(tool, f"{path}.tools.{i}") for i, tool in enumerate(given["tools"])}
     allowed = [tool for tool in tools if tool["function"]["name"] in names]
     if not allowed:

@@ -20,6 +20,7 @@ from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.schema import COMPLETIONS
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
+from steno_proxy.dialects.refusals import must_be
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default for this route, where chat has none."""
@@ -104,9 +105,9 @@ def _single(prompt: Any) -> str | bytes:
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):
-        raise BadRequest("prompt must be a string or a list of token ids", field="prompt")
+        raise must_be("a string or a list of token ids", "prompt", prompt)
     if not prompt:
-        raise BadRequest("prompt must not be empty", field="prompt")
+        raise must_be("a string or a list of token ids", "prompt", prompt)
     for i, value in enumerate(prompt):
         if type(value) is not int or not 0 <= value <= bounds.MAX_TOKENS:
             shown = bounds.number(value) if type(value) is int else type(value).__name__

@@ -14,6 +14,7 @@ from steno.contracts.chat import ResponseFormat
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.openai.vllm_fields import Refusable
+from steno_proxy.dialects.refusals import must_be
 
 NAMED = "structured_outputs"
 
@@ -62,7 +63,7 @@ def response_format_of(given: ResponseFormatBody | None) -> ResponseFormat:
     if given.type == "json_object":
         return ResponseFormat(type="json_object")
     if given.type != "json_schema":
-        raise BadRequest("response_format.type must be text, json_object or json_schema", field="response_format.type")
+        raise must_be("one of text, json_object, json_schema", "response_format.type", given.type)
     asked = given.json_schema
     if asked is None or asked.schema is None:
         raise BadRequest("response_format.json_schema.schema is required", field="response_format.json_schema.schema")
@@ -125,5 +126,5 @@ def _schema(name: str, value: Any) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadRequest(f"{name} is not valid JSON: {error}", field=name) from None
     if not isinstance(value, dict):
-        raise BadRequest(f"{name} must be a JSON schema: an object, or the text of one", field=name)
+        raise must_be("a JSON schema: an object, or the text of one", name, value)
     return value

@@ -27,6 +27,7 @@ from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
 from steno_proxy.dialects.parts import SeenParts
+from steno_proxy.dialects.refusals import must_be
 from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import read_items, seal
 from steno_proxy.dialects.responses.output import ResponsesRequest, body_of, usage
@@ -270,7 +271,7 @@ def _response_format(text: _Text | None) -> ResponseFormat:
     if given.type == "json_object":
         return ResponseFormat(type="json_object")
     if given.type != "json_schema":
-        raise BadRequest("text.format.type must be text, json_object or json_schema", field="text.format.type")
+        raise must_be("one of text, json_object, json_schema", "text.format.type", given.type)
     if given.schema is None:
         raise BadRequest("text.format.schema is required", field="text.format.schema")
     check_wire("text.format.schema", given.schema)

@@ -19,6 +19,7 @@ from steno.contracts.chat import RECORDED, Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, texts_of
+from steno_proxy.dialects.refusals import must_be
 from steno_proxy.dialects.responses.text import FREE_TEXT
 from steno_proxy.dialects.responses.tools import ClientTool, Tools
 
@@ -48,7 +49,7 @@ def read_items(field: str, given: list[Any], tools: Tools, seen: SeenParts) -> l
     reader = _ItemsReader(tools, seen)
     for i, item in enumerate(given):
         if not isinstance(item, dict):
-            raise BadRequest(f"{field}.{i}: expected an object", field=f"{field}.{i}")
+            raise must_be("an object", f"{field}.{i}", item)
         reader.take(f"{field}.{i}", item)
     reader.end()
     return reader.messages
@@ -115,7 +116,7 @@ class _ItemsReader:
         if custom:
             text = item.get("input")
             if not isinstance(text, str):
-                raise BadRequest(f"{path}.input: expected a string", field=f"{path}.input")
+                raise must_be("a string", f"{path}.input", text)
             raw = str(item.get("id", "")).startswith(RAW_CALL + "_")
             arguments = text if raw else to_json({FREE_TEXT: text}).decode()
         else:
@@ -179,7 +180,7 @@ def _content(path: str, given: Any, seen: SeenParts | None) -> str | list[Part]:
     if given is None:
         return ""
     if not isinstance(given, list):
-        raise BadRequest(f"{path}: expected a string or a list of parts", field=path)
+        raise must_be("a string or a list of parts", path, given)
     parts: list[Part] = []
     for j, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -200,7 +201,7 @@ def _text(path: str, kind: Any, part: Any) -> str:
         )
     text = part.get(key)
     if not isinstance(text, str | None):
-        raise BadRequest(f"{path}.{key}: expected a string", field=f"{path}.{key}")
+        raise must_be("a string", f"{path}.{key}", text)
     return text or ""
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.base import check_wire
+from steno_proxy.dialects.refusals import must_be
 from steno_proxy.dialects.responses.text import FREE_TEXT
 
 ROOT_NAMESPACE = "functions"
@@ -145,7 +146,7 @@ class _ToolsReader:
         parameters = _PARAMETERS if kind == "custom" else tool.get("parameters")
         if parameters is not None:
             if not isinstance(parameters, dict):
-                raise BadRequest(f"{path}.parameters: expected an object", field=f"{path}.parameters")
+                raise must_be("an object", f"{path}.parameters", parameters)
             check_wire(f"{path}.parameters", parameters)
             function["parameters"] = parameters
         if isinstance(tool.get("strict"), bool) and kind == "function":
@@ -215,12 +216,12 @@ def read_choice(given: Any, tools: Tools) -> tuple[str, list[Tool]]:
             raise BadRequest("tool_choice: got 'required', but the request has no tools", field="tool_choice")
         return given, tools.functions
     if not isinstance(given, dict):
-        raise BadRequest("tool_choice must be a string or an object", field="tool_choice")
+        raise must_be("a string or an object", "tool_choice", given)
     kind = given.get("type")
     if kind == "allowed_tools":
         return _allowed(given, tools)
     if kind not in ("function", "custom"):
-        raise BadRequest("tool_choice.type must be function, custom or allowed_tools", field="tool_choice.type")
+        raise must_be("one of function, custom, allowed_tools", "tool_choice.type", kind)
     name = _named(given, tools)
     if name not in tools.names():
         raise BadRequest(f"tool_choice.name: no tool is named {name[:80]!r}", field="tool_choice.name")
@@ -230,7 +231,7 @@ def read_choice(given: Any, tools: Tools) -> tuple[str, list[Tool]]:
 def _allowed(given: dict[str, Any], tools: Tools) -> tuple[str, list[Tool]]:
     mode, listed = given.get("mode", "auto"), given.get("tools")
     if mode not in ("auto", "required"):
-        raise BadRequest("tool_choice.mode must be auto or required", field="tool_choice.mode")
+        raise must_be("auto or required", "tool_choice.mode", mode)
     if not isinstance(listed, list):
         raise BadRequest("tool_choice.tools is required", field="tool_choice.tools")
     names = {_named(tool, tools) for tool in listed if isinstance(tool, dict)}

@@ -1,0 +1,30 @@
+"""The words in which a request is refused: the field, the value seen, the values allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.bounds import number
+
+_SHOWN_CHARS = 40
+
+
+def must_be(allowed: str, path: str, value: Any) -> BadRequest:
+    """The error to raise. Args: allowed: what follows `must be`; path: of the field, dotted; value: as it came, None if there is
+    none."""
+    return BadRequest(f"{path}: got {shown(value)}, must be {allowed}", field=path)
+
+
+def shown(value: Any) -> str:
+    """A value of JSON in a few words: numbers and short texts as they are, of objects and lists only what they are."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return number(value)
+    if isinstance(value, str):
+        return repr(value[:_SHOWN_CHARS])
+    kind = "an object" if isinstance(value, dict) else "a list"
+    return kind if value else f"{kind} with nothing in it"
