@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ SHAPE = {"vocab_size": 32768, "hidden_size": 256, "intermediate_size": 768, "num
 PROMPT_TOKENS = 64
 GROUP_BUDGET = 8
 """Paths' tokens to a micro-batch of a group."""
+GROUP_CHUNK = 128
+"""Trained tokens whose logits exist at once: so few that memory is that of the tokens, and not of the head."""
 
 
 def trl_environment(cache: Path) -> Path:
@@ -101,12 +104,11 @@ def run_group(options: argparse.Namespace, trl: Path) -> dict[str, Any]:
         job = {
             "model": f"{folder}/model", "tokenizer": str(ROOT / "steno/models/tiny"), "path": path, "shared": options.shared,
             "vocabulary": SHAPE["vocab_size"], "steps": options.steps, "folder": folder,
-            "micro_batch_tokens": GROUP_BUDGET * path,
+            "micro_batch_tokens": GROUP_BUDGET * path, "chunk_tokens": GROUP_CHUNK,
         }  # fmt: skip
-        tries, paths = (
-            run(sys.executable, "benchmarks.train_step_steno", job | {"share": share}, options.threads)
-            for share in (True, False)
-        )
+        ours, ways = "benchmarks.train_step_steno", (job | {"share": True}, job | {"share": False})
+        rounds = [[run(sys.executable, ours, way, options.threads) for way in ways] for _ in range(options.rounds)]
+        tries, paths = (middle(found) for found in zip(*rounds, strict=True))
         peer = run(trl, "benchmarks.train_step_trl", job, options.threads)
     same_work(peer, tries)
     same_work(peer, paths)
@@ -123,9 +125,17 @@ def run_group(options: argparse.Namespace, trl: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def middle(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Of several runs of the same: medians of what was measured."""
+    runs = list(found)
+    same_work(*runs)
+    measured = ("step_s", "cpu_s", "rest_bytes", "peak_bytes")
+    return runs[0] | {name: statistics.median(one[name] for one in runs) for name in measured}
+
+
 def same_work(*found: dict[str, Any]) -> None:
     norms = [one["grad_norms"] for one in found]
-    if any(abs(a - b) > 1e-3 * abs(a) for a, b in zip(*norms, strict=True)):
+    if any(abs(other - first) > 1e-3 * abs(first) for first, *others in zip(*norms, strict=True) for other in others):
         raise SystemExit(f"not the same work: gradient norms {norms}")
 
 
@@ -137,6 +147,9 @@ def main() -> None:
     )
     parser.add_argument("--lengths", default="512,2048,4096", help="tokens of the longest completion, by commas")
     parser.add_argument("--steps", type=int, default=3, help="measured steps, after one that is not")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of a group: runs of both ways, one after the other; medians count"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=ROOT / "build/train_step.json")
     parser.add_argument("--even", action="store_true", help="equally long completions, every token of them trained")

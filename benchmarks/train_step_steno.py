@@ -39,7 +39,7 @@ def batch(job: dict[str, Any]) -> StepBatch:
 def main(job: dict[str, Any]) -> None:
     settings = TrainerSettings(
         model=job["model"], precision="float32", learning_rate=1e-6, max_grad_norm=1.0, mismatch="off",
-        micro_batch_tokens=job["micro_batch_tokens"],
+        micro_batch_tokens=job["micro_batch_tokens"], chunk_tokens=job.get("chunk_tokens", 1024),
     )  # fmt: skip
     ranks = Ranks.open("cpu")
     engine = PolicyEngine.open(settings, ranks)

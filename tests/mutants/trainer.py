@@ -6,13 +6,13 @@ from tests.mutants.base import Mutant
 
 (
     _LOSS, _ADVANTAGES, _AGGREGATION, _STALENESS, _PACKING, _LEDGER, _BATCH, _COLLATE, _MISMATCH, _RATIOS, _OVERLONG, _ASSEMBLE,
-    _CUT, _FOREST, _ATTENTION,
+    _CUT, _FOREST, _ATTENTION, _PATHS,
 ) = (
     f"trainer_bridge/steno_trainer/{name}.py"
     for name in (
         "objective/loss", "data/advantages", "objective/aggregation", "data/staleness", "packing/plan", "data/ledger",
         "data/rows", "packing/collate", "objective/mismatch", "objective/ratios", "data/overlong", "step/assemble",
-        "packing/cut", "packing/forest", "model/attention",
+        "packing/cut", "packing/forest", "model/attention", "model/paths",
     )
 )  # fmt: skip
 
@@ -157,14 +157,18 @@ MUTANTS = (
         "found.append((start, min(end, start + tokens)))", "found.append((start, end))", _unit("trie"),
     ),
     Mutant(
-        "first-branch-alone", "keys that branches share have the gradient of the last branch alone", _ATTENTION,
-        "sums_GSD[:, start:end] += grad_GKD[:, at : at + end - start]",
-        "sums_GSD[:, start:end] = grad_GKD[:, at : at + end - start]", _unit("tree_attention"),
+        "first-branch-alone", "keys that branches share have the gradient of the last branch alone", _PATHS,
+        "ctx.sums.grad_GSD[:, start:end] += grad[:, at : at + end - start]",
+        "ctx.sums.grad_GSD[:, start:end] = grad[:, at : at + end - start]", _unit("tree_attention"),
+    ),
+    Mutant(
+        "paths-kept", "keys and values along paths are kept for the backward pass", _PATHS,
+        "again = ways.get(tensor.untyped_storage().data_ptr())", "again = None", _unit("tree_attention"),
     ),
     Mutant(
         "aligned-to-the-left", "a branch sees the start of its path and not its end", _ATTENTION,
-        "own = torch.arange(before + first, before + last, device=q.device)",
-        "own = torch.arange(first, last, device=q.device)", _unit("tree_attention"),
+        "own = torch.arange(first, last, device=like.device)",
+        "own = torch.arange(0, last - first, device=like.device)", _unit("tree_attention"),
     ),
     Mutant(
         "sequence-of-the-next", "a token at the start of a completion counts with the one before", _COLLATE,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from steno_trainer.model import attention, sharing
 from steno_trainer.model.model import PolicyModel, load_model
@@ -46,10 +45,10 @@ def test_layers_with_a_state_share_nothing_also_where_kernels_heed_boundaries(tm
 def test_a_model_that_is_another_one_by_sharing_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("qwen3", tmp_path)
 
-    def to_the_left(q, k, v, scaling, window):
-        yield F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)[0]
+    def to_the_left(first, last, reached, window, like):
+        return torch.full((last - first, last - reached), -torch.inf, dtype=like.dtype).triu(1)
 
-    monkeypatch.setattr(attention, "_in_tiles", to_the_left)
+    monkeypatch.setattr(attention, "_mask", to_the_left)
     why = ask(model)
     assert why is not None and why.startswith("sharing changes log-probabilities, by ")
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from steno_trainer.model import attention
-from steno_trainer.model.attention import TILE, Segments, along, packed_attention
+from steno_trainer.model.attention import TILE, Segments, packed_attention
+from steno_trainer.model.paths import Made, Paths
 from steno_trainer.model.sharing import aligned_to_the_end
 
 HEADS, GROUPS, SIZE = 4, 2, 8
@@ -85,7 +86,7 @@ def test_a_long_segment_is_cut_into_tiles(own):
 
 def test_gradients_of_what_branches_share_are_added_up_in_float32():
     x = torch.ones(1, 1, 1, dtype=torch.bfloat16, requires_grad=True)
-    along(x, [(0, 1)] * 512).sum().backward()
+    Paths(x).along([(0, 1)] * 512).tensor.sum().backward()
     assert x.grad.item() == 512, "256 + 1 is 256 in bfloat16"
 
 
@@ -108,8 +109,7 @@ def test_a_kernel_for_variable_lengths_is_told_the_same_lengths(window, monkeypa
     segments = segments_of([0, 5, 8, 9, 13], [(), ((0, 3),), ((0, 3), (5, 7)), ()])
     monkeypatch.setattr(attention, "variable_lengths", lower_right)
     q, k, v = given_tensors(13)
-    gathered = [along(x[0], segments.pieces) for x in (k, v)]
-    found = attention._one_kernel(q[0], *gathered, segments, None, window)
+    found = attention._one_kernel(q[0], k[0], v[0], segments, None, window)
     torch.testing.assert_close(found.transpose(0, 1)[None], by_mask(q, k, v, segments, window))
 
 
@@ -124,22 +124,56 @@ def upper_left(q, k, v, starts, key_starts, *_):
     return torch.cat(parts, 1).transpose(0, 1)
 
 
-class WrongBackward(torch.autograd.Function):
+class Kernel(torch.autograd.Function):
+    """Keeps what it was given for the backward pass, as a GPU's does, which is that of `backwards`."""
+
     @staticmethod
-    def forward(ctx, q, k, v, starts, key_starts):
+    def forward(ctx, q, k, v, starts, key_starts, backwards):
         ctx.save_for_backward(q, k, v, starts, key_starts)
+        ctx.backwards = backwards
         return lower_right(q, k, v, starts, key_starts, 1000, 1000, None, None)
 
     @staticmethod
     def backward(ctx, grad):
+        *kept, starts, key_starts = ctx.saved_tensors  # once: each look gathers again
         with torch.enable_grad():
-            tensors = [x.detach().requires_grad_() for x in ctx.saved_tensors[:3]]
-            out = upper_left(*tensors, *ctx.saved_tensors[3:])
-        return (*torch.autograd.grad(out, tensors, grad), None, None)
+            tensors = [x.detach().requires_grad_() for x in kept]
+            out = ctx.backwards(*tensors, starts, key_starts, 1000, 1000, None, None)
+        return (*torch.autograd.grad(out, tensors, grad), None, None, None)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_what_is_gathered_along_paths_is_gathered_again_in_the_backward_pass(kernel, monkeypatch):
+    """All paths together are several times as long as a micro-batch, so autograd keeps none of them."""
+    gathered = []
+
+    def along(self, pieces, repeats=1, real=Paths.along):
+        found = real(self, pieces, repeats)
+
+        def again():
+            gathered.append(pieces)
+            return found.again()
+
+        return Made(found.tensor, again)
+
+    monkeypatch.setattr(Paths, "along", along)
+    monkeypatch.setattr(attention, "variable_lengths", lambda *x: Kernel.apply(*x[:5], lower_right))
+    segments = segments_of([0, 5, 8, 9, 13], [(), ((0, 3),), ((0, 3), (5, 7)), ()])
+    q, k, v = given_tensors(13)
+    out = (attention._one_kernel if kernel else attention._one_by_one)(q[0], k[0], v[0], segments, None, None)
+    assert not gathered
+    out.sum().backward()
+    assert len(gathered) == (2 if kernel else 8), "keys and values, of each call"
+    expected = given_tensors(13)
+    by_mask(*expected, segments).sum().backward()
+    for ours, theirs in zip((q, k, v), expected, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-13)
 
 
 def test_a_kernel_is_asked_how_it_aligns_fewer_queries_than_keys():
     device = torch.device("cpu")
     assert aligned_to_the_end(device, lower_right)
     assert not aligned_to_the_end(device, upper_left)
-    assert not aligned_to_the_end(device, lambda *x: WrongBackward.apply(*x[:5])), "its gradients are asked for too"
+    assert not aligned_to_the_end(device, lambda *x: Kernel.apply(*x[:5], upper_left)), (
+        "its gradients are asked for too"
+    )

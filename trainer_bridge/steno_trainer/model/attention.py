@@ -1,8 +1,8 @@
 """Attention over packed tries: each token sees what leads to it and itself, and nothing of this costs [tokens, tokens].
 
-A segment's queries are its own tokens; its keys and values are gathered along its path, from the start of its samples to its end.
-So a call has as many queries as keys, or fewer, and each query sees the keys up to its own, counted from the end ("causal,
-aligned to the lower right"). Where nothing is shared nothing is gathered.
+A segment's queries are its own tokens; its keys and values are gathered along its path (`paths`), from the start of its samples
+to its end. So a call has as many queries as keys, or fewer, and each query sees the keys up to its own, counted from the end
+("causal, aligned to the lower right"). Where nothing is shared nothing is gathered.
 
 transformers' own attention takes packed samples by a mask of [S, S], which for 32,768 tokens is a gigabyte per layer and rules
 out the kernels that need none. So this function is registered with it under a name of its own and told where samples start.
@@ -17,9 +17,9 @@ Q segments, H query heads, G key and value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steno_trainer.errors import BadBatch
+from steno_trainer.model.paths import Made, Paths, Range, forgotten
 
 NAME = "steno_packed"
 TILE = 256
@@ -44,7 +45,7 @@ class Segments:
 
     starts: tuple[int, ...]
     starts_Q1: Tensor
-    paths: tuple[tuple[tuple[int, int], ...], ...]
+    paths: tuple[tuple[Range, ...], ...]
     group: Any = None
     windows: list[int | None] | None = None
 
@@ -56,7 +57,7 @@ class Segments:
     @cached_property
     def key_starts(self) -> tuple[int, ...]:
         """Where each segment's path starts among the K; K last."""
-        lengths = (sum(end - start for start, end in pieces) for pieces in self._whole_paths)
+        lengths = (sum(end - start for start, end in pieces) for pieces in self.whole_paths)
         return (0, *accumulate(lengths))
 
     @cached_property
@@ -66,12 +67,13 @@ class Segments:
         return torch.tensor(self.key_starts, dtype=torch.int32, device=self.starts_Q1.device)
 
     @cached_property
-    def pieces(self) -> list[tuple[int, int]]:
+    def pieces(self) -> list[Range]:
         """Of S, in the order of the K."""
-        return [piece for path in self._whole_paths for piece in path]
+        return [piece for path in self.whole_paths for piece in path]
 
-    @property
-    def _whole_paths(self) -> list[list[tuple[int, int]]]:
+    @cached_property
+    def whole_paths(self) -> list[list[Range]]:
+        """Of each segment, itself included."""
         return [[*path, own] for path, own in zip(self.paths, pairwise(self.starts), strict=True)]
 
     @cached_property
@@ -144,8 +146,6 @@ def packed_attention(
         repeats = max(1, ranks // len(key_GSD))  # fewer key heads than ranks: each goes to several
         key_GSD, value_GSD = (x.repeat_interleave(repeats, 0) if repeats > 1 else x for x in (key_GSD, value_GSD))
         query_HSD, key_GSD, value_GSD = (heads_for_tokens(x, group) for x in (query_HSD, key_GSD, value_GSD))
-    if segments.branches:
-        key_GSD, value_GSD = (along(x, segments.pieces) for x in (key_GSD, value_GSD))
     if query_HSD.is_cuda and query_HSD.dtype in (torch.bfloat16, torch.float16):
         out_HSD = _one_kernel(query_HSD, key_GSD, value_GSD, segments, scaling, window)
     else:
@@ -155,37 +155,16 @@ def packed_attention(
     return out_HSD.transpose(0, 1)[None].contiguous(), None
 
 
-def along(x_GSD: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
-    """Ranges of tokens one after the other, which may overlap: [G, S, D] -> [G, K, D]."""
-    found: Tensor = _Along.apply(x_GSD, pieces)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Along(torch.autograd.Function):
-    # Not indexing: its gradient is added up token by token, on CPUs one call each, and in bfloat16 rounded once per branch.
-
-    @staticmethod
-    def forward(ctx: Any, x_GSD: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
-        ctx.pieces, ctx.shape = pieces, x_GSD.shape
-        return torch.cat([x_GSD[:, start:end] for start, end in pieces], 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad_GKD: Tensor) -> tuple[Tensor, None]:
-        sums_GSD = grad_GKD.new_zeros(ctx.shape, dtype=torch.promote_types(grad_GKD.dtype, torch.float32))
-        at = 0
-        for start, end in ctx.pieces:
-            sums_GSD[:, start:end] += grad_GKD[:, at : at + end - start]
-            at += end - start
-        return sums_GSD.to(grad_GKD.dtype), None
-
-
 def _one_kernel(
-    query_HSD: Tensor, key_GKD: Tensor, value_GKD: Tensor, segments: Segments, scaling: float | None, window: int | None
+    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
-    q, k, v = (x.transpose(0, 1) for x in (query_HSD, key_GKD, value_GKD))
-    out = variable_lengths(
-        q, k, v, segments.starts_Q1, segments.key_starts_Q1, segments.longest_own, segments.longest, scaling, window
-    )
+    pieces = segments.pieces
+    made = [Paths(x).along(pieces) if segments.branches else Made(x) for x in (key_GSD, value_GSD)]
+    q, k, v = (x.transpose(0, 1) for x in (query_HSD, *(one.tensor for one in made)))
+    with forgotten(*made):
+        out = variable_lengths(
+            q, k, v, segments.starts_Q1, segments.key_starts_Q1, segments.longest_own, segments.longest, scaling, window
+        )
     return out.transpose(0, 1)
 
 
@@ -208,33 +187,70 @@ def variable_lengths(
 
 
 def _one_by_one(
-    query_HSD: Tensor, key_GKD: Tensor, value_GKD: Tensor, segments: Segments, scaling: float | None, window: int | None
+    query_HSD: Tensor, key_GSD: Tensor, value_GSD: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
     # Heads are repeated here: given grouped ones, kernels for float32 and for CPUs fall back to one that makes [tokens, tokens].
-    repeats = len(query_HSD) // len(key_GKD)
-    key_HKD, value_HKD = (x.repeat_interleave(repeats, 0) if repeats > 1 else x for x in (key_GKD, value_GKD))
+    repeats = len(query_HSD) // len(key_GSD)
+    readers = [(_along if segments.branches else _apart)(x, segments, repeats) for x in (key_GSD, value_GSD)]
     parts: list[Tensor] = []
-    for (start, end), (first, last) in zip(pairwise(segments.starts), pairwise(segments.key_starts), strict=True):
-        q, k, v = query_HSD[None, :, start:end], key_HKD[None, :, first:last], value_HKD[None, :, first:last]
-        if end - start == last - first and (window is None or window >= last - first):
-            parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)[0])
-        else:
-            parts.extend(_in_tiles(q, k, v, scaling, window))
+    own, whole = ([end - start for start, end in pairwise(s)] for s in (segments.starts, segments.key_starts))
+    for number, q_HTD in enumerate(torch.split(query_HSD, own, 1)):
+        before = whole[number] - own[number]
+        plain = not before and (window is None or window >= own[number])
+        last = before
+        for tile in torch.split(q_HTD[None], own[number] if plain else window or TILE, 2):
+            first, last = last, last + tile.shape[2]
+            reached = 0 if window is None else max(0, first - window + 1)
+            keys, values = (read(number, reached, last) for read in readers)
+            seen = None if plain else Made.of(partial(_mask, first, last, reached, window, tile))
+            with forgotten(keys, values, *([seen] if seen is not None else [])):
+                found = F.scaled_dot_product_attention(
+                    tile, keys.tensor[None], values.tensor[None], attn_mask=None if seen is None else seen.tensor,
+                    is_causal=plain, scale=scaling,
+                )  # fmt: skip
+            parts.append(found[0])
     return torch.cat(parts, 1)
 
 
-def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Iterator[Tensor]:
-    """Of one segment, [1, H, T, D] queries, a tile or a window of them at a time: each costs [tile, keys that it sees]."""
-    tokens, before = q.shape[2], k.shape[2] - q.shape[2]
-    step = window or TILE
-    for first in range(0, tokens, step):
-        last = min(first + step, tokens)
-        reached = 0 if window is None else max(0, before + first - window + 1)
-        own = torch.arange(before + first, before + last, device=q.device)
-        away = own[:, None] - torch.arange(reached, before + last, device=q.device)
-        mask = (away >= 0) if window is None else (away >= 0) & (away < window)
-        keys, values = k[:, :, reached : before + last], v[:, :, reached : before + last]
-        yield F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=mask, scale=scaling)[0]
+Reader = Callable[[int, int, int], Made]
+"""Of the path of a segment, by its number, the tokens from the second number to before the third: [H, K, D]."""
+
+
+def _along(x_GSD: Tensor, segments: Segments, repeats: int) -> Reader:
+    paths = Paths(x_GSD)
+    return lambda number, first, last: paths.along(between(segments.whole_paths[number], first, last), repeats)
+
+
+def _apart(x_GSD: Tensor, segments: Segments, repeats: int) -> Reader:
+    """Where nothing is shared: nothing is gathered."""
+    x_HSD = x_GSD.repeat_interleave(repeats, 0) if repeats > 1 else x_GSD
+    parts = torch.split(x_HSD, [end - start for start, end in pairwise(segments.starts)], 1)
+
+    def read(number: int, first: int, last: int) -> Made:
+        whole = parts[number]
+        return Made(whole if last - first == whole.shape[1] else whole[:, first:last])
+
+    return read
+
+
+def between(path: Sequence[Range], first: int, last: int) -> list[Range]:
+    """Of a path its tokens from `first` to before `last`, as ranges."""
+    found: list[Range] = []
+    at = 0
+    for start, end in path:
+        low, high = max(start, start + first - at), min(end, start + last - at)
+        if low < high:
+            found.append((low, high))
+        at += end - start
+    return found
+
+
+def _mask(first: int, last: int, reached: int, window: int | None, like: Tensor) -> Tensor:
+    """For queries first … last of a path and its keys from `reached` on: 0 where one is seen, -inf elsewhere. [T, K]"""
+    own = torch.arange(first, last, device=like.device)
+    away = own[:, None] - torch.arange(reached, last, device=like.device)
+    unseen = (away < 0) if window is None else (away < 0) | (away >= window)
+    return torch.zeros(unseen.shape, dtype=like.dtype, device=like.device).masked_fill_(unseen, -torch.inf)
 
 
 def heads_for_tokens(x_HSD: Tensor, group: Any) -> Tensor:

@@ -90,8 +90,8 @@ class _TokenLogprobs(torch.autograd.Function):
             logits_CV = _logits(hidden_CD, weight_VD, temperatures_C, wide)
             normalisers_C = torch.logsumexp(logits_CV, dim=-1)
             logprobs.append(logits_CV.gather(-1, targets_C[:, None])[:, 0] - normalisers_C)
-            mean_logits_C = (torch.exp(logits_CV - normalisers_C[:, None]) * logits_CV).sum(-1)
-            entropies.append(normalisers_C - mean_logits_C)
+            p_CV = (logits_CV - normalisers_C[:, None]).exp_()
+            entropies.append(normalisers_C - p_CV.mul_(logits_CV).sum(-1))
             normalisers.append(normalisers_C)
         entropies_N = torch.cat(entropies)
         ctx.chunks = chunks
