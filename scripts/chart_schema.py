@@ -19,10 +19,10 @@ _WIDTH = 120
 
 PROGRAMS: dict[str, type[Settings]] = {"proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings}
 LEFT_OUT = {
-    # What the chart gives; the upstream's and the collector's, as the image has neither LiteLLM nor OpenTelemetry.
+    # What the chart gives; the upstream's, as the image has no LiteLLM; otel_headers, as a secret is no value.
     "proxy": set(
         "host port control_host control_port admin_key worker_key metrics_key viewer_key trial_secret keys_dir redis_url upstream"
-        " api_base api_key upstream_tokens otel_endpoint otel_headers otel_content".split()
+        " api_base api_key upstream_tokens otel_headers".split()
     ),
     # What the chart gives; api_key, as a secret is no value.
     "worker": set("proxy key metrics_host metrics_port worker_id staging_dir api_key".split()),

@@ -85,6 +85,11 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- default (ternary "admin-key" "metrics-key" (ne .Values.keys.existingSecret "")) .Values.keys.metricsKey -}}
 {{- end -}}
 
+{{/* The key of the Secret that opens what is on record, for reading; "": there is none. */}}
+{{- define "steno.viewerKey" -}}
+{{- default (ternary "" "viewer-key" (ne .Values.keys.existingSecret "")) .Values.keys.viewerKey -}}
+{{- end -}}
+
 {{/* How agents reach the proxy. */}}
 {{- define "steno.publicUrl" -}}
 {{- if .Values.proxy.settings.public_url -}}
@@ -118,6 +123,9 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- end -}}
 {{- if and (eq .Values.redis.mode "external") (not .Values.redis.external.secretName) -}}
 {{- fail "redis.mode is external: redis.external.secretName must name the Secret that holds the URL" -}}
+{{- end -}}
+{{- if and .Values.proxy.otelHeaders.secretName (not .Values.proxy.settings.otel_endpoint) -}}
+{{- fail "proxy.otelHeaders.secretName is set: proxy.settings.otel_endpoint must say where traces go" -}}
 {{- end -}}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" -}}

@@ -288,6 +288,44 @@ def test_prometheus_reads_metrics_with_a_key_of_its_own() -> None:
         assert mounted == {"admin-key", "worker-key", "trial-secret", key}
 
 
+def keys_of(manifests: list[Manifest]) -> set[str]:
+    """Of the Secret: those that the proxy has as files."""
+    volumes = only(manifests, "StatefulSet", "run-steno")["spec"]["template"]["spec"]["volumes"]
+    [secret] = [volume["secret"] for volume in volumes if volume["name"] == "keys"]
+    return {item["key"] for item in secret["items"]}
+
+
+def test_a_viewer_key_is_made_with_the_others_and_asked_for_in_a_secret_of_ones_own() -> None:
+    theirs = ("--set", "keys.existingSecret=ours")
+    for words, given in (((), True), (theirs, False), ((*theirs, "--set", "keys.viewerKey=viewer-key"), True)):
+        manifests = render("default", *words)
+        assert ("viewer-key" in keys_of(manifests)) == given
+        file = environment(pods(manifests)["run-steno"]).get("STENO_VIEWER_KEY_FILE")
+        assert file == ("/run/secrets/steno/viewer-key" if given else None)
+    assert "viewer-key" in only(render("default"), "Secret", "run-steno-keys")["data"]
+    assert "viewerKey" in refused(keys__viewerKey="admin-key")
+
+
+def test_traces_go_to_the_collector_with_a_key_from_a_secret() -> None:
+    assert not any(name.startswith("STENO_OTEL") for name in environment(pods(render("default"))["run-steno"]))
+    before = only(render("default"), "NetworkPolicy", "run-steno")["spec"]["egress"]
+    manifests = render("traced")
+    [proxy] = pods(manifests)["run-steno"]["spec"]["containers"]
+    given = {item["name"]: item for item in proxy["env"] if item["name"].startswith("STENO_OTEL")}
+    assert given == {
+        "STENO_OTEL_ENDPOINT": {"name": "STENO_OTEL_ENDPOINT", "value": "http://collector.monitoring:4318"},
+        "STENO_OTEL_CONTENT": {"name": "STENO_OTEL_CONTENT", "value": "true"},
+        "STENO_OTEL_HEADERS": {
+            "name": "STENO_OTEL_HEADERS",
+            "valueFrom": {"secretKeyRef": {"name": "our-collector", "key": "otel-headers"}},
+        },
+    }
+    rule = {"ports": [{"protocol": "TCP", "port": 4318}], "to": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]}
+    assert only(manifests, "NetworkPolicy", "run-steno")["spec"]["egress"] == [*before, rule]
+    assert "otel_endpoint must say where" in refused(proxy__otelHeaders__secretName="our-collector")
+    assert "'otel_headers' not allowed" in refused(proxy__settings__otel_headers="a=b")
+
+
 def test_rules_and_dashboard_are_the_generated_ones() -> None:
     manifests = render("whole", "--set-json", "prometheusRule.enabled=true", "--set-json", "dashboard.enabled=true")
     rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text())

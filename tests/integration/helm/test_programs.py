@@ -26,7 +26,7 @@ from tests.support.stack import running as running_stack
 
 pytestmark = pytest.mark.helm
 
-KEYS = {"admin-key": "ak-one", "worker-key": "wk-two", "trial-secret": "three", "metrics-key": "four"}
+KEYS = {"admin-key": "ak-one", "worker-key": "wk-two", "trial-secret": "three", "metrics-key": "four", "viewer-key": "five"}
 
 
 def in_a_container(pod: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +48,11 @@ def test_the_proxy_takes_its_environment(case: Path, tmp_path: Path, monkeypatch
     assert (settings.host, settings.port, settings.control_port) == ("0.0.0.0", 8080, 8081)
     assert settings.admin_key and settings.admin_key.get_secret_value() == "ak-one"
     assert settings.worker_key and settings.worker_key.get_secret_value() == "wk-two"
+    shown = settings.viewer_key and settings.viewer_key.get_secret_value()
+    assert shown == (None if case.stem == "external" else "five")
+    assert (settings.otel_endpoint, settings.otel_content) == (
+        ("http://collector.monitoring:4318", True) if case.stem == "traced" else (None, False)
+    )
     if case.stem == "default":
         assert settings.public_url == "http://run-steno.training.svc:8080"
     if case.stem == "external":
