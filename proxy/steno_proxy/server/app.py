@@ -33,7 +33,7 @@ from steno_proxy.api.agents import counting, gemini, generation, messages, respo
 from steno_proxy.api.agents.lookup import HealthProbes
 from steno_proxy.api.bodies_in_flight import BodiesInFlight
 from steno_proxy.api.common import Ports, Services, reader
-from steno_proxy.api.control import groups, leases, ops, policy, runs, search, sessions, steps, ui, workers
+from steno_proxy.api.control import groups, leases, ops, policy, runs, search, sessions, steps, ui, under_way, workers
 from steno_proxy.api.origin_guard import OriginGuard
 from steno_proxy.auth import generated_keys
 from steno_proxy.auth.key_reload import KeyReloader
@@ -173,6 +173,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         ops.router,
         ui.router,
         search.router,
+        under_way.router,
         workers.router(Depends(reader)),
     ):
         app.include_router(router)

@@ -22,7 +22,7 @@ from steno_proxy import metrics
 from steno_proxy.auth.keys import check_generation
 from steno_proxy.session_cache.fork_origins import ForkOrigins
 from steno_proxy.session_cache.path_cache import PathCache
-from steno_proxy.session_cache.session_state import Recording, RunningRequest
+from steno_proxy.session_cache.session_state import AnswerSoFar, Recording, RunningRequest
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
@@ -315,6 +315,13 @@ class Recorder:
         for request in running:
             request.abort(error)
         return running
+
+    def under_way(self, trial_id: str, most: int) -> list[AnswerSoFar]:
+        """The session's answers that are being sampled here, the newest last. Others may be at other replicas."""
+        recording = self._recordings.get(trial_id)
+        running = recording.in_flight if recording else ()
+        found = [answer for request in list(running) for answer in request.under_way(most)]
+        return sorted(found, key=lambda answer: answer.queued)
 
     async def settle(self, running: list[RunningRequest]) -> None:
         """Wait until these turns are recorded, within reason."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import StenoError
@@ -28,6 +28,19 @@ OPEN_WAIT_S = 600.0
 """How long a turn that is open on record is looked at again: about the longest that agents wait for an answer. Seconds."""
 
 
+class AnswerSoFar(NamedTuple):
+    """The end of an answer that is being sampled. tokens: sampled so far. calls: name and arguments of the last. cut: there was
+    more before."""
+
+    turn_id: str
+    queued: float
+    tokens: int
+    reasoning: str
+    content: str
+    calls: list[tuple[str, str]]
+    cut: bool
+
+
 class RunningRequest(Protocol):
     """A request of a session that is being answered."""
 
@@ -35,6 +48,10 @@ class RunningRequest(Protocol):
 
     def unrecorded(self) -> tuple[int, int]:
         """Its turns that its recording does not count yet, and the tokens sampled so far that it does not."""
+        ...
+
+    def under_way(self, most: int) -> list[AnswerSoFar]:
+        """Its answers as far as they have come, of each text the last `most` characters, about. Costs no more for longer ones."""
         ...
 
     def abort(self, error: StenoError) -> None:

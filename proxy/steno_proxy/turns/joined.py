@@ -13,6 +13,7 @@ from typing import Protocol
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import StenoError
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
+from steno_proxy.session_cache.session_state import AnswerSoFar
 from steno_proxy.turns.answer_log import LogReader, PromptedChoice
 from steno_proxy.turns.interfaces import TurnClient, WriteTimeout
 
@@ -106,6 +107,10 @@ class JoinedReader(LogReader):
     def unrecorded(self) -> tuple[int, int]:
         """The request has its turns."""
         return 0, 0
+
+    def under_way(self, most: int) -> list[AnswerSoFar]:
+        """The request has them."""
+        return []
 
     async def run(self) -> None:
         self._reads = True

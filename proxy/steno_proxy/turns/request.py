@@ -20,7 +20,7 @@ from steno.contracts.wire.frames import StreamEvent
 from steno_proxy import metrics
 from steno_proxy.dialects.base import Choice, Dialect, Header
 from steno_proxy.session_cache.cache import Recorder
-from steno_proxy.session_cache.session_state import Recording
+from steno_proxy.session_cache.session_state import AnswerSoFar, Recording
 from steno_proxy.sessions import limits
 from steno_proxy.turns.answer_log import AnswerLog, LogReader
 from steno_proxy.turns.choice import OpenChoice
@@ -124,6 +124,11 @@ class Request:
             more = self.recording.unrecorded(choice.transcript.turn_id, choice.transcript.tokens)
             turns, tokens = turns + more[0], tokens + more[1]
         return turns, tokens
+
+    def under_way(self, most: int) -> list[AnswerSoFar]:
+        return [
+            choice.transcript.newest(choice.facts.queued, most) for choice in self.choices if choice.finished is None
+        ]
 
     def _unstick(self) -> None:
         if self._task is not None:

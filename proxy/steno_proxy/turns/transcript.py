@@ -6,13 +6,14 @@ does not add up is an EngineFailed, never padded.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from steno.contracts.chat import TokenLogprob, ToolCallPiece
 from steno.contracts.errors import EngineFailed
 from steno.contracts.records import TokenSpan
 from steno.contracts.wire.frames import Delta, Finish, ModelCard, Shown, Started
 from steno_proxy.dialects.base import Choice, Piece
+from steno_proxy.session_cache.session_state import AnswerSoFar
 from steno_proxy.sessions.messages.call_ids import client_call_id, parse_call_id
 
 _CALL_ARGUMENTS, _CALL_NAME, _CALL_OWN_ID = 0, 1, 2
@@ -201,6 +202,15 @@ class ChoiceTranscript:
             ]
         return message
 
+    def newest(self, queued: float, most: int) -> AnswerSoFar:
+        """The end of what has come, for who looks on: of each text about `most` characters, of the calls the last."""
+        reasoning, content = _end(self._reasoning, most), _end(self._content, most)
+        calls = [call for _, call in sorted(self._calls.items())[-1:]]
+        ends = [_end(call[_CALL_ARGUMENTS], most) for call in calls]
+        cut = len(self._calls) > 1 or any(part.cut for part in (reasoning, content, *ends))
+        named = [(call[_CALL_NAME], end.text) for call, end in zip(calls, ends, strict=True)]
+        return AnswerSoFar(self.turn_id, queued, self.tokens, reasoning.text, content.text, named, cut)
+
     def pieces(self) -> list[Piece]:
         """What has come so far, for a client that begins to listen now. All ids, and the tokens of log-probabilities, come with
         the first."""
@@ -246,6 +256,24 @@ class ChoiceTranscript:
             stop=self.finish.stop,
             reasoning_tokens=self.reasoning_tokens,
         )
+
+
+class _TextEnd(NamedTuple):
+    text: str
+    cut: bool
+
+
+def _end(parts: list[str], most: int) -> _TextEnd:
+    """The last `most` characters of these parts together; as many parts are looked at as that takes."""
+    taken: list[str] = []
+    length = 0
+    for part in reversed(parts):
+        taken.append(part)
+        length += len(part)
+        if length >= most:
+            break
+    text = "".join(reversed(taken))[-most:]
+    return _TextEnd(text, length > most or len(taken) < len(parts))
 
 
 def pieces_of(message: dict[str, Any], ids: bytes = b"") -> list[Piece]:

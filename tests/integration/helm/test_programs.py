@@ -26,7 +26,13 @@ from tests.support.stack import running as running_stack
 
 pytestmark = pytest.mark.helm
 
-KEYS = {"admin-key": "ak-one", "worker-key": "wk-two", "trial-secret": "three", "metrics-key": "four", "viewer-key": "five"}
+KEYS = {
+    "admin-key": "ak-one",
+    "worker-key": "wk-two",
+    "trial-secret": "three",
+    "metrics-key": "four",
+    "viewer-key": "five",
+}
 
 
 def in_a_container(pod: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from steno.contracts.training_steps import PostedAnnotation, TrainingStep
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
+from tests.support.parrot import ParrotEngine, Say
 from tests.support.shown_sessions import long_session
 
 pytestmark = pytest.mark.viewer
@@ -118,6 +120,35 @@ async def test_an_open_session_grows_as_it_is_recorded(proxy: Proxy, browser: An
         await proxy.http.post("/sessions/alive/complete", json={"reward": 0.5})
         await looker.page.wait_for_selector(".pill.completed", timeout=20_000)
         assert await looker.page.text_content(".fact:has(dt:text('Reward')) dd") == "0.5"
+        assert looker.troubles == []
+
+
+async def test_an_answer_is_shown_as_it_is_sampled_token_by_token_whatever_it_says(browser: Any) -> None:
+    """Inside a turn, before anything of it is on record; then the recorded turn takes its place, and nothing ran."""
+    hostile = "<img src=x onerror=alert(1)>\u202e\x1b[31m"
+    gates = {at: asyncio.Event() for at in (0, 10, 10 + len(hostile))}
+    said = Say(text=hostile + " and the end", reasoning="I think, so", gates=gates)
+    async with running(ParrotEngine(lambda request: said)) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await proxy.http.post("/sessions/alive", json={})
+        await looker.go("sessions/alive", "text=No turns yet")
+        asking = asyncio.create_task(proxy.chat("alive", "go on"))
+        await page.wait_for_selector("section[data-live] >> text=waits for its first token")
+        gates[0].set()
+        await page.wait_for_selector("section[data-live] >> text=I think, s", timeout=20_000)
+        await page.wait_for_selector("section[data-live] >> text=10 tokens so far")
+        assert await proxy.store.turns("alive") == []
+        gates[10].set()
+        await page.wait_for_selector(f"section[data-live] >> text={10 + len(hostile)} tokens so far")
+        shown = await page.text_content("section[data-live] .said.text >> nth=1")
+        assert shown == "<img src=x onerror=alert(1)>U+202EU+001B[31"
+        await looker.shot("under-way")
+        assert await looker.faults() == []
+        gates[10 + len(hostile)].set()
+        assert (await asking).status_code == 200
+        await page.wait_for_selector("section.turn:not([data-live]) >> text=and the end")
+        await page.wait_for_function("!document.querySelector('[data-live]')")
+        assert await page.locator("section.turn").count() == 1
         assert looker.troubles == []
 
 

@@ -9,6 +9,7 @@ import { chips, fact, fold, json, statusPill } from "./pieces.js";
 import { OPEN, Recording } from "./record.js";
 import { Timeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
+import { UnderWay } from "./under_way.js";
 
 const LOOK_MS = 1000;
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
@@ -30,8 +31,9 @@ class SessionPage {
     this.head = h("div.session-head");
     this.tabs = h("div.tabs", { role: "tablist", "aria-label": "What is shown" });
     this.panel = h("section.panel", { role: "tabpanel", tabindex: -1, id: "panel" });
+    this.underWay = new UnderWay(session.trial_id, signal, () => this.look());
     this.outline = new Outline(this.recording, (turnId) => this.choose(turnId, true));
-    put(main, h("div.page.session", this.head, h("div.columns", this.outline.node, h("div.right", this.tabs, this.panel))));
+    put(main, h("div.page.session", this.head, h("div.columns", this.outline.node, h("div.right", this.tabs, this.panel, this.underWay.node))));
     this.drawHead();
     this.drawTabs();
   }
@@ -56,6 +58,7 @@ class SessionPage {
   }
 
   draw() {
+    this.underWay.node.hidden = this.tab !== "conversation";
     const path = this.leaf === null ? [] : this.recording.path(this.leaf);
     this.shown = path.map((turn) => turn.turn_id);
     this.view?.close?.();
@@ -122,6 +125,7 @@ class SessionPage {
 
   // Looks while the session is open and somebody sees the page.
   follow() {
+    this.underWay.follow(() => this.session.status === "open");
     const look = async () => {
       if (this.signal.aborted) return;
       try {

@@ -1,0 +1,61 @@
+"""`GET /ui/sessions/{trial_id}/live`: the end of what is being sampled for a session, at this replica.
+
+Who looks on asks for it again and again, and gets what there is then: nothing is kept for them, nothing is sent by itself, and
+no stream knows of them. An answer holds the end of each text, so that it takes no longer the more was said before.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import BaseModel
+
+from steno.contracts.records import TRIAL_ID
+from steno_proxy.api.common import encoded, known_query, reader, services
+
+MOST_LETTERS = 4000
+"""Of each text, its newest."""
+MOST_ANSWERS = 8
+"""At once; the newest."""
+
+router = APIRouter(include_in_schema=False)
+
+
+class CallSoFar(BaseModel):
+    name: str
+    arguments: str
+
+
+class LiveAnswer(BaseModel):
+    """tokens: sampled so far. cut: there was more before what is shown. calls: the last one."""
+
+    turn_id: str
+    queued: float
+    tokens: int
+    reasoning: str
+    content: str
+    calls: list[CallSoFar]
+    cut: bool
+
+
+class LiveAnswers(BaseModel):
+    items: list[LiveAnswer]
+
+
+@router.get("/ui/sessions/{trial_id}/live", dependencies=[Depends(reader), Depends(known_query)])
+async def what_is_being_said(request: Request, trial_id: Annotated[str, Path(pattern=TRIAL_ID)]) -> Response:
+    found = services(request).recorder.under_way(trial_id, MOST_LETTERS)[-MOST_ANSWERS:]
+    items = [
+        LiveAnswer(
+            turn_id=answer.turn_id,
+            queued=answer.queued,
+            tokens=answer.tokens,
+            reasoning=answer.reasoning,
+            content=answer.content,
+            calls=[CallSoFar(name=name, arguments=arguments) for name, arguments in answer.calls],
+            cut=answer.cut,
+        )
+        for answer in found
+    ]
+    return encoded(request, LiveAnswers(items=items))
