@@ -17,6 +17,7 @@ import pytest
 
 from steno.contracts.records import Session
 from tests.integration.containers.conftest import ADMIN, Containers
+from tests.support.far_host import PORT, far_host
 from tests.support.stack import ROOT, running
 from tests.support.tiny_image import NAME
 
@@ -125,10 +126,11 @@ exit 1
     rollout.environment = {"SECRET": SECRET, "STENO_ADMIN_KEY": SECRET, "http_proxy": f"http://{SECRET}@127.0.0.1:9"}
     rollout.environment["no_proxy"] = "127.0.0.1"
     addresses = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()
-    said = rollout(
-        tasks, "--run", "thief", "--group-size", "2", "--keep", "all",
-        command=["python3", "/opt/agent/thief.py", SECRET[:-3], str(rollout.stack.port), *addresses],
-    )  # fmt: skip
+    with far_host() as far:  # which this machine reaches
+        said = rollout(
+            tasks, "--run", "thief", "--group-size", "2", "--keep", "all",
+            command=["python3", "/opt/agent/thief.py", SECRET[:-3], f"{far}:{PORT}", str(rollout.stack.port), *addresses],
+        )  # fmt: skip
     assert [session.reward for session in sessions("thief").values()] == [0.0, 0.0], said
     for row in rollout.rows():
         seen = json.loads((Path(row["folder"]) / "stdout.log").read_text())
@@ -138,7 +140,7 @@ exit 1
         for name in ("reward", "python", "site", "tests", "task"):
             assert seen.pop(name) in refused, name
         assert not any(each is True for each in seen.pop("machine"))
-        assert seen.pop("internet") == "OSError" and seen.pop("names") == "gaierror"
+        assert seen.pop("far") == "OSError" and seen.pop("names") == "gaierror"
         assert seen == {
             "seen tests": False, "control": [403] * 4, "post": 403, "around": [403] * 3, "other": 403, "own": 200, "smuggled": 1,
             "environment": [], "processes": [], "user": os.geteuid() or 1000,

@@ -1,5 +1,5 @@
-"""A hostile agent, in a container: what it tries, and what came of each, as JSON on stdout. Arguments: a secret's beginning, the
-proxy's port on the machine, the machine's addresses."""
+"""A hostile agent, in a container: what it tries, and what came of each, as JSON on stdout. Arguments: a secret's beginning, a
+host and port outside, the proxy's port on the machine, the machine's addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from agent import ask  # type: ignore[import-not-found]  # lies beside it in the image
 
-secret, port, *addresses = sys.argv[1:]
+secret, far, port, *addresses = sys.argv[1:]
 base = urlsplit(os.environ["OPENAI_BASE_URL"])
 own = os.environ["STENO_TRIAL_ID"]
 other = own[:-1] + ("1" if own.endswith("0") else "0")
@@ -100,7 +100,7 @@ print(
             "other": tried(lambda: status(f"/{other}/v1/models")),
             "own": tried(lambda: status(f"/{own}/v1/models")),
             "smuggled": len(tried(smuggled)),
-            "internet": tried(lambda: connected("1.1.1.1", 80)),
+            "far": tried(lambda: connected(far.partition(":")[0], int(far.partition(":")[2]))),
             "names": tried(lambda: socket.getaddrinfo("example.com", 80)),
             "machine": [tried(lambda host=host: connected(host, int(port))) for host in ("127.0.0.1", *addresses)],
             "environment": [name for name, value in os.environ.items() if secret in value],
