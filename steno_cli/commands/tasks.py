@@ -98,7 +98,8 @@ def _show(found: Sequence[CheckedTask], whom: Sequence[str]) -> None:
         table.add_row(escape(checked.task.task_id), *rewards, "ok" if checked.holds else "[red]failed[/]")
     if table.row_count:
         console().print(table)
-    console().print(f"{len(found)} tasks, {len(found) - failed} ok, {failed} failed")
+    tasks = "1 task" if len(found) == 1 else f"{len(found)} tasks"
+    console().print(f"{tasks}, {len(found) - failed} ok, {failed} failed")
 
 
 _check = settings_command(CheckSettings, check, rest="oracle", hidden=HIDDEN)

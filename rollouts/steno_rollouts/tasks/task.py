@@ -128,13 +128,15 @@ def _folder(path: Path, hide: Collection[str]) -> Task:
     where = f"tasks: {path / CONFIGURATION}"
     try:
         config = tomllib.loads((path / CONFIGURATION).read_text(encoding="utf-8"))
+        if "steps" in config:
+            raise ConfigError(
+                f"{where}: steps: tasks of several steps run with Harbor only (steno rollout --harbor)", field="tasks"
+            )
         instruction = (path / INSTRUCTION).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"tasks: {error.filename}: no such file", field="tasks") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: not valid TOML, or not readable: {error}", field="tasks") from None
-    if "steps" in config:
-        raise ConfigError(f"{where}: steps: tasks of several steps are not supported", field="tasks")
     agent = config.get("agent", {})
     timeout_s = agent.get("timeout_sec") if isinstance(agent, dict) else None
     if timeout_s is not None and (not isinstance(timeout_s, int | float) or not timeout_s > 0):

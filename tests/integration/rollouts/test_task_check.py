@@ -62,7 +62,7 @@ def test_rows_are_solved_by_a_command_that_is_told_all(tmp_path: Path) -> None:
     assert "'careless' (line 2): nobody scored 1, must score 0" in said
     assert "'asks' (line 3): oracle has no reward, must score 1: " in said and "no proxy is asked" in said
     out, said = check(tasks, *scored, "--filter", "a", oracle=("sh", "-c", "echo {_answer}; echo oops >&2; exit 3"))
-    assert "1 tasks, 1 ok, 0 failed" in out
+    assert "1 task, 1 ok, 0 failed" in out
     _, said = check(tasks, *scored, oracle=("echo", "{_gold}"), code=2)
     assert "{_gold}: task 'a' (line 1) has no such field" in said
 

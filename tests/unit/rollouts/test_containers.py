@@ -15,7 +15,14 @@ from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task
-from steno_rollouts.trials.containers.engine import Container, ContainerEngine, ContainerState, Mount
+from steno_rollouts.trials.containers.engine import (
+    MOST_SAID,
+    Container,
+    ContainerEngine,
+    ContainerState,
+    Mount,
+    _last_lines,
+)
 from steno_rollouts.trials.containers.forward import NotPassedOn, PassedOn, Route
 from steno_rollouts.trials.containers.images import Image
 from steno_rollouts.trials.containers.launcher import Launcher
@@ -146,6 +153,13 @@ def test_tests_without_a_script_are_refused(tmp_path: Path) -> None:
 def test_settings_that_can_not_be_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         settings(tmp_path, **given)
+
+
+def test_what_an_engine_says_is_told_without_what_it_tried_again() -> None:
+    tried = 'time="2026-11-23T17:02:56Z" level=warning msg="Failed, retrying in 2s"'
+    assert _last_lines(f"one\n{tried}\n\n two\n".encode()) == "one; two"
+    assert _last_lines(tried.encode()) == tried and _last_lines(b"") == ""
+    assert _last_lines(b"x" * 1000) == "…" + "x" * MOST_SAID
 
 
 def test_an_engine_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

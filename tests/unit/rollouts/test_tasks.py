@@ -113,7 +113,7 @@ def test_bad_lines_are_named(tmp_path: Path, rows: list[str], said: str) -> None
     ("toml", "said"),
     [
         ("[", "not valid TOML"),
-        ("[[steps]]\nname = 'one'", "steps: tasks of several steps"),
+        ("[[steps]]\nname = 'one'", "steps: tasks of several steps run with Harbor only (steno rollout --harbor)"),
         ("[agent]\ntimeout_sec = 'long'", "agent.timeout_sec: got 'long', must be a number of seconds"),
     ],
 )
@@ -126,6 +126,9 @@ def test_bad_task_files_are_named(tmp_path: Path, toml: str, said: str) -> None:
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (folder(tmp_path, "a") / "instruction.md").unlink()
     with pytest.raises(ConfigError, match=r"a/instruction\.md: no such file"):
+        load_tasks(tmp_path)
+    (tmp_path / "a" / "task.toml").write_text("[[steps]]\nname = 'one'\n")  # each step has its own
+    with pytest.raises(ConfigError, match="steps: tasks of several steps run with Harbor only"):
         load_tasks(tmp_path)
     with pytest.raises(ConfigError, match="no such file or folder"):
         load_tasks(tmp_path / "nowhere")

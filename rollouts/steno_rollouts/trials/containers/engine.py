@@ -35,6 +35,8 @@ HOME = "/home/trial"
 """The user has no entry in the image's passwd, and what agents keep at home must be writable."""
 ROOT_IS = 1000
 """Whom containers run as where these rollouts run as root."""
+MOST_SAID = 600
+"""Characters of what an engine says."""
 _PROXIES = "HTTP_PROXY HTTPS_PROXY ALL_PROXY FTP_PROXY NO_PROXY".split()
 
 
@@ -232,6 +234,8 @@ def _own_environment() -> dict[str, str]:
 
 
 def _last_lines(output: bytes) -> str:
-    """The last lines, which say why."""
+    """The last lines, which say why. Podman's own log of what it tried again is left out, where there is more."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return "; ".join(lines[-3:])[-600:]
+    lines = [line for line in lines if not line.startswith('time="')] or lines
+    said = "; ".join(lines[-3:])
+    return said if len(said) <= MOST_SAID else f"…{said[-MOST_SAID:]}"
