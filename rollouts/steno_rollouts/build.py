@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from steno.client.client import AsyncSteno
@@ -67,6 +68,10 @@ def located(command: Sequence[str]) -> tuple[str, ...]:
     return (program, *words) if command else ()
 
 
+async def _turns(client: AsyncSteno, trial_id: str) -> int:
+    return (await client.session(trial_id)).counts.turns
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What could be checked before anything runs. `rollouts` makes of it, with a client, what runs."""
@@ -100,10 +105,11 @@ class Prepared:
         confined, warnings = confinement(settings, os.environ)
         return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
 
-    def executor(self) -> Executor:
+    def executor(self, client: AsyncSteno | None = None) -> Executor:
+        """Args: client: by which turns are counted; not needed to look whether trials can run."""
         settings = self.settings
         if self.harbor is not None:
-            return HarborExecutor(self.harbor, settings)
+            return HarborExecutor(self.harbor, settings, None if client is None else partial(_turns, client))
         if self.engine is None:
             return LocalExecutor(settings.grace_s, self.confinement)
         return ContainerExecutor(self.engine, self.run_id, self.sandboxes, settings.forwarder_image, settings.grace_s)
@@ -146,7 +152,7 @@ class Prepared:
             retries=settings.retries,
             keep=settings.keeps,
         )
-        runner = TrialRunner(client, executor or self.executor(), options, self.reward)
+        runner = TrialRunner(client, executor or self.executor(client), options, self.reward)
         groups = GroupOptions(
             run_id=self.run_id,
             size=settings.group_size,

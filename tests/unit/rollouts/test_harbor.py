@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steno.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError, Unreachable
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import EndReason
 from steno_rollouts.trials.executor import Exit
@@ -19,6 +21,7 @@ from steno_rollouts.trials.harbor.leftovers import _project
 from steno_rollouts.trials.harbor.outcome import HarborOutcome
 from steno_rollouts.trials.harbor.plan import modes
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
+from steno_rollouts.trials.harbor.step_turns import StepTurns
 from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
 from steno_rollouts.trials.reward import RewardError
 from tests.support.sources import ROOT
@@ -80,6 +83,28 @@ def test_a_step_s_rewards_are_metrics(tmp_path: Path) -> None:
     assert found.exit == Exit(None, timed_out=True)
     verdict = found.worth("reward")
     assert verdict is not None and verdict.metrics == {"step/one/reward": 1.0, "step/one/n": 2.0}
+    counted = replace(found, turns={"one": 2, "two": 0}).metrics
+    assert found.ran == ("one", "two") and {counted["rollout/turns/one"], counted["rollout/turns/two"]} == {2.0, 0.0}
+
+
+async def test_the_turns_of_each_step_are_counted_as_it_ends(tmp_path: Path) -> None:
+    counts = iter([3, 3, 7])
+
+    async def count() -> int:
+        try:
+            return next(counts)
+        except StopIteration:
+            raise Unreachable("no answer") from None
+
+    steps = StepTurns(tmp_path / "steps", count)
+    async with steps.counted(), asyncio.timeout(60):
+        for number in ("1", "2", "3", "4"):
+            asked = tmp_path / "steps" / number
+            asked.touch()
+            while asked.exists():
+                await asyncio.sleep(0)
+    assert steps.of(["a", "b", "c"]) == {"a": 3, "b": 0, "c": 4}
+    assert steps.of(["a", "b", "c", "not counted"]) == {} == steps.of([])
 
 
 @pytest.mark.parametrize(

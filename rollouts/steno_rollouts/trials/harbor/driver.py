@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import tomllib
 import types
 from pathlib import Path
@@ -33,6 +34,8 @@ PROGRAMS = {"mini-swe-agent": "command -v mini-swe-agent"}
 """How an agent in an image is found, where Harbor's own way takes its own installation for granted."""
 ROUNDS = 20
 """In which all processes of an agent must have ended."""
+COUNTED_S = 60.0
+"""For the turns of a step to be counted, before the next step begins."""
 ASK = """
 url={url}
 if command -v curl >/dev/null 2>&1; then curl -sS -m 20 -o /dev/null -w '%{{http_code}}' "$url" 2>&1
@@ -241,11 +244,27 @@ def watch(trial: Any, request: dict[str, Any]) -> None:
 
     trial.add_hook(TrialEvent.AGENT_START, before)
     trial.add_hook(TrialEvent.VERIFICATION_START, after)
+    if request["steps"] is not None:
+        trial.add_hook(TrialEvent.AGENT_END, counted(trial, Path(request["steps"])))
     if request["ask"] is None:
         return
     ways = ("setup",) if trial.config.install_only else ("run", "resume")
     for name in ways:
         setattr(trial.agent, name, asking(trial, getattr(trial.agent, name), request["ask"], first=name != "setup"))
+
+
+def counted(trial: Any, folder: Path) -> Any:
+    """At the end of a step's agent: whoever started this counts the turns so far, and the next step waits for that. A file in
+    `folder`, named after the step's number, asks for it, and is gone when it is done."""
+
+    async def ended(*_: Any) -> None:
+        asked = folder / str(len(trial.result.step_results))
+        asked.touch()
+        until = time.monotonic() + COUNTED_S
+        while asked.exists() and time.monotonic() < until:  # noqa: ASYNC110  # another process removes it
+            await asyncio.sleep(0.1)
+
+    return ended
 
 
 def asking(trial: Any, act: Any, url: str, *, first: bool) -> Any:

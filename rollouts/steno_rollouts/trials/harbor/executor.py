@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from steno_rollouts.trials.harbor.leftovers import Leftovers
 from steno_rollouts.trials.harbor.outcome import HarborOutcome
 from steno_rollouts.trials.harbor.plan import HarborPlan, modes
 from steno_rollouts.trials.harbor.pointing import Addresses
+from steno_rollouts.trials.harbor.step_turns import StepTurns
+from steno_rollouts.trials.harbor.tasks import STEPS
 from steno_rollouts.trials.local import LocalExecutor
 
 log = logging.getLogger(__name__)
@@ -49,15 +52,19 @@ def harbor_name(trial_id: str) -> str:
 
 
 class HarborExecutor(Executor):
-    """An `Executor`."""
+    """An `Executor`. Args: turns: how many turns a trial has on record, by its name."""
 
-    def __init__(self, plan: HarborPlan, settings: RolloutSettings) -> None:
+    def __init__(
+        self, plan: HarborPlan, settings: RolloutSettings, turns: Callable[[str], Awaitable[int]] | None = None
+    ) -> None:
         self._plan = plan
         self._settings = settings
+        self._turns = turns
         self._processes = LocalExecutor(max(settings.grace_s, REMOVAL_S))
         self._leftovers = Leftovers.of(settings.environment)
         self._addresses: dict[str, Addresses] = {}
         self._reached: set[str] = set()
+        self._steps: dict[str, StepTurns] = {}
 
     async def prepare(
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
@@ -66,7 +73,11 @@ class HarborExecutor(Executor):
         await asyncio.to_thread(workdir.remove, folder)
         work = folder / "work"
         work.mkdir(parents=True)
-        self._addresses[trial.session.trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
+        trial_id = trial.session.trial_id
+        self._addresses[trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
+        self._steps.pop(trial_id, None)
+        if STEPS in task.fields and self._turns is not None:
+            self._steps[trial_id] = StepTurns(folder / "steps", partial(self._turns, trial_id))
         return work, environment(inherited, self._plan.python.python)
 
     async def run(self, job: TrialJob) -> Exit:
@@ -108,6 +119,9 @@ class HarborExecutor(Executor):
         found = await asyncio.to_thread(HarborOutcome.read, job.folder / ANSWER)
         if found is None or not played:
             return None
+        steps = self._steps.pop(job.trial_id, None)
+        if steps is not None:
+            found = replace(found, turns=steps.of(found.ran))
         return found.worth(self._settings.reward_key)
 
     async def clear(self, folder: Path) -> None:
@@ -122,7 +136,9 @@ class HarborExecutor(Executor):
         command = [str(self._plan.python.python), "-I", str(DRIVER), str(asked)]
         try:
             variables = {**job.environment, **request["config"]["agent"]["env"]}
-            ended = await self._processes.run(replace(job, command=command, environment=variables, timeout_s=None))
+            steps = self._steps.get(job.trial_id)
+            async with steps.counted() if steps is not None else contextlib.nullcontext():
+                ended = await self._processes.run(replace(job, command=command, environment=variables, timeout_s=None))
         finally:
             self._addresses.pop(job.trial_id, None)
             asked.unlink(missing_ok=True)
@@ -179,6 +195,7 @@ class HarborExecutor(Executor):
             "only_host": urlsplit(job.url).hostname if settings.allow_only_proxy else None,
             "agent_file": str(plan.agent_file) if plan.agent_file else None,
             "in_image": settings.agent_in_image,
+            "steps": str(job.folder.absolute() / "steps") if job.trial_id in self._steps else None,
             "ask": ask,
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +20,8 @@ FAILED = 1
 SHARED = "shared_verifier"
 """Metric: 1 where the verifier ran in a sandbox that the agent had."""
 ONLY_PROXY = "only_proxy"
+TURNS = "rollout/turns/"
+"""Metric, with a step's name: how many turns it has on record."""
 
 _AGENT = (
     "NonZeroAgentExitCodeError ApiError ApiRateLimitError ApiUsageLimitError ApiInternalServerError ApiOverloadedError "
@@ -45,10 +47,13 @@ part of the trial in which it was raised."""
 @dataclass(frozen=True)
 class HarborOutcome:
     """What the driver wrote. rewards: None: the verifier said nothing. steps: name and rewards of each step that has some.
-    error: `Type: message`; kind: what it means."""
+    ran: names of the steps that began; turns: how many each has on record, where they were counted. error: `Type: message`; kind:
+    what it means."""
 
     rewards: Mapping[str, float] | None
     steps: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    ran: tuple[str, ...] = ()
+    turns: Mapping[str, int] = field(default_factory=dict)
     kind: Kind | None = None
     error: str = ""
     shared: bool = False
@@ -70,6 +75,7 @@ class HarborOutcome:
         return cls(
             rewards=_rewards(found),
             steps=tuple((step["step_name"], rewards) for step in steps if (rewards := _rewards(step)) is not None),
+            ran=tuple(step["step_name"] for step in steps),
             kind=_kind(info["exception_type"], began, verified) if info else None,
             error=f"{info['exception_type']}: {_line(info['exception_message'])}" if info else "",
             shared="shared" in found["modes"],
@@ -93,6 +99,7 @@ class HarborOutcome:
             marks[ONLY_PROXY] = 1.0
         return {
             **{f"step/{name}/{key}": value for name, rewards in self.steps for key, value in rewards.items()},
+            **{f"{TURNS}{name}": float(count) for name, count in self.turns.items()},
             **marks,
         }
 
