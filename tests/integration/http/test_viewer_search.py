@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from steno.contracts.records import Session
 from steno_proxy.api.control import search
+from steno_proxy.archive.archiver import Archiver
+from steno_proxy.archive.objects import ObjectStorage
 from tests.integration.http.conftest import Proxy, running
 from tests.support.redis_server import RedisServer
-from tests.support.shown_sessions import filled
+from tests.support.shown_sessions import filled, record, straight
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -60,6 +66,29 @@ async def test_a_text_is_found_in_what_was_said_to_and_by_the_policy(proxy: Prox
     assert await found(proxy, text="by-HAND") == ["by-hand"]
     assert await found(proxy, text="nobody said this") == []
     assert await found(proxy, text="reasoning") == [], "names of fields are not what was said"
+
+
+async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path) -> None:
+    server = RedisServer()
+    try:
+        async with running(worker=False, redis_url=server.url, archive=str(tmp_path)) as proxy:
+            await filled(proxy.store, groups=1)
+            for number in range(4):
+                await proxy.store.delete(f"parser-00.{number}", now=time.time(), tombstone_s=60.0)
+            began = time.time() - 900
+            session = Session(trial_id="old", created_at=began, updated_at=began, metadata={"agent": "pi"})
+            await record(proxy.store, session, straight(3, 6, began))
+            end = {"reward": 1.0, "end_reason": "completed", "metrics": {}}
+            await proxy.store.complete("old", status="completed", now=began + 60, **end)
+            archiver = Archiver(proxy.store, ObjectStorage(str(tmp_path)))
+            async with asyncio.timeout(20):  # while the proxy's own archives, nobody else does
+                while not await archiver.round(now=time.time(), retention_s=60.0):
+                    await asyncio.sleep(0.05)
+            assert await found(proxy, text="def rule_7(tokens)") == ["by-hand", "old"]
+            assert await found(proxy, text="def rule_7(tokens)", agent="pi") == ["old"]
+            assert await found(proxy, text="nobody said this") == []
+    finally:
+        server.close()
 
 
 async def test_a_search_that_takes_long_says_how_far_it_came_and_goes_on(
