@@ -73,6 +73,7 @@ from steno.contracts.rest import (
     SampleList,
     SessionPage,
     SessionSpec,
+    TokenTexts,
     Trial,
     TurnPage,
 )
@@ -328,6 +329,12 @@ class _Table:
     def groups(self, run_id: str | None) -> ClientRequest[list[GroupPlace]]:
         """A run's groups and where they are, newest first. run_id: None: groups without a run."""
         return ClientRequest("GET", "/groups", lambda body: read(GroupList, body).items, query={"run_id": run_id})
+
+    @call
+    def token_texts(self, tokenizer: str) -> ClientRequest[TokenTexts]:
+        """The texts of a tokenizer's tokens, by id; `tokenizer` is what a turn says. NotFound: no worker of it has said them."""
+        path = f"/workers/tokenizers/{quote(tokenizer, safe='')}"
+        return ClientRequest("GET", path, partial(read, TokenTexts))
 
     @call
     def workers(self) -> ClientRequest[list[dict[str, Any]]]:

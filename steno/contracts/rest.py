@@ -129,6 +129,25 @@ class UnreadableTurn(BaseModel):
     completion_tokens: int = 0
 
 
+class TokenizerList(BaseModel):
+    """`GET /workers/tokenizers`: keys of those whose texts are kept (`Turn.tokenizer`)."""
+
+    items: list[str]
+
+
+TEXTS_SUFFIX = ".tokenizers.jsonl"
+"""Ends the name of the file beside exported turns that has a line of TokenTexts for each tokenizer of theirs."""
+
+
+class TokenTexts(BaseModel):
+    """`GET /workers/tokenizers/{key}`. texts: of each id, by its number; "": no token; bytes that are no UTF-8 by themselves are
+    written as `<0xE2>`. special: ids of special tokens (ends, headers, marks), ascending."""
+
+    tokenizer: str
+    texts: list[str]
+    special: list[int]
+
+
 class SampleList(BaseModel):
     """One per leaf of the conversation tree, in commit order of the leaves.
 

@@ -32,9 +32,10 @@ def ui(
         _show(f"{settings.proxy.rstrip('/')}/ui/", browser)
         return
     from steno_cli.recorded.server import RecordedServer
+    from steno_cli.recorded.texts_file import TextsFile
     from steno_cli.recorded.turn_file import TurnFile
 
-    server = RecordedServer(TurnFile(file), file.name, port)
+    server = RecordedServer(TurnFile(file), TextsFile(file), file.name, port)
     _show(server.url, browser)
     console(stderr=True).print("Serving until Ctrl-C.", style="dim")
     try:

@@ -17,10 +17,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from steno.client.client import Client
-from steno.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError, Forbidden, NotFound
 from steno.contracts.records import Sample, Session, Turn
+from steno.contracts.rest import TEXTS_SUFFIX
 from steno_cli.exports.rows import SESSION_COLUMNS, Records, atif_rows, chat_rows, record_rows, sft_rows
 from steno_cli.terminal.flags import unwrap
+from steno_cli.terminal.output import console
 
 _ROWS_PER_GROUP = 512
 """Rows held in memory before a Parquet row group is written: a few MB of tokens."""
@@ -77,7 +79,12 @@ def export_sessions(
         raise ConfigError(f"--whole-prompts: only with --format atif, got --format {chosen.value}")
     kind = records or Records.TURNS
     columns = _columns(kind) if of_records else _SFT_COLUMNS
-    rows = (row for trial_id in trial_ids for row in _rows(client, trial_id, chosen, kind, whole_prompts=whole_prompts))
+    tokenizers: set[str] = set()
+    rows = (
+        row
+        for trial_id in trial_ids
+        for row in _noting(_rows(client, trial_id, chosen, kind, whole_prompts=whole_prompts), tokenizers)
+    )
     as_parquet = chosen in (ExportFormat.PARQUET, ExportFormat.SFT)
     if to is None:
         if as_parquet:
@@ -93,9 +100,35 @@ def export_sessions(
             with partial.open("w", encoding="utf-8") as file:
                 count = _write_jsonl(rows, file)
         partial.replace(to)
+        if chosen in (ExportFormat.JSONL, ExportFormat.PARQUET):
+            _write_texts(client, tokenizers, to.with_name(to.name + TEXTS_SUFFIX))
     finally:
         partial.unlink(missing_ok=True)
     return count
+
+
+def _noting(rows: Iterator[dict[str, Any]], tokenizers: set[str]) -> Iterator[dict[str, Any]]:
+    """The rows, and which tokenizers their ids are of."""
+    for row in rows:
+        if key := row.get("tokenizer"):
+            tokenizers.add(key)
+        yield row
+
+
+def _write_texts(client: Client, tokenizers: Iterable[str], path: Path) -> None:
+    """A line for each tokenizer: `tokenizer`, `texts`, `special`. No file where none is known; ids can be read all the same."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            for key in sorted(tokenizers):
+                try:
+                    file.write(client.token_texts(key).model_dump_json() + "\n")
+                except (NotFound, Forbidden) as error:
+                    console(stderr=True).print(f"token texts: {error.message}", markup=False, soft_wrap=True)
+        if partial.stat().st_size:
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _rows(

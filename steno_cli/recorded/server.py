@@ -1,4 +1,4 @@
-"""Serves the page `/ui` over a file of turns, to this machine: the proxy's own page, and the three routes that it reads.
+"""Serves the page `/ui` over a file of turns, to this machine: the proxy's own page, and the five routes that it reads.
 
 A page of the web may have a browser ask this server too, so it answers only to a name of this machine, and to no other page.
 """
@@ -12,8 +12,11 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from steno.config.settings import is_loopback
+from steno_cli.recorded.texts_file import TextsFile
 from steno_cli.recorded.turn_file import TurnFile
 from steno_proxy.viewer.assets import assets
+
+_JSON = {"content-type": "application/json", "x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
 class RecordedServer(ThreadingHTTPServer):
@@ -21,9 +24,9 @@ class RecordedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, file: TurnFile, title: str, port: int = 0) -> None:
+    def __init__(self, file: TurnFile, texts: TextsFile, title: str, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.file, self.title = file, title
+        self.file, self.texts, self.title = file, texts, title
         self.reading = threading.Lock()
 
     @property
@@ -59,6 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, self.server.file.sessions[trial_id].record)
             case ["sessions", trial_id, "turns"] if trial_id in self.server.file.sessions:
                 self._json(200, self._turns(trial_id, query))
+            case ["workers", "tokenizers"]:
+                self._json(200, {"items": self.server.texts.tokenizers})
+            case ["workers", "tokenizers", key] if (line := self.server.texts.line(key)) is not None:
+                self._send(200, _JSON, line)
             case _:
                 self._json(404, {"error": {"code": "not_found", "message": f"{parts.path[:100]} is not in this file"}})
 
@@ -98,8 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(307, {"location": where}, b"")
 
     def _json(self, status: int, body: Any) -> None:
-        headers = {"content-type": "application/json", "x-content-type-options": "nosniff", "cache-control": "no-store"}
-        self._send(status, headers, json.dumps(body).encode())
+        self._send(status, _JSON, json.dumps(body).encode())
 
     def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)

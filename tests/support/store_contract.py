@@ -13,6 +13,7 @@ from steno.contracts.notes import MOST_NOTES, Note, Notes, merged
 from steno.contracts.records import Group, Limits, SamplingPolicy, Session, Timings
 from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.token_texts import MOST_BYTES, MOST_TOKENIZERS
 from tests.support.recording_contract import END, RecordingContract, record
 from tests.support.recordings import row, session, turn
 
@@ -33,6 +34,37 @@ class StoreContract(RecordingContract):
         first = await store.keep("name of this test", b"one")
         assert await store.keep("name of this test", b"two") == first == b"one"
         assert await store.keep("another name of this test", b"two") == b"two"
+        assert await store.kept("name of this test") == b"one" and await store.kept("no name of this test") is None
+
+    # -- texts of tokens
+
+    async def test_texts_of_tokens_that_were_kept_first_stay(self, store: SessionStore) -> None:
+        texts = store.token_texts
+        assert await texts.get("first") is None and not await texts.touch("first")
+        await texts.keep("first", b"one")
+        await texts.keep("first", b"two")
+        assert await texts.get("first") == b"one" and await texts.touch("first") and await texts.keys() == ["first"]
+
+    async def test_of_many_tokenizers_those_are_kept_that_a_worker_had_last(self, store: SessionStore) -> None:
+        texts = store.token_texts
+        await texts.keep("used", b"u")
+        for number in range(MOST_TOKENIZERS - 1):
+            await texts.keep(f"{number}", b"t")
+        assert await texts.touch("used")
+        for number in range(MOST_TOKENIZERS, MOST_TOKENIZERS + 3):
+            await texts.keep(f"{number}", b"t")
+        assert await texts.get("used") == b"u" and await texts.get(f"{MOST_TOKENIZERS + 2}") == b"t"
+        assert [await texts.touch(f"{number}") for number in range(4)] == [False, False, False, True]
+
+    async def test_texts_of_tokens_take_so_many_bytes_at_most(self, store: SessionStore) -> None:
+        texts = store.token_texts
+        await texts.keep("all of it", bytes(MOST_BYTES + 1))
+        assert await texts.get("all of it") is None
+        for name in ("first", "second", "third"):
+            await texts.keep(name, name.encode() + bytes(MOST_BYTES // 2 - 16))
+        assert not await texts.touch("first") and await texts.touch("second") and await texts.touch("third")
+        await texts.keep("whole", bytes(MOST_BYTES))
+        assert await texts.touch("whole") and not await texts.touch("second") and not await texts.touch("third")
 
     # -- sessions
 

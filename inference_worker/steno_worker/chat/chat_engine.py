@@ -25,6 +25,7 @@ from steno.contracts.errors import BadRequest, ContextOverflow, EngineFailed, No
 from steno.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import (
     TAKEOVER,
+    TEXTS,
     TOKENIZES,
     Count,
     Counted,
@@ -78,10 +79,10 @@ class ChatEngine:
         self._renderer.shutdown(wait=False, cancel_futures=True)
 
     def cards(self) -> list[ModelCard]:
-        """The engine's card, with the capabilities `takeover` and `tokenize`, and `continuation` if the format can be extended
-        (I2), and with the fields that are honoured here, whatever the engine."""
+        """The engine's card, with the capabilities `takeover`, `tokenize` and `texts`, and `continuation` if the format can be
+        extended (I2), and with the fields that are honoured here, whatever the engine."""
         card = self._engine.card()
-        words = [TAKEOVER, TOKENIZES]
+        words = [TAKEOVER, TOKENIZES, TEXTS]
         if self._report and self._report.extends:
             words.append("continuation")
         more = [word for word in words if word not in card.capabilities]

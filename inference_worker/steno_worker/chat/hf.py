@@ -59,6 +59,9 @@ class HfChatFormat:
         self._fewest = FewestTokens(self._backend, self._bytes)
         self._context_tokens = context_tokens
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.special_ids = frozenset(
+            token_id for token_id, token in self._backend.get_added_tokens_decoder().items() if token.special
+        )
         self._arguments_as_text = not self._prints_json_arguments()
         self._empty_is_none = not self._prints_calls("") and self._prints_calls(None)
         stops = set(stop_ids)

@@ -64,6 +64,8 @@ class ChatFormat(Renderer, Protocol):
     name: str
     vocab_size: int
     """Ids are below this; a prompt given as ids is checked against it."""
+    special_ids: frozenset[int]
+    """Ids of tokens that are no text of anybody's: ends, headers, marks of calls."""
 
     @property
     def digest(self) -> str:

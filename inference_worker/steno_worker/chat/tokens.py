@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from steno.contracts.errors import BadRequest, BodyTooLarge
 from steno.contracts.records import bytes_to_ids, ids_to_bytes
-from steno.contracts.wire.frames import Count, Counted
+from steno.contracts.wire.frames import TEXTS, Count, Counted
 from steno_worker.chat.prompt import PromptRenderer
 
 MAX_ANSWER_BYTES = 4 * 2**20
@@ -34,9 +34,22 @@ class Tokenizer(Protocol):
         ...
 
 
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What of a chat format says single tokens."""
+
+    special_ids: frozenset[int]
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token's text and its bytes; nothing for an id that is no token."""
+        ...
+
+
 def tokenized(asked: Count, tokenizer: Tokenizer, prompter: PromptRenderer) -> Counted:
     """What the tokenizer makes of a job. Raises: BadRequest: the template refuses, or a later proxy wants what is not known
     here. ContextOverflow: the format knows without counting. BodyTooLarge: the answer would be."""
+    if asked.wants == TEXTS and asked.job.prompt_ids is not None and isinstance(tokenizer, Vocabulary):
+        return _texts(asked.stream, bytes_to_ids(asked.job.prompt_ids).tolist(), tokenizer)
     if asked.wants not in ("ids", "strings", "text"):
         raise BadRequest(f"this worker can't say {asked.wants[:40]!r} of a prompt")
     job = asked.job
@@ -53,7 +66,18 @@ def tokenized(asked: Count, tokenizer: Tokenizer, prompter: PromptRenderer) -> C
         counted.ids = ids_to_bytes(ids)
     if asked.wants == "strings":
         counted.strings = tokenizer.strings(ids)
+    return _bounded(counted)
+
+
+def _texts(stream: int, ids: list[int], tokenizer: Vocabulary) -> Counted:
+    special = [token_id for token_id in ids if token_id in tokenizer.special_ids]
+    texts = [tokenizer.token_text(token_id)[1] for token_id in ids]
+    return _bounded(Counted(stream, len(ids), ids_to_bytes(special), texts=texts))
+
+
+def _bounded(counted: Counted) -> Counted:
     size = len(counted.ids) + len(counted.text.encode()) + sum(len(string.encode()) + 5 for string in counted.strings)
+    size += sum(len(text) + 5 for text in counted.texts)
     if size > MAX_ANSWER_BYTES:
         raise BodyTooLarge(f"the answer would have {size} bytes; at most {MAX_ANSWER_BYTES} are sent")
     return counted

@@ -58,6 +58,7 @@ from steno_proxy.tracing.traces import open_traces
 from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.relay_settings import RelaySettings
+from steno_proxy.workers.token_texts import TokenTextsKeeper
 from steno_proxy.workers.worker_socket import OpeningSocket
 
 if TYPE_CHECKING:
@@ -113,13 +114,14 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         sweeper = asyncio.create_task(_sweep(store, recorder, settings, capacity, archiver))
         keeper = asyncio.create_task(policies.run())
         noting = asyncio.create_task(note_writer.run())
+        naming = asyncio.create_task(TokenTextsKeeper(store.token_texts, hub.channels).run())
         rotating = asyncio.create_task(key_reloader.run()) if key_reloader else None
         if traces is not None:
             traces.start()
         try:
             yield
         finally:
-            tasks = {task for task in (sweeper, keeper, noting, rotating, opening) if task is not None}
+            tasks = {task for task in (sweeper, keeper, noting, naming, rotating, opening) if task is not None}
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

@@ -15,6 +15,7 @@ from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotati
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter
 from steno_proxy.store.policies import PolicyStore
 from steno_proxy.store.runs.interface import RunStore
+from steno_proxy.store.token_texts import TokenTextsStore
 
 
 class SessionListPage(NamedTuple):
@@ -57,13 +58,15 @@ class RetryKey(NamedTuple):
 
 
 class SessionStore(Protocol):
-    """All that the proxy remembers. Beside the sessions: `policies`, what is remembered of policies and their updates, and
-    `runs`, of runs and leases."""
+    """All that the proxy remembers. Beside the sessions: `policies`, what is remembered of policies and their updates, `runs`,
+    of runs and leases, and `token_texts`, of tokenizers."""
 
     @property
     def policies(self) -> PolicyStore: ...
     @property
     def runs(self) -> RunStore: ...
+    @property
+    def token_texts(self) -> TokenTextsStore: ...
     @property
     def waited_replicas(self) -> int:
         """How many replicas have each write before it returns."""
@@ -81,6 +84,10 @@ class SessionStore(Protocol):
 
     async def keep(self, name: str, value: bytes) -> bytes:
         """What is kept under this name, for good: the value that came first. Replicas agree by it."""
+        ...
+
+    async def kept(self, name: str) -> bytes | None:
+        """What `keep` has kept under this name."""
         ...
 
     # -- groups and sessions

@@ -207,6 +207,10 @@ class Hub:
                     cards.setdefault(card.name, card)
         return list(cards.values())
 
+    def channels(self) -> list[WorkerChannel]:
+        """Every worker with a channel."""
+        return list(self._workers.values())
+
     def workers(self) -> list[WorkerView]:
         """Every worker with a channel, by id."""
         return [worker.view() for _, worker in sorted(self._workers.items())]

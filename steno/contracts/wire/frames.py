@@ -21,6 +21,8 @@ TAKEOVER = "takeover"
 """Capability of a card: the worker can go on with a completion that another one began (`Generate.sampled_ids`)."""
 TOKENIZES = "tokenize"
 """Capability of a card: the worker answers `Count.wants`."""
+TEXTS = "texts"
+"""Capability of a card, and the word for it in `Count.wants`: the worker says what each id of its vocabulary stands for."""
 Word = Annotated[str, Meta(max_length=256)]
 """A name, a version, a digest."""
 Words = Annotated[list[Word], Meta(max_length=256)]
@@ -166,6 +168,7 @@ class Count(msgspec.Struct, tag="count", array_like=True):
 
     wants: what else the answer is to have, only where the card says TOKENIZES: "ids" of the prompt; "strings": these, and each
         as the vocabulary has it; "text": what `job.prompt_ids` decode to, special tokens included; "": nothing.
+        "texts", only where the card says TEXTS: what each of `job.prompt_ids` stands for.
     bare: `job.prompt_text` without the special tokens that the tokenizer adds.
     """
 
@@ -282,13 +285,15 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
 
 
 class Counted(msgspec.Struct, tag="counted", array_like=True):
-    """The answer to Count. ids: int32 LE; strings: one for each; text: as `Count.wants` asked."""
+    """The answer to Count. ids: int32 LE; strings: one for each; text: as `Count.wants` asked. texts: of TEXTS, the bytes of
+    each id that was asked about (of some no text by themselves; b"": no token); `ids` are those of them that are special."""
 
     stream: int
     prompt_tokens: Number
     ids: bytes = b""
     strings: list[str] = []
     text: str = ""
+    texts: list[bytes] = []
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):

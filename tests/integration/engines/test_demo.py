@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -56,6 +57,7 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
             for curl in curls:
                 answer = subprocess.run([*shlex.split(curl), "-f"], capture_output=True, check=True, timeout=30)
                 assert json.loads(answer.stdout)
+            assert {"<|im_start|>", "<|im_end|>"} < set(special_texts(port))
         finally:
             child.send_signal(signal.SIGINT)
             try:
@@ -66,6 +68,17 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
             last = child.stdout.read().splitlines()[-1]
         assert code == 0 and last.startswith("stopped: ")
     assert not listens(port)
+
+
+def special_texts(port: int) -> list[str]:
+    """What the embedded engine has said of its special tokens, once it was asked."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        until = time.monotonic() + 30
+        while not (keys := client.get("/workers/tokenizers").json()["items"]):
+            assert time.monotonic() < until, "no texts of tokens are kept"
+            time.sleep(0.1)
+        kept = client.get(f"/workers/tokenizers/{keys[0]}").json()
+    return [kept["texts"][one] for one in kept["special"]]
 
 
 async def run(port: int) -> tuple[bool, str]:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,10 @@ def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
     program = "\n".join(programs("docs/reading.md"))
     with running(tmp_path, ["--engine", "transformers", "--model", str(TINY)]) as stack:
         program = program.replace("http://127.0.0.1:8000", stack.url)
+        until = time.monotonic() + 60
+        while not stack.get("/workers/tokenizers")["items"]:  # asked for within seconds
+            assert time.monotonic() < until
+            time.sleep(0.1)
         done = subprocess.run(
             [sys.executable, "-c", program],
             capture_output=True,
@@ -101,7 +106,8 @@ def test_the_reading_pages_examples_run(tmp_path: Path) -> None:
             env={**os.environ},
         )
         assert done.returncode == 0, done.stderr
-        *turn, sample, step, seen = done.stdout.splitlines()
+        *turn, sample, texts, special, step, seen = done.stdout.splitlines()
+        assert len(ast.literal_eval(texts)) <= 16 and "<|im_end|>" in ast.literal_eval(special)
         assert turn[0].startswith("0 ") and "base/0" in turn[-1] and sample.endswith(" 1.0")
         assert ast.literal_eval(step) == {"loss": -0.02, "reward/mean": 0.4}
         [differences] = map(list, ast.literal_eval(seen))

@@ -62,7 +62,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 
 CONTROL = """/ /sessions /sessions/t /groups/g /workers /policy /metrics /openapi.json /leases /runs/r /%73essions /sessions/
-    /policy/updates/x /workers/connect //sessions /./sessions /SESSIONS""".split()
+    /policy/updates/x /workers/connect /workers/tokenizers /workers/tokenizers/0123456789abcdef
+    //sessions /./sessions /SESSIONS""".split()
 
 
 @pytest.mark.parametrize("path", CONTROL)

@@ -40,6 +40,7 @@ def read_paths(proxy: Proxy) -> list[str]:
 
 
 def filled(path: str) -> str:
+    path = path.replace("{key}", "0" * 16)
     return re.sub(r"\{group_id\}", "g", re.sub(r"\{trial_id\}", "g.0", re.sub(r"\{run_id\}", "r", path)))
 
 

@@ -56,6 +56,7 @@ async def test_redis_holds_no_other_keys(server: RedisServer, store: RedisStore)
     await lease(store, run_id="r", request_id="N")
     await finished(store, "g3", run_id=None)
     await anext(store.events("alone"))
+    await store.token_texts.keep("0" * 16, b"texts")
     page = PAGE.read_text()
     with server.client() as redis:
         found = {(key.decode(), redis.type(key).decode()) for key in redis.scan_iter("*")}

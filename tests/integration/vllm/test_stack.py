@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import httpx
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steno.models import TINY
 from tests.integration.agents.support import check_forked, fork
@@ -74,6 +75,29 @@ def test_a_fork_is_sampled_after_the_very_ids_of_its_origin(stack: Stack) -> Non
     spoken = [turn["turn_id"] for turn in turns if turn["completion_ids"]]
     [sample] = stack.get("/sessions/fork/samples")["items"]
     assert sum(sample["loss_mask"]) == sum(len(turn["completion_ids"]) for turn in turns if turn["turn_id"] in spoken)
+
+
+def test_what_all_tokens_stand_for_is_kept_and_is_what_the_tokenizer_says(stack: Stack) -> None:
+    run_agent(stack, "texts", 1)
+    turn = stack.turns("texts")[0]
+    deadline = time.monotonic() + 60
+    while turn["tokenizer"] not in stack.get("/workers/tokenizers")["items"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    kept = stack.get(f"/workers/tokenizers/{turn['tokenizer']}")
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    [card] = stack.get("/workers")["items"][0]["models"]
+    assert len(kept["texts"]) == card["vocabulary_size"] >= len(tokenizer)
+    assert not any(kept["texts"][len(tokenizer) :]), "a padded embedding has no tokens"
+    for ids in (turn["new_prompt_ids"], turn["completion_ids"]):
+        said = re.sub(
+            rb"<0x([0-9A-F]{2})>",
+            lambda byte: bytes.fromhex(byte[1].decode()),
+            "".join(kept["texts"][one] for one in ids).encode(),
+        )
+        assert said.decode(errors="replace") == tokenizer.decode(ids)
+    special = {one for one, token in tokenizer.added_tokens_decoder.items() if token.special}
+    assert set(kept["special"]) == special and turn["new_prompt_ids"][0] in special
 
 
 def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> None:

@@ -328,9 +328,9 @@ async def test_the_tokens_of_a_prompt_are_those_that_it_would_be_given(monkeypat
 
 async def test_the_card_says_whether_turns_can_be_continued() -> None:
     engine = ChatEngine(Told(), FORMAT)
-    assert engine.cards()[0].capabilities == ["tools", "takeover", "tokenize"] and engine.load() == (1, 2, 0.5)
+    assert engine.cards()[0].capabilities == ["tools", "takeover", "tokenize", "texts"] and engine.load() == (1, 2, 0.5)
     await engine.start()
-    assert engine.cards()[0].capabilities == ["tools", "takeover", "tokenize", "continuation"]
+    assert engine.cards()[0].capabilities == ["tools", "takeover", "tokenize", "texts", "continuation"]
     await engine.stop()
 
 

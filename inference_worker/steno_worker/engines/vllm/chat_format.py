@@ -68,6 +68,9 @@ class VllmFormat:
         self._parser_class = parser_class(config, args, self._tokenizer)
         self._grammars: OrderedDict[int, tuple[Job, VllmGrammar | None]] = OrderedDict()
         self._bytes = token_bytes(self._tokenizer)
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        marked = [token_id for token_id, token in added.items() if token.special]
+        self.special_ids = frozenset([*marked, *self._tokenizer.all_special_ids])
         self._fewest = FewestTokens(self._tokenizer.backend_tokenizer, self._bytes) if self._bytes is not None else None
         self.vocab_size: int = config.model_config.get_vocab_size()
         ends = config.model_config.try_get_generation_config().get("eos_token_id") or []
@@ -133,6 +136,8 @@ class VllmFormat:
         if self._bytes is not None:
             raw = self._bytes[token_id]
             return raw.decode(errors="replace"), raw
+        if token_id >= len(self._tokenizer):  # a padded embedding
+            return "", b""
         text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         return text, text.encode()
 

@@ -31,6 +31,7 @@ from steno_proxy.store.policies import MemoryPolicies
 from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
 from steno_proxy.store.texts import unpack
 from steno_proxy.store.timed import look_at
+from steno_proxy.store.token_texts import MemoryTokenTexts
 from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen
 
 LOOKED_AT_ONCE = 200
@@ -52,6 +53,7 @@ class MemoryStore:
         self._kept: dict[str, bytes] = {}
         self.runs = MemoryRuns(self._living)
         self.policies = MemoryPolicies()
+        self.token_texts = MemoryTokenTexts()
         self.waited_replicas = 0
 
     async def open(self) -> None:
@@ -68,6 +70,9 @@ class MemoryStore:
 
     async def keep(self, name: str, value: bytes) -> bytes:
         return self._kept.setdefault(name, value)
+
+    async def kept(self, name: str) -> bytes | None:
+        return self._kept.get(name)
 
     def _get(self, trial_id: str) -> MemoryRecording:
         recording = self._recordings.get(trial_id)

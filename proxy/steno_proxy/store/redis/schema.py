@@ -60,12 +60,15 @@
     steno:kept:N                 string  none                 keep: what replicas agreed on by who came first; N is
                                                               `trial_secret`, which agents' keys derive from, `store` (this
                                                               Redis's id), or `archive` (the same, once all of it is listed)
+    steno:{:tokens}:texts        hash    none                 token_texts: tokenizer -> texts of its tokens, gzip of JSON
+    steno:{:tokens}:seen         zset    none                 token_texts: those -> when a worker last had it; the newest 64 stay
     steno:{:waited}              string  1 s                  every write, where replicas are waited for: what WAIT counts
                                                               from. In a cluster steno:{X}:waited, on the slot X of each write
 
 T is a trial id, G a group id, U an update id, R is `:run:` and a run id, percent-encoded (`:run`: of what has
 none). All keys of a trial share one hash tag, hence one cluster slot, so that one script
-can write them. Index and policies have slots of their own; `:` cannot occur in a trial id, so no trial can name their tags.
+can write them. Index, policies and texts of tokens have slots of their own; `:` cannot occur in a trial id, so no trial can name
+their tags.
 """
 
 from __future__ import annotations
@@ -189,6 +192,8 @@ def request_key(run_id: str | None, request_id: str) -> str:
     return f"{PREFIX}{{{run_tag(run_id)}}}:request:{request_id}"
 
 
+TOKEN_TEXTS = PREFIX + "{:tokens}:texts"
+TOKEN_TEXTS_SEEN = PREFIX + "{:tokens}:seen"
 WAITED = PREFIX + "{:waited}"
 
 

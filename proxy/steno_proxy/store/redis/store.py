@@ -43,6 +43,7 @@ from steno_proxy.store.redis.recordings import (
 )
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, kept_key, side_keys, trial_keys
+from steno_proxy.store.redis.token_texts import RedisTokenTexts
 from steno_proxy.store.redis.wait import ReplicaWait
 from steno_proxy.store.runs.settlement import accountable
 from steno_proxy.store.texts import to_json
@@ -87,6 +88,7 @@ class RedisStore(RedisRecordings):
         self.home = home_of(url)
         self.waited_replicas = wait.replicas if wait else 0
         self.policies = RedisPolicies(self._link)
+        self.token_texts = RedisTokenTexts(self._link)
         self.archive = RedisArchive(self._link)
         self._shelf = shelf or NoArchive()
         self._lists = RedisLists(self._link, self._index, self.archive, self._shelf)

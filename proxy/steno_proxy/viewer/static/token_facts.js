@@ -1,6 +1,7 @@
 // What is known of each token: colours for the strips, words for the one that is pointed at.
 
 import { count } from "./format.js";
+import { quoted, tokenText } from "./token_texts.js";
 
 export const MODES = {
   logprob: { words: "by log-probability" },
@@ -84,8 +85,10 @@ export class TokenFacts {
     }
   }
 
-  about(turn, part, at, ids) {
+  about(turn, part, at, ids, texts) {
     const found = [["turn", `#${turn.index}`], [part === "done" ? "sampled" : "prompt", `${count(at)} of ${count(ids.length)}`], ["id", String(ids[at])]];
+    const text = tokenText(texts, ids[at]);
+    if (text !== null) found.push([texts.special.has(ids[at]) ? "special" : "text", quoted(text)]);
     if (part !== "done") return found;
     const logprob = turn.sampling_logprobs[at];
     if (logprob !== null && logprob !== undefined) found.push(["logprob", logprob.toFixed(4)], ["probability", `${(100 * Math.exp(logprob)).toFixed(2)} %`]);

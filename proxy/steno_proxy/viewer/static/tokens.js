@@ -4,17 +4,20 @@ import { h, put, say } from "./dom.js";
 import { brief, count, plain } from "./format.js";
 import { forkChip, preview } from "./outline.js";
 import { MODES, TokenFacts } from "./token_facts.js";
+import { shownText, textsOf, tokenText } from "./token_texts.js";
 
 const CHUNK = 256;
 const NEAR_PX = 1200;
-const PER_ROW = 19;
+const PER_ROW = { ids: 19, texts: 32 };
 const ROW_PX = 22;
 const PROMPTS = [["new", "new prompt tokens"], ["whole", "whole prompts"], ["none", "no prompts"]];
-let chosen = { mode: "logprob", prompts: "new" };
+const FORMS = [["texts", "texts"], ["ids", "ids"]];
+let chosen = { mode: "logprob", prompts: "new", form: "texts" };
 
 export class TokenView {
   constructor(path, recording, session) {
     this.session = session;
+    this.texts = new Map();
     this.strips = new Map();
     this.detail = h("div.token-detail", { role: "status" });
     this.legend = h("div.legend");
@@ -31,6 +34,7 @@ export class TokenView {
   }
 
   close() {
+    this.closed = true;
     this.watcher.disconnect();
   }
 
@@ -38,6 +42,22 @@ export class TokenView {
     this.path = path;
     this.drawControls();
     this.draw();
+    this.read();
+  }
+
+  // Ids are shown until their texts are there.
+  async read() {
+    const lacking = this.path.map((turn) => turn.tokenizer).filter((key) => key && !this.texts.get(key));
+    if (!lacking.length) return;
+    const found = await textsOf(lacking).catch(() => new Map());
+    if (this.closed || !found.size) return;
+    this.texts = new Map([...this.texts, ...found]);
+    this.drawControls();
+    this.draw();
+  }
+
+  textsFor(turn) {
+    return this.texts.get(turn.tokenizer) ?? null;
   }
 
   drawControls() {
@@ -47,6 +67,7 @@ export class TokenView {
     put(this.controls,
       select("Colour", Object.entries(MODES).filter(([name]) => name !== "difference" || this.path.some((turn) => turn.annotation)).map(([name, { words }]) => [name, words]), chosen.mode, (value) => { chosen = { ...chosen, mode: value }; }),
       select("Show", PROMPTS, chosen.prompts, (value) => { chosen = { ...chosen, prompts: value }; }),
+      this.path.some((turn) => this.textsFor(turn)) ? select("Tokens as", FORMS, chosen.form, (value) => { chosen = { ...chosen, form: value }; }) : null,
       h("span.dim.small", "Point at a token, or focus a strip and use the arrow keys."));
   }
 
@@ -65,12 +86,14 @@ export class TokenView {
     const prompt = chosen.prompts === "none" ? [] : chosen.prompts === "whole" ? facts.before(turn) : [];
     const fresh = chosen.prompts === "none" ? [] : turn.new_prompt_ids;
     const node = h("div.strip", { tabindex: 0, role: "group", "aria-label": `Tokens of turn ${turn.index}`, dataset: { turn: turn.turn_id } });
+    const texts = chosen.form === "texts" ? this.textsFor(turn) : null;
+    const perRow = texts ? PER_ROW.texts : PER_ROW.ids;
     const runs = [["older", prompt], ["fresh", fresh], ["done", turn.completion_ids]];
     for (const [part, ids] of runs) {
       for (let from = 0; from < ids.length; from += CHUNK) {
         const chunk = h(`div.chunk.${part}`, { class: from + CHUNK < ids.length ? null : "last" });
-        chunk.about = { view: this, turn, part, ids, from, to: Math.min(from + CHUNK, ids.length) };
-        chunk.style.setProperty("min-height", `${Math.ceil((chunk.about.to - from) / PER_ROW) * ROW_PX}px`);
+        chunk.about = { view: this, turn, part, ids, texts, from, to: Math.min(from + CHUNK, ids.length) };
+        chunk.style.setProperty("min-height", `${Math.ceil((chunk.about.to - from) / perRow) * ROW_PX}px`);
         node.append(chunk);
         this.watcher.observe(chunk);
       }
@@ -112,7 +135,7 @@ export class TokenView {
     this.at = cell;
     cell.classList.add("here");
     const { turn, part, ids } = cell.parentNode.about;
-    this.show(this.facts.about(turn, part, Number(cell.dataset.at), ids));
+    this.show(this.facts.about(turn, part, Number(cell.dataset.at), ids, this.textsFor(turn)));
   }
 
   show(facts) {
@@ -128,14 +151,15 @@ export class TokenView {
 
 function fill(chunk) {
   if (chunk.childElementCount || !chunk.about) return;
-  const { view, turn, part, ids, from, to } = chunk.about;
+  const { view, turn, part, ids, texts, from, to } = chunk.about;
   const cells = document.createDocumentFragment();
   for (let at = from; at < to; at += 1) {
     const kind = part === "done" ? view.facts.kind(turn, at) : "context";
     const cell = document.createElement("span");
-    cell.className = `tok id ${kind}`;
+    const text = tokenText(texts, ids[at]);
+    cell.className = text === null ? `tok id ${kind}` : texts.special.has(ids[at]) ? `tok special ${kind}` : `tok ${kind}`;
     cell.dataset.at = at;
-    cell.textContent = ids[at];
+    cell.textContent = text === null ? ids[at] : shownText(text);
     cells.append(cell);
   }
   chunk.append(cells);

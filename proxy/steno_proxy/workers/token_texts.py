@@ -1,0 +1,153 @@
+"""Texts of the tokens of every tokenizer that workers bring: asked of a worker once, and kept in the store.
+
+So that records can be looked at when no worker is up. The proxy itself reads no ids (I6): it asks for all ids of a vocabulary in
+slices, one at a time, in the background, and keeps the answers as one compressed piece. No request of an agent waits for it.
+A worker that does not answer, or says what can't be, is asked again later and later; ids are shown meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import gzip
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from steno.contracts.chat import Job
+from steno.contracts.errors import EngineFailed, StenoError
+from steno.contracts.records import bytes_to_ids, ids_to_bytes, tokenizer_key
+from steno.contracts.wire.frames import TEXTS, Count, Counted, ModelCard
+from steno_proxy.store.token_texts import TokenTextsStore
+from steno_proxy.workers.worker_channel import WorkerChannel
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Between two looks whether there is a tokenizer that nobody has asked about."""
+AGAIN_S = 3600.0
+"""Until it is looked again whether the store still has a tokenizer's texts; and the longest wait after a failure."""
+ANSWER_S = 60.0
+"""How long a slice may take. A worker's renderer gives turns their prompts meanwhile."""
+SLICE_IDS = 2048
+"""Asked at a time: some milliseconds of the worker's renderer, and 50 kB."""
+MOST_IDS = 1 << 20
+MOST_BYTES = 16 << 20
+"""Of a vocabulary's texts. Those of today have 150,000 to 260,000 ids and 1 to 2 MB."""
+MOST_LOOKED_AT = 256
+"""Tokenizers in AGAIN_S, by one process."""
+
+
+class TokenTextsKeeper:
+    """Args: workers: all that have a channel. clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        store: TokenTextsStore,
+        workers: Callable[[], Iterable[WorkerChannel]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._workers, self._clock = store, workers, clock
+        self._next: dict[str, float] = {}  # digest -> when it is looked at again
+        self._failures: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """For as long as the proxy runs."""
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                log.exception("looking for new tokenizers failed")
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Ask about each tokenizer that is due. Cancel-safe: what was not kept is asked for again."""
+        for worker, card in self._due():
+            digest, key = card.tokenizer_digest, tokenizer_key(card.tokenizer_digest).hex()
+            wait = AGAIN_S
+            try:
+                if not await self._store.touch(key):
+                    piece = await asyncio.to_thread(_packed, key, await _asked(worker, card))
+                    await self._store.keep(key, piece)
+                    log.info(
+                        "the texts of tokenizer %s are kept: %d ids, %d bytes", key, card.vocabulary_size, len(piece)
+                    )
+                self._failures.pop(digest, None)
+            except StenoError as error:
+                failures = self._failures[digest] = self._failures.get(digest, 0) + 1
+                wait = min(AGAIN_S, LOOK_S * 4**failures)
+                words = "the texts of tokenizer %s (%s) are not known, its ids are shown; asked again in %.0f s: %s"
+                log.warning(words, key, card.name, wait, error.message)
+            self._next[digest] = self._clock() + wait
+
+    def _due(self) -> list[tuple[WorkerChannel, ModelCard]]:
+        """One worker of each tokenizer."""
+        now = self._clock()
+        self._next = {digest: at for digest, at in self._next.items() if at > now}
+        found: dict[str, tuple[WorkerChannel, ModelCard]] = {}
+        for worker in self._workers():
+            for card in worker.models if worker.eligible else ():
+                digest = card.tokenizer_digest
+                if digest and digest not in self._next and TEXTS in card.capabilities and card.vocabulary_size:
+                    found.setdefault(digest, (worker, card))
+        self._failures = {digest: n for digest, n in self._failures.items() if digest in found or digest in self._next}
+        return list(found.values())[: max(0, MOST_LOOKED_AT - len(self._next))]
+
+
+class _Texts(msgspec.Struct):
+    """As `steno.contracts.rest.TokenTexts`."""
+
+    tokenizer: str
+    texts: list[str]
+    special: list[int]
+
+
+async def _asked(worker: WorkerChannel, card: ModelCard) -> _Texts:
+    """Raises: EngineFailed: no answer, or one that can't be. WorkerLost, TooManyRequests, BadRequest."""
+    size = card.vocabulary_size
+    if size > MOST_IDS:
+        raise EngineFailed(f"the vocabulary has {size} ids; texts of at most {MOST_IDS} are kept")
+    found, total = _Texts("", [], []), 0
+    for first in range(0, size, SLICE_IDS):
+        ids = array("i", range(first, min(first + SLICE_IDS, size)))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                said = await worker.count(Count(0, Job(messages=[], prompt_ids=ids_to_bytes(ids)), TEXTS))
+        except TimeoutError:
+            raise EngineFailed(f"the worker did not say within {ANSWER_S:.0f} s what its tokens are") from None
+        special = _special(said, ids)
+        total += sum(map(len, said.texts))
+        if len(said.texts) != len(ids):
+            raise EngineFailed(f"the worker said {len(said.texts)} texts for {len(ids)} ids")
+        if total > MOST_BYTES:
+            raise EngineFailed(f"the worker's texts have {total} bytes and more; at most {MOST_BYTES} are kept")
+        found.texts += [text.decode(errors=_NAMED) for text in said.texts]
+        found.special += special
+    return found
+
+
+def _name_bytes(error: UnicodeError) -> tuple[str, int]:
+    """Bytes that are no UTF-8, as sentencepiece's vocabularies name them."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "".join(f"<0x{byte:02X}>" for byte in error.object[error.start : error.end]), error.end
+
+
+_NAMED = "steno.named_bytes"
+codecs.register_error(_NAMED, _name_bytes)
+
+
+def _special(said: Counted, ids: array[int]) -> list[int]:
+    if len(said.ids) % ids.itemsize:
+        raise EngineFailed(f"the worker said {len(said.ids)} bytes of special ids, which have {ids.itemsize} each")
+    special = sorted(set(bytes_to_ids(said.ids)))
+    if special and not ids[0] <= special[0] <= special[-1] <= ids[-1]:
+        raise EngineFailed("the worker said special ids that it was not asked about")
+    return special
+
+
+def _packed(key: str, texts: _Texts) -> bytes:
+    texts.tokenizer = key
+    return gzip.compress(msgspec.json.encode(texts), 6, mtime=0)
