@@ -20,6 +20,7 @@ from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, Rollout, until_served
 from tests.support import agents_image
 from tests.support.engine_storage import own_storage
+from tests.support.far_host import far_host
 from tests.support.stack import Stack, running
 from tests.support.variables import without_settings
 
@@ -27,6 +28,9 @@ Sessions = Callable[[str], dict[str, Session]]
 PYTHON = os.environ.get("STENO_TEST_HARBOR_PYTHON", "")
 HERE = Path(__file__).parent
 SHELL = f"{HERE / 'shell.py'}:Shell"
+WORKER_KEY = ("--key", "worker-key")
+PROXY = ("--host", "0.0.0.0", "--admin-key", ADMIN, "--worker-key", WORKER_KEY[1])
+"""Sandboxes reach it, by keys only."""
 DOCKERFILE = f"FROM {agents_image.NAME}\nCOPY . /opt/task/\nWORKDIR /app\n"
 
 
@@ -52,12 +56,18 @@ def own_address() -> str:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> Iterator[Stack]:
-    worker = ["--engine", "scripted", "--script", f"{HERE / 'script.py'}:reply", "--key", "worker-key"]
-    proxy = ["--host", "0.0.0.0", "--admin-key", ADMIN, "--worker-key", "worker-key"]
-    with running(tmp_path_factory.mktemp("stack"), None, proxy=proxy) as found:
+    worker = ["--engine", "scripted", "--script", f"{HERE / 'script.py'}:reply", *WORKER_KEY]
+    with running(tmp_path_factory.mktemp("stack"), None, proxy=PROXY) as found:
         found.start_worker(*worker, "--context-tokens", "200000")
         until_served(found)
         yield found
+
+
+@pytest.fixture(scope="session")
+def far() -> Iterator[str]:
+    """Address of a host outside, which this machine reaches."""
+    with far_host() as address:
+        yield address
 
 
 @dataclass

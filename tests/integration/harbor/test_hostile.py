@@ -1,4 +1,5 @@
-"""What an agent can do to its reward, with Harbor: nothing where its verifier has a sandbox of its own."""
+"""What an agent can do to its reward, with Harbor: nothing where its verifier has a sandbox of its own; where it has not, what
+docs/harbor.md says of each attack."""
 
 from __future__ import annotations
 
@@ -9,20 +10,32 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harbor.conftest import HERE, SHELL, Harbor, Sessions
+from tests.integration.harbor.conftest import HERE, SHELL, Harbor
+from tests.support.far_host import PORT
 
 pytestmark = pytest.mark.harbor
 
 SECRET = "a-secret-of-the-launcher"
 NAIVE = """#!/bin/bash
-set -e
-python3 -c 'print(6 * 7)' >/tmp/said
-grep -q 42 /tmp/said
-if grep -q solved /app/answer.txt; then r=1; else r=0; fi
+python3 -c 'print("right" if open("/app/answer.txt").read() == "42" else "wrong")' >/tmp/said
+if grep -q right /tmp/said; then r=1; else r=0; fi
 printf '{"reward": %s}' $r >/logs/verifier/reward.json
+sleep 0.3
 """
-"""It trusts the sandbox that it runs in."""
-STEAL = f"python3 /opt/task/thief.py {SECRET[:-3]} && sleep 1\n"
+"""It trusts the sandbox that it runs in, and leaves time for what still lives there."""
+THIEF = {"environment/thief.py": (HERE / "thief.py").read_text(), "tests/test.sh": NAIVE}
+APART = 'artifacts = ["/app/answer.txt"]\n'
+SHARED = '[verifier]\nenvironment_mode = "shared"\n'
+INSIDE = ("quiet", "path", "python", "site", "grep", "listing")
+"""Steps of a task whose verifier runs where the agent did, each with an attack."""
+UNDO = (
+    "rm -f /usr/local/sbin/python3 /usr/local/lib/python3.*/site-packages/sitecustomize.py; "
+    "[ ! -d /opt/kept ] || cp -a /opt/kept/. /; "
+)
+
+
+def steals(far: str, *attacks: str) -> str:
+    return f"python3 /opt/task/thief.py {SECRET[:-3]} {far}:{PORT} {' '.join(attacks)}\n"
 
 
 def said_by(row: dict[str, Any], name: str = "agent/said.txt") -> dict[str, Any]:
@@ -30,23 +43,44 @@ def said_by(row: dict[str, Any], name: str = "agent/said.txt") -> dict[str, Any]
     return dict(json.loads(path.read_text()))
 
 
-def test_a_thief_wins_nothing_where_its_verifier_has_a_sandbox_of_its_own(rollout: Harbor, sessions: Sessions) -> None:
-    """Also between the steps of a task, while its daemons run."""
-    thief = {"environment/thief.py": (HERE / "thief.py").read_text()}
-    rollout.task("one", 'artifacts = ["/app/answer.txt"]\n', {"instruction.md": STEAL, "tests/test.sh": NAIVE, **thief})
-    steps = 'artifacts = ["/app/answer.txt"]\n[[steps]]\nname = "first"\n[[steps]]\nname = "second"\n'
-    instructions = {"steps/first/instruction.md": STEAL, "steps/second/instruction.md": "true\n"}
-    tasks = rollout.task("two", steps, {**instructions, "tests/test.sh": NAIVE, **thief})
+def steps(*names: str) -> str:
+    return "".join(f'[[steps]]\nname = "{name}"\n' for name in names)
+
+
+def test_a_thief_wins_nothing_where_its_verifier_has_a_sandbox_of_its_own(rollout: Harbor, far: str) -> None:
+    """Also between the steps of a task, while its daemons run. In a sandbox that it shares with its verifier some attacks win."""
+    everything = steals(far, "asks", "file", "daemon", "tests", "site", "path", "shell", "grep", "python")
+    rollout.task("one", APART, {"instruction.md": everything, **THIEF})
+    instructions = {"steps/first/instruction.md": everything, "steps/second/instruction.md": "true\n"}
+    rollout.task("two", APART + steps("first", "second"), {**instructions, **THIEF})
+    rollout.task("linked", SHARED, {"instruction.md": steals(far, "tests"), **THIEF})
+    attacks = {name: steals(far, name) for name in INSIDE} | {"quiet": steals(far, "asks", "file", "daemon", "shell")}
+    instructions = {f"steps/{name}/instruction.md": UNDO + attack for name, attack in attacks.items()}
+    tasks = rollout.task("inside", SHARED + steps(*INSIDE), {**instructions, **THIEF})
     rollout.environment = {"SECRET": SECRET, "OPENAI_API_KEY": SECRET, "STENO_ADMIN_KEY": SECRET}
     said = rollout(tasks, "--run", "thief", "--agent", SHELL, "--group-size", "1", command=[])
     rows = {row["task_id"]: row for row in rollout.rows()}
-    assert {name: row["reward"] for name, row in rows.items()} == {"one": 0.0, "two": 0.0}, said
-    assert {name: row["metrics"].get("shared_verifier") for name, row in rows.items()} == {"one": None, "two": None}
+    assert {name: row["reward"] for name, row in rows.items() if name in ("one", "two")} == {"one": 0.0, "two": 0.0}, (
+        said
+    )
+    assert {name: row["metrics"].get("shared_verifier") for name, row in rows.items()} == {
+        "one": None, "two": None, "linked": 1.0, "inside": 1.0,
+    }  # fmt: skip
     assert (rows["two"]["metrics"]["step/first/reward"], rows["two"]["metrics"]["step/second/reward"]) == (0.0, 0.0)
-    for seen in (said_by(rows["one"]), said_by(rows["two"], "steps/first/agent/said.txt")):
-        seen.pop("internet")  # as this machine has it: docs/harbor.md
-        assert seen == {
-            "own": 200, "reward": True, "control": [403, 403, 403], "post": 403, "other": 403, "environment": [], "processes": [],
-        }  # fmt: skip
-    assert {session.reward for session in sessions("thief").values()} == {0.0}
+    for seen in (
+        said_by(rows["one"]),
+        said_by(rows["two"], "steps/first/agent/said.txt"),
+        said_by(rows["inside"], "steps/quiet/agent/said.txt"),
+    ):
+        assert {name: value for name, value in seen.items() if name in ASKED} == ASKED
+    won = {name: rows["inside"]["metrics"].get(f"step/{name}/reward") for name in INSIDE}
+    assert won == {"quiet": 0.0, "path": 1.0, "python": 1.0, "site": 1.0, "grep": 1.0, "listing": 1.0}
+    assert rows["linked"]["reward"] == 0.0
     assert rollout.left() == [] and os.environ.get("SECRET") is None
+
+
+ASKED = {
+    "own": 200, "control": [403, 403, 403], "post": 403, "other": 403, "environment": [], "processes": [],
+    "far": True,
+}  # fmt: skip
+"""What comes of the thief's questions. The address outside is reached: by itself, Harbor's network ends nowhere."""
