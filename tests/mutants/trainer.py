@@ -6,13 +6,15 @@ from tests.mutants.base import Mutant
 
 (
     _LOSS, _ADVANTAGES, _AGGREGATION, _STALENESS, _PACKING, _LEDGER, _BATCH, _COLLATE, _MISMATCH, _RATIOS, _OVERLONG, _ASSEMBLE,
-    _CUT, _FOREST, _ATTENTION, _PATHS,
+    _CUT, _FOREST, _ATTENTION, _PATHS, _CLIP,
+    _DUAL_CLIP, _CISPO, _OWN,
 ) = (
     f"trainer_bridge/steno_trainer/{name}.py"
     for name in (
         "objective/loss", "data/advantages", "objective/aggregation", "data/staleness", "packing/plan", "data/ledger",
         "data/rows", "packing/collate", "objective/mismatch", "objective/ratios", "data/overlong", "step/assemble",
-        "packing/cut", "packing/forest", "model/attention", "model/paths",
+        "packing/cut", "packing/forest", "model/attention", "model/paths", "objective/clip",
+        "objective/dual_clip", "objective/cispo", "objective/own",
     )
 )  # fmt: skip
 
@@ -23,9 +25,9 @@ def _unit(*names: str) -> tuple[str, ...]:
 
 MUTANTS = (
     Mutant(
-        "bounds-swapped", "the ratio is clipped by the wrong bound on each side", _LOSS,
-        "ratios_N.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)",
-        "ratios_N.clamp(1.0 - objective.clip_high, 1.0 + objective.clip_low)", _unit("loss"),
+        "bounds-swapped", "the ratio is clipped by the wrong bound on each side", _CLIP,
+        "ratios_N.clamp(1.0 - terms.clip_low, 1.0 + terms.clip_high)",
+        "ratios_N.clamp(1.0 - terms.clip_high, 1.0 + terms.clip_low)", _unit("loss"),
     ),
     Mutant(
         "ratio-without-gradient", "without proximal log-probabilities the loss has no gradient", _LOSS,
@@ -37,9 +39,21 @@ MUTANTS = (
         "_k3(logprobs_N - torch.where(mask_N, tokens.reference_logprobs_N, 0.0))", _unit("loss"),
     ),
     Mutant(
-        "clipped-both-ways", "the clipped term is taken wherever it is larger", _LOSS,
+        "clipped-both-ways", "the clipped term is taken wherever it is larger", _CLIP,
         "torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)",
         "torch.maximum(ratios_N * advantages_N, clipped_N * advantages_N)", _unit("loss"),
+    ),
+    Mutant(
+        "floor-for-all", "the floor of dual_clip is under tokens of positive advantage too", _DUAL_CLIP,
+        "down_N = terms.advantages_N < 0", "down_N = terms.advantages_N < 99", _unit("objectives"),
+    ),
+    Mutant(
+        "weight-with-gradient", "the weight of cispo has a gradient", _CISPO,
+        "ratios_N = terms.ratios_N.detach()", "ratios_N = terms.ratios_N", _unit("objectives"),
+    ),
+    Mutant(
+        "averages-let-in", "a user's objective may look at other tokens", _OWN,
+        "if abs(with_others - by_itself) > ALIKE * max(1.0, abs(by_itself)):", "if False:", _unit("objectives"),
     ),
     Mutant(
         "entropy-punished", "a bonus on entropy punishes it", _LOSS,

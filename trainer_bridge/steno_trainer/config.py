@@ -16,6 +16,7 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
 from steno_trainer.objective.aggregation import Aggregation
+from steno_trainer.objective.registry import REGISTRY, file_and_function, imitates
 
 
 class TrainerSettings(Settings):
@@ -51,6 +52,13 @@ class TrainerSettings(Settings):
     max_grad_norm: float = Field(1.0, ge=0, description="gradients are scaled down to this norm; 0: never")
 
     # -- the objective: docs/objective.md has the formulas
+    objective: str = Field(
+        "clip",
+        description=f"loss of a token: {', '.join(REGISTRY)}, or FILE.py:function, a function of your own",
+    )
+    dual_clip: float = Field(
+        3.0, gt=1, description="ratio beyond which `dual_clip` pushes a token of negative advantage down no further"
+    )
     estimator: Estimator = Field(Estimator.GRPO, description="how rewards become advantages")
     aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="weight of each token")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
@@ -149,6 +157,11 @@ class TrainerSettings(Settings):
     )
 
     @property
+    def imitates(self) -> bool:
+        """Whether the objective reads no rewards, ratios and sampled probabilities."""
+        return imitates(self.objective)
+
+    @property
     def overlong(self) -> Overlong:
         return Overlong(
             self.overlong_filtering,
@@ -170,6 +183,12 @@ class TrainerSettings(Settings):
                 f"aggregation: got {self.aggregation.value}",
                 field="constant_tokens",
             )
+        if self.objective not in REGISTRY and file_and_function(self.objective) is None:
+            raise ConfigError(
+                f"objective: got {self.objective}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
+            )
+        if self.imitates:
+            self._check_imitation()
         one = self.epochs * self.mini_batches == 1 and self.proximal == "trainer"
         if self.importance_sampling_level != "token" and one:
             raise ConfigError(
@@ -207,3 +226,20 @@ class TrainerSettings(Settings):
             raise ConfigError(
                 "reference needs reference_kl above 0: without it the reference is unused", field="reference"
             )
+
+    def _check_imitation(self) -> None:
+        """What an objective that reads no rewards and no ratios would ignore is refused."""
+        ignored: dict[str, tuple[object, object]] = {
+            "importance_sampling_level": (self.importance_sampling_level, "token"),
+            "proximal": (self.proximal, "trainer"),
+            "overlong_max_tokens": (self.overlong_max_tokens, None),
+            "annotate": (self.annotate, False),
+        }
+        for field, (value, must) in ignored.items():
+            if value != must:
+                must_be = "unset" if must is None else str(must)
+                raise ConfigError(
+                    f"{field}: got {value}, must be {must_be} with objective {self.objective}, which reads no rewards and no "
+                    "sampled probabilities",
+                    field=field,
+                )

@@ -143,6 +143,16 @@ class RunSettings(TrainerSettings):
             raise ConfigError("nccl_address goes with transport: nccl", field="nccl_address")
         if self.is_offline:
             self._check_offline()
+        elif self.imitates:
+            raise ConfigError(
+                f"objective: got {self.objective}, which imitates what is on record: set records or offline",
+                field="objective",
+            )
+        if self.imitates and self.dynamic_sampling:
+            raise ConfigError(
+                f"dynamic_sampling: got true, must be false with objective {self.objective}, which reads no rewards",
+                field="dynamic_sampling",
+            )
 
     def _check_offline(self) -> None:
         if self.proximal == "trainer" and self.mismatch == "off":

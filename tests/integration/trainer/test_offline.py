@@ -82,11 +82,21 @@ def gained(folder: Path, model: Path, samples: list[Sample], trial: int) -> floa
     return sum(float((_logprobs(after, s) - _logprobs(before, s)).nanmean()) for s in own) / len(own)
 
 
-@pytest.mark.parametrize("better", [0, 1], ids=["as scored", "scored the other way"])
+OWN = """
+def weighted(terms):
+    return -terms.advantages_N * terms.ratios_N
+"""
+
+
+@pytest.mark.parametrize("better", [0, 1], ids=["as scored", "scored the other way, by an objective of the user's"])
 def test_steps_over_recorded_samples_follow_their_rewards(tmp_path: Path, better: int) -> None:
     model = random_model(tmp_path / "model")
     samples = recorded(model, better)
-    lines = train(tmp_path / "run", list(samples), model)
+    (tmp_path / "own.py").write_text(OWN)
+    lines = train(
+        tmp_path / "run", list(samples), model, objective=f"{tmp_path / 'own.py'}:weighted" if better else "clip"
+    )
+    assert ("policy/clip_high_fraction" in lines[0]["values"]) is not bool(better), "which only clip measures"
     assert [line["step"] for line in lines] == [1, 2] and all(line["stepped"] for line in lines), "then the records end"
     for step in (1, 2):
         batch = pickle.loads((tmp_path / "run" / f"batch-{step}.pickle").read_bytes())
@@ -110,3 +120,15 @@ def test_a_run_over_records_goes_on_with_what_its_checkpoint_has_not(tmp_path: P
     ]
     assert len(first) == 1 and len(both) == 2 and both[-1]["ledger"]["sampled"] == 12 * 2 * GROUPS
     assert len(trained[0]) == len(trained[1]) == 2 and not trained[0] & trained[1], "each group once"
+
+
+def test_records_are_imitated_whatever_they_were_rewarded_with(tmp_path: Path) -> None:
+    """A warm start: both trials of a group become likelier, though neither has a reward, and none is another's bad example."""
+    model = random_model(tmp_path / "model")
+    samples = [sample.model_copy(update={"reward": None}) for sample in recorded(model, 0)]
+    lines = train(tmp_path / "run", samples, model, objective="sft")
+    assert lines[-1]["ledger"] == {"sampled": 12 * 2 * GROUPS, "trained": 12 * 2 * GROUPS, "untrained": {}}
+    values = lines[0]["values"]
+    assert values["policy/nll"] == pytest.approx(values["loss"], rel=1e-5) and "policy/entropy" in values
+    assert not [name for name in values if name.startswith(("mismatch/", "reward/", "advantage/", "policy/ratio"))]
+    assert all(gained(tmp_path / "run", model, samples, trial) > 0 for trial in (0, 1))

@@ -13,6 +13,7 @@ from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.loss import MAXIMA, MEANS
 from steno_trainer.objective.mismatch import Correction
 from steno_trainer.objective.ratios import RatioLevel
+from steno_trainer.objective.registry import REGISTRY
 from steno_trainer.step.step import SCALARS
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -30,6 +31,7 @@ PAGES = TRAINING + (DOCS / "objective.md").read_text()
         Aggregation,
         Correction,
         RatioLevel,
+        REGISTRY,
         OverlongFiltering,
         [UNKNOWN_VERSION],
     ],

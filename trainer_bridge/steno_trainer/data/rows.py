@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,8 @@ class TrainingTerms:
     """What a sample must meet to be trained.
 
     policy: the one in training. max_staleness_steps: see `staleness`; None: samples of any version are trained, as records of
-    other runs are. max_tokens: of one sample; what a micro-batch may hold. vocabulary: ids must be below it.
+    other runs are. max_tokens: of one sample; what a micro-batch may hold. vocabulary: ids must be below it. imitates: what was
+    sampled is trained as text: at temperature 1, without a reward, and whatever its probability was.
     """
 
     history: VersionHistory
@@ -38,6 +39,7 @@ class TrainingTerms:
     max_tokens: int
     vocabulary: int
     policy: str = "default"
+    imitates: bool = False
 
 
 class TurnPlace(NamedTuple):
@@ -151,6 +153,10 @@ def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveO
     if not trained_T.any():
         return None
     verdict = judge(terms.history, view.versions_of(view.policy_T), terms.max_staleness_steps)
+    if terms.imitates:
+        view = replace(
+            view, temperatures_T=np.ones_like(view.temperatures_T), logprobs_T=np.zeros_like(view.logprobs_T)
+        )
     refused = _refuse(sample, view, trained_T, verdict, terms)
     if refused is not None:
         view.book(trained_T, refused, ledger)
@@ -179,7 +185,7 @@ def _refuse(
 ) -> Reason | None:
     if not np.isfinite(view.logprobs_T[trained_T]).all():
         return Reason.MISSING_LOGPROB
-    if sample.reward is None:
+    if sample.reward is None and not terms.imitates:
         return Reason.UNSCORED
     if sample.group_id is None:
         return Reason.UNGROUPED

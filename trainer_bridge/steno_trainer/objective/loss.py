@@ -1,26 +1,26 @@
-"""The objective: clip-higher policy gradient on recorded tokens, corrected for the rollout engine's other probabilities.
+"""The loss of recorded tokens: an objective, corrected for the rollout engine's other probabilities, with reference and entropy.
 
 Per trained token, with A the advantage of its trial, w its weight from `aggregation`, m its mismatch weight from `mismatch`:
 
     r    = exp(logprobs - proximal_logprobs), by token; by sequence as `ratios` has it (GSPO)
-    loss = w (  -m min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  reference_kl k3  -  entropy_bonus H  )
+    loss = w (  m L(r, A, logprobs)  +  reference_kl k3  -  entropy_bonus H  )
     k3   = exp(reference_logprobs - logprobs) - (reference_logprobs - logprobs) - 1
 
-    clipped objective   PPO, arXiv:1707.06347, equation 7; two bounds: DAPO "clip-higher", arXiv:2503.14476, 3.1
+    L                   the objective: `clip` (PPO, DAPO), `dual_clip`, `cispo`, `sft`, or a user's
     proximal and behaviour policies apart: decoupled PPO, arXiv:2110.00641; AReaL, arXiv:2505.24298
     k3                  Schulman, "Approximating KL Divergence" (2020); as the term of GRPO, arXiv:2402.03300, equation 4
 
 There are three policies: the sampler's (recorded), the proximal one (the trainer's at the start of the step), and the current
 one. With one optimiser step per batch the last two are the same, r is 1 and only its gradient matters: leave `proximal` out.
 Or the sampler's is the proximal one (`around_sampler`): r is to what was recorded, is clipped from the first optimiser step on,
-and every m is 1.
+and every m is 1. An objective that imitates asks for none of them: r and m are 1.
 
 Shapes: N tokens. Results are sums that add up over micro-batches and ranks: weights are global, nothing is averaged here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,15 +28,23 @@ from torch import Tensor
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadBatch
-from steno_trainer.objective.mismatch import Correction, Mismatch, correct
+from steno_trainer.objective import clip
+from steno_trainer.objective.mismatch import CorrectedWeights, Correction, Mismatch, correct
 from steno_trainer.objective.ratios import MAX_LOG_RATIO, Sequences, importance_ratios
+from steno_trainer.objective.terms import Terms, TokenObjective
 
 MEANS = (
     "policy/ratio", "policy/clip_high_fraction", "policy/clip_low_fraction", "policy/kl", "policy/entropy", "reference/kl",
     "mismatch/kl", "mismatch/kl_k3", "mismatch/ratio", "mismatch/logprob_difference", "mismatch/truncated_fraction",
     "mismatch/masked_fraction", "policy/sequence_clip_high_fraction", "policy/sequence_clip_low_fraction",
+    "policy/dual_clip_fraction", "policy/nll",
 )  # fmt: skip
 """Names of `Loss.sums_M2`, in order. What each one means: docs/objective.md."""
+CLIPPED = {
+    "policy/sequence_clip_high_fraction": "policy/clip_high_fraction",
+    "policy/sequence_clip_low_fraction": "policy/clip_low_fraction",
+}
+"""What is counted by sequence, where tokens share a ratio, and what it is by token."""
 MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
 """Names of `Loss.maxima_X`, in order."""
 
@@ -44,7 +52,8 @@ MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
 @dataclass(frozen=True)
 class Objective:
     """clip_low, clip_high: dimensionless (`ratios.CLIP`). reference_kl: weight of k3, 0.0 needs no reference.
-    entropy_bonus: weight of the entropy in nats. around_sampler: clip around the recorded probabilities; no `mismatch` then."""
+    entropy_bonus: weight of the entropy in nats. around_sampler: clip around the recorded probabilities; no `mismatch` then.
+    losses: L. dual_clip: c of `dual_clip`. imitates: r and m are 1, whatever was sampled."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -52,6 +61,9 @@ class Objective:
     reference_kl: float = 0.0
     entropy_bonus: float = 0.0
     around_sampler: bool = False
+    losses: TokenObjective = clip.losses
+    dual_clip: float = 3.0
+    imitates: bool = False
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "reference_kl"):
@@ -108,14 +120,22 @@ def policy_loss(
     weights_N = torch.where(mask_N, tokens.weights_N, 0.0)
     sampling_N = torch.where(mask_N, tokens.sampling_logprobs_N, 0.0)
     given = tokens.sampling_logprobs_N if objective.around_sampler else tokens.proximal_logprobs_N
+    if objective.imitates:
+        given = None
     proximal_N = logprobs_N.detach() if given is None else torch.where(mask_N, given, 0.0)
 
-    mismatch = Mismatch(Correction.OFF) if objective.around_sampler else objective.mismatch
+    uncorrected = objective.around_sampler or objective.imitates
+    mismatch = Mismatch(Correction.OFF) if uncorrected else objective.mismatch
     corrected = correct(mismatch, proximal_N, sampling_N, mask_N, sequences)
     log_ratios_N = logprobs_N - proximal_N
     ratios_N = importance_ratios(log_ratios_N, sequences)
-    clipped_N = ratios_N.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
-    losses_N = -corrected.weights_N * torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
+    found = objective.losses(
+        Terms(
+            logprobs_N, ratios_N, advantages_N, sampling_N, proximal_N, objective.clip_low, objective.clip_high,
+            objective.dual_clip,
+        )
+    )  # fmt: skip
+    losses_N = corrected.weights_N * found.losses_N
     reference_k3_N = None
     if tokens.reference_logprobs_N is not None:
         reference_k3_N = _k3(torch.where(mask_N, tokens.reference_logprobs_N, 0.0) - logprobs_N)
@@ -123,27 +143,42 @@ def policy_loss(
     if objective.entropy_bonus:
         losses_N = losses_N - objective.entropy_bonus * entropies_N
 
+    total = (weights_N * losses_N).sum()
     with torch.no_grad():
-        rho_N = corrected.ratios_N
-        too_high_N = (advantages_N > 0) & (ratios_N > 1.0 + objective.clip_high)
-        too_low_N = (advantages_N < 0) & (ratios_N < 1.0 - objective.clip_low)
-        of_mismatch = (
-            -corrected.log_ratios_N, _k3(corrected.log_ratios_N), rho_N, corrected.log_ratios_N.abs(),
-            corrected.truncated_N, corrected.masked_N,
-        )  # fmt: skip
-        by_token = (
-            ratios_N, too_high_N, too_low_N, _k3(log_ratios_N), entropies_N, reference_k3_N,
-            *((None,) * len(of_mismatch) if objective.around_sampler else of_mismatch),  # the ratio is to the sampler itself
-        )  # fmt: skip
-        by_sequence = (None, None) if sequences is None else (too_high_N, too_low_N)
+        measured: dict[str, Tensor] = {"policy/entropy": entropies_N, **found.metrics}
+        if reference_k3_N is not None:
+            measured["reference/kl"] = reference_k3_N
+        if not objective.imitates:
+            measured |= {"policy/ratio": ratios_N, "policy/kl": _k3(log_ratios_N)}
+        if not uncorrected:  # else the ratio is to the sampler itself, or to nobody
+            measured |= _of_mismatch(corrected)
+        maxima_X = torch.stack([_maximum(measured.get(name.removesuffix("_max")), mask_N) for name in MAXIMA])
+        return Loss(total, corrected.masked_N, _sums(measured, mask_N, sequences), maxima_X)
+
+
+def _of_mismatch(corrected: CorrectedWeights) -> dict[str, Tensor]:
+    return {
+        "mismatch/kl": -corrected.log_ratios_N,
+        "mismatch/kl_k3": _k3(corrected.log_ratios_N),
+        "mismatch/ratio": corrected.ratios_N,
+        "mismatch/logprob_difference": corrected.log_ratios_N.abs(),
+        "mismatch/truncated_fraction": corrected.truncated_N,
+        "mismatch/masked_fraction": corrected.masked_N,
+    }
+
+
+def _sums(measured: Mapping[str, Tensor], mask_N: Tensor, sequences: Sequences | None) -> Tensor:
+    """Sum and count of each of `MEANS`. [M, 2]"""
+
+    def one(name: str) -> Tensor:
+        if name not in CLIPPED:
+            return _sum_and_count(measured.get(name), mask_N)
+        if sequences is None:
+            return _sum_and_count(None, mask_N)
         # Each token stands for its part of a sequence, so that these add up over ranks that share one.
-        parts_N = 1.0 if sequences is None else 1.0 / sequences.tokens_N.double()
-        sums_M2 = torch.stack(
-            [_sum_and_count(metric, mask_N) for metric in by_token]
-            + [_sum_and_count(metric, mask_N, parts_N) for metric in by_sequence]
-        )
-        maxima_X = torch.stack([_maximum(ratios_N, mask_N), _maximum(rho_N, mask_N & (not objective.around_sampler))])
-    return Loss((weights_N * losses_N).sum(), corrected.masked_N, sums_M2, maxima_X)
+        return _sum_and_count(measured.get(CLIPPED[name]), mask_N, 1.0 / sequences.tokens_N.double())
+
+    return torch.stack([one(name) for name in MEANS])
 
 
 def means(sums_M2: Tensor, maxima_X: Tensor) -> dict[str, float]:
@@ -168,8 +203,10 @@ def _sum_and_count(metric_N: Tensor | None, mask_N: Tensor, parts_N: Tensor | fl
     return torch.stack([(torch.where(mask_N, metric_N.double(), 0.0) * counted_N).sum(), counted_N.sum()])
 
 
-def _maximum(metric_N: Tensor, mask_N: Tensor) -> Tensor:
-    lowest = metric_N.new_full((1,), -torch.inf, dtype=torch.float64)
+def _maximum(metric_N: Tensor | None, mask_N: Tensor) -> Tensor:
+    lowest = torch.full((1,), -torch.inf, dtype=torch.float64, device=mask_N.device)
+    if metric_N is None:
+        return lowest[0]
     return torch.cat([torch.where(mask_N, metric_N.double(), -torch.inf), lowest]).max()
 
 

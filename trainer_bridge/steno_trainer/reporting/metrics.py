@@ -66,6 +66,8 @@ MEASURES: tuple[Measure, ...] = tuple(
             "policy/sequence_clip_low_fraction",
             "Fraction of completions or samples whose decrease was clipped, if their tokens share one ratio",
         ),
+        ("policy/dual_clip_fraction", "Fraction of tokens whose decrease dual_clip stopped at its floor"),
+        ("policy/nll", "What sft makes small: mean negative log-probability of the recorded tokens, in nats"),
         ("policy/kl", "How far the step has moved from where it started, in nats"),
         ("policy/entropy", "Entropy of the policy at trained tokens, in nats; a fall towards 0 is collapse"),
         ("optimizer/grad_norm", "Norm of the gradient before clipping"),

@@ -180,11 +180,17 @@ class Loop:
             max_tokens=self._limits.max_tokens,
             vocabulary=self._limits.vocabulary,
             policy=settings.policy,
+            imitates=settings.imitates,
         )
         # Dynamic sampling has started others in place of silent groups: they are no part of what was drawn.
         count_silent = settings.count_silent_groups and not settings.dynamic_sampling
         ready = await asyncio.to_thread(
-            assemble, groups, terms, settings.estimator, settings.overlong, count_silent=count_silent
+            assemble,
+            groups,
+            terms,
+            None if terms.imitates else settings.estimator,
+            settings.overlong,
+            count_silent=count_silent,
         )
         report: StepReport | None = None
         if ready.batch.rows:

@@ -36,6 +36,7 @@ from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.model.zero_engine import PolicyEngine
+from steno_trainer.objective.own import objective_named
 from steno_trainer.reporting.console import ConsoleView
 from steno_trainer.reporting.step_posts import StepPosts
 from steno_trainer.reporting.trackers import (
@@ -99,10 +100,13 @@ def train(settings: RunSettings) -> None:
 
 
 def check_beforehand(settings: RunSettings) -> None:
-    """What would otherwise be missed only once the model is loaded. Raises: ConfigError: a combination that can't be, a tracker
-    that is not installed, an evaluation whose tasks, command or reward function are not what they should be, a file of records
-    that is none."""
+    """What would otherwise be missed only once the model is loaded.
+
+    Raises: ConfigError: a combination that can't be, a user's objective that is none, a tracker that is not installed, an
+        evaluation whose tasks, command or reward function are not what they should be, a file of records that is none.
+    """
     settings.check()
+    objective_named(settings.objective)
     if os.environ.get("RANK", "0") != "0":  # as launchers number ranks: the first one has trackers and evaluates
         return
     check_installed(settings)

@@ -36,6 +36,9 @@ class AssembledStep:
         return sum(row.trained_tokens for row in self.batch.rows)
 
 
+_OF_ADVANTAGES = ("reward/zero_variance_fraction", "advantage/mean", "advantage/abs_mean")
+
+
 def says_something(lease: Lease) -> bool:
     """Whether the rewards of a group differ, so that its trials have advantages."""
     scored = [ScoredTrial(t.trial_id, lease.group.group_id, t.reward) for t in lease.trials if t.reward is not None]
@@ -45,12 +48,13 @@ def says_something(lease: Lease) -> bool:
 def assemble(
     groups: Sequence[LeasedGroup],
     terms: TrainingTerms,
-    estimator: Estimator,
+    estimator: Estimator | None,
     overlong: Overlong,
     *,
     count_silent: bool = True,
 ) -> AssembledStep:
-    """Everything that these groups bring to a step by weights that `terms.history` ends in. count_silent: as in `make_batch`."""
+    """Everything that these groups bring to a step by weights that `terms.history` ends in. estimator and count_silent: as in
+    `make_batch`."""
     books = Ledger()
     for leased in groups:
         books.add(leased.books)
@@ -75,6 +79,9 @@ def assemble(
     }
     scored = [trial for trial in scored if trial.group_id not in malformed]
     values = _values(groups, scored, batch, dropped)
+    if estimator is None:  # rewards are looked at by nobody
+        malformed = {}
+        values = {name: value for name, value in values.items() if name not in _OF_ADVANTAGES}
     if completions:
         values["length/truncated_fraction"] = _mean([was_cut(part) for _, part in completions])
     return AssembledStep(batch, books, values | _overlong(overlong, scored, books), malformed)

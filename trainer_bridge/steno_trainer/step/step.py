@@ -27,7 +27,9 @@ from steno_trainer.objective import loss as objective_
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
+from steno_trainer.objective.own import objective_named
 from steno_trainer.objective.ratios import CLIP, RatioLevel, Sequences
+from steno_trainer.objective.registry import REGISTRY
 from steno_trainer.packing.collate import collate
 from steno_trainer.packing.plan import CostModel, Size
 from steno_trainer.step.step_plan import (
@@ -131,7 +133,7 @@ class Stepper:
         started = time.perf_counter()
         reference_N = self._score(orders, rows, reference=True) if self.engine.reference is not None else None
         # With a single optimizer step the policy at its start is the policy itself, and the ratio is 1.
-        apart = len(orders.passes) > 1 and not self._objective.around_sampler
+        apart = len(orders.passes) > 1 and not self._objective.around_sampler and not self._objective.imitates
         proximal_N = self._score(orders, rows, reference=False) if apart else None
         scored = time.perf_counter()
         if self.ranks.device.type == "cuda":
@@ -284,7 +286,10 @@ class Work:
 
 
 def objective_of(settings: TrainerSettings) -> Objective:
-    low, high = CLIP[RatioLevel(settings.importance_sampling_level)]
+    """Raises: ConfigError: names `objective`: as `objective_named`."""
+    entry = REGISTRY.get(settings.objective)
+    usual = CLIP[RatioLevel(settings.importance_sampling_level)]
+    low, high = usual if entry is None or entry.clip is None else entry.clip
     return Objective(
         clip_low=low if settings.clip_low is None else settings.clip_low,
         clip_high=high if settings.clip_high is None else settings.clip_high,
@@ -292,6 +297,9 @@ def objective_of(settings: TrainerSettings) -> Objective:
         reference_kl=settings.reference_kl,
         entropy_bonus=settings.entropy_bonus,
         around_sampler=settings.proximal == "sampler",
+        losses=objective_named(settings.objective),
+        dual_clip=settings.dual_clip,
+        imitates=settings.imitates,
     )
 
 

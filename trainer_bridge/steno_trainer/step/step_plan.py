@@ -146,7 +146,7 @@ def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> StepOrders:
 def make_batch(
     rows: Sequence[TrainingRow],
     scored: Sequence[ScoredTrial],
-    estimator: Estimator,
+    estimator: Estimator | None,
     ledger: Ledger,
     *,
     count_silent: bool = True,
@@ -154,10 +154,13 @@ def make_batch(
     """From rows to a batch: advantages over all scored trials of the step's groups, rows of groups that say nothing booked.
 
     Args:
+        estimator: None: nobody asks for rewards; all rows are kept, with advantages of 1.
         scored: every trial with a reward, also those of which no sample is left: they are part of their group's mean.
         count_silent: groups whose rewards are all equal count in what a token's loss is divided by.
     Returns: the batch (its rows may be none), and the groups that were dropped.
     """
+    if estimator is None:
+        return StepBatch(rows, dict.fromkeys((row.trial_id for row in rows), 1.0)), {}
     found = group_advantages(scored, estimator)
     quiet = [row for row in rows if found.dropped.get(row.group_id) is Reason.ZERO_VARIANCE] if count_silent else []
     silent = SilentTotals.of([SampleShare(row.trial_id, row.trained_tokens) for row in quiet])
