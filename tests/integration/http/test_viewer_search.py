@@ -16,7 +16,7 @@ from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ObjectStorage
 from tests.integration.http.conftest import Proxy, running
 from tests.support.redis_server import RedisServer
-from tests.support.shown_sessions import filled, record, straight
+from tests.support.shown_sessions import filled, made_turn, record, straight
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -64,6 +64,10 @@ async def test_a_text_is_found_in_what_was_said_to_and_by_the_policy(proxy: Prox
     assert len(await found(proxy, text="the lexer drops the last token")) >= 1, "thinking"
     assert len(await found(proxy, text="def rule_7(tokens)")) == 13, "what a tool said"
     assert await found(proxy, text="by-HAND") == ["by-hand"]
+    long = [{"role": "user", "content": "x" * 1_000_000 + " a NEEDLE"}]
+    session = Session(trial_id="long", created_at=1.0, updated_at=1.0)
+    await record(proxy.store, session, [made_turn(1, 0, None, 1.0, messages=long)])
+    assert await found(proxy, text="a needle") == ["long"], "a line of a megabyte"
     assert await found(proxy, text="nobody said this") == []
     assert await found(proxy, text="reasoning") == [], "names of fields are not what was said"
 

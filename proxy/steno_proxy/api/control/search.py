@@ -1,8 +1,8 @@
 """`GET /ui/sessions`: sessions that match what a person asks for, newest first, for as long as a person waits.
 
-What they are filtered by is indexed (`facets.py`), and nothing of what was said: texts are read one session after another, in a
-thread, a few turns at a time, and what streams has its turn in between. A search that has looked for long enough says how far it
-came, and goes on when it is asked to.
+What they are filtered by is indexed (`facets.py`), and nothing of what was said: texts are read one session after another, a few
+turns at a time, long ones in a thread, and what streams has its turn in between. A search that has looked for long enough says
+how far it came, and goes on when it is asked to.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ LINES = 2000
 """Sessions that a filter passes over before it says how far it came, if its time is up."""
 TURNS = 4
 """Turns whose texts are read at once: a tenth of a millisecond of work, if they are as short as most."""
+INLINE_LETTERS = 1 << 16
+"""Texts of more than so many are searched in a thread; fewer take a tenth of a millisecond, and a thread would cost more."""
 REST = 2.0
 """After each piece of work, this many times as long for everybody else."""
 
@@ -104,13 +106,15 @@ async def _says(store: SessionStore, session: Session, sought: str) -> bool:
             if error.retryable:
                 raise
             return False
-        if await asyncio.to_thread(_in_any, said, sought):
+        found = list(texts(said))
+        long = sum(map(len, found)) > INLINE_LETTERS
+        if await asyncio.to_thread(_in_any, found, sought) if long else _in_any(found, sought):
             return True
         await asyncio.sleep(REST * (time.monotonic() - began))
     return False
 
 
-async def _said(store: SessionStore, session: Session, numbers: range) -> Iterable[Any]:
+async def _said(store: SessionStore, session: Session, numbers: range) -> list[Any]:
     """The messages and replies of these turns: without their tokens, but for what is in the archive, which is whole there."""
     try:
         return await store.conversation(session.trial_id, numbers)
@@ -119,8 +123,8 @@ async def _said(store: SessionStore, session: Session, numbers: range) -> Iterab
         return [[turn.messages, turn.reply] for turn in turns]
 
 
-def _in_any(said: Iterable[Any], sought: str) -> bool:
-    return any(sought in text.casefold() for each in said for text in texts(each))
+def _in_any(found: Iterable[str], sought: str) -> bool:
+    return any(sought in text.casefold() for text in found)
 
 
 def texts(value: Any) -> Iterator[str]:
