@@ -137,7 +137,12 @@ def test_what_cannot_work_is_said_before_a_group_is_registered(
     assert "agent: got 'no-such', must be FILE.py:Class or one of Harbor's: acp, aider" in said
     said = rollout(tasks, "--run", "absent", "--agent", "codex", "--agent-in-image", command=[], code=2)
     assert "harbor: task 't': its sandbox can't be set up: RuntimeError: codex is not in the image of this task" in said
+    (tmp_path / "registries.conf").write_text("")  # of none, whatever this machine reaches
+    rollout.environment = {"CONTAINERS_REGISTRIES_CONF": str(tmp_path / "registries.conf")}
+    said = rollout(tasks, "--run", "absent", "--agent", SHELL, "--allow-only-proxy", command=[], code=2)
+    assert "network_mode='allowlist' is not supported" in said and "(--allow-only-proxy: with Docker and Podman" in said
     assert sessions("absent") == {} and rollout.left() == []
+    rollout.environment = {}
     keys = ["--admin-key", ADMIN, "--worker-key", "worker-key"]
     with running(
         tmp_path / "proxy", None, proxy=["--host", "0.0.0.0", *keys, "--public-url", "http://127.0.0.1:9/x"]

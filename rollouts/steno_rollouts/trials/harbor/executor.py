@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 FOLDER = "harbor"
 """Of a trial's folder: what Harbor keeps of it, by its own name for the trial."""
 ANSWER = "answer.json"
+NO_ALLOWLIST = (
+    " (--allow-only-proxy: with Docker and Podman, Harbor says so too where it can't pull the image by which "
+    "it looks for nftables)"
+)
 REMOVAL_S = 60.0
 """For Harbor to remove its sandboxes, before these rollouts do so themselves."""
 
@@ -110,8 +114,9 @@ class HarborExecutor(Executor):
         finally:
             await asyncio.to_thread(workdir.remove, folder)
         if ended.code != 0:
+            hint = NO_ALLOWLIST if self._settings.allow_only_proxy and "network_mode='allowlist'" in ended.error else ""
             raise ConfigError(
-                f"harbor: task {task.task_id!r}: its sandbox can't be set up: {ended.error}", field="harbor"
+                f"harbor: task {task.task_id!r}: its sandbox can't be set up: {ended.error}{hint}", field="harbor"
             )
 
     async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
