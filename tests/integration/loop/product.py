@@ -113,20 +113,21 @@ class Trainer:
 
 @dataclass
 class Product:
-    """folder: of everything. python: of the trainer."""
+    """folder: of everything. key: the admin key; None: the proxy asks for none."""
 
     folder: Path
     redis: RedisServer
     stack: Stack
     model: str = str(TINY)
     trainers: list[Trainer] = field(default_factory=list)
+    key: str | None = None
 
     @property
     def url(self) -> str:
         return self.stack.url
 
     def client(self) -> Steno:
-        return Steno(self.url, retries=8)
+        return Steno(self.url, self.key, retries=8)
 
     def in_force(self) -> str | None:
         """None while the proxy is not there, or nothing was pushed."""
@@ -135,7 +136,9 @@ class Product:
                 return policy["version"]  # type: ignore[no-any-return]
         return None
 
-    def train(self, *, name: str = "train", die: str | None = None, spy: bool = False, **settings: Any) -> Trainer:
+    def train(
+        self, *, name: str = "train", die: str | None = None, spy: bool = False, ranks: int = 2, **settings: Any
+    ) -> Trainer:
         """die: "module:Class.method:N", at whose Nth call the first rank is killed. spy: write down the batches."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
@@ -145,11 +148,12 @@ class Product:
             "activation_checkpointing": False, "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 1,
             "weights_dir": str(folder / "weights"), "metrics_file": str(folder / "metrics.jsonl"),
             "probe_tolerance": 0.001, "lease_ttl_s": 10.0, "max_staleness_steps": 1,
+            **({"key": self.key} if self.key else {}),
         }  # fmt: skip
         (folder / "train.yaml").write_text(json.dumps(given | settings))  # YAML takes JSON
         module = ["tests.integration.loop.mortal", die] if die else ["steno"]
         module = ["tests.integration.loop.spy", str(folder)] if spy else module
-        return self._started(folder, [*module, "train", "--config", str(folder / "train.yaml")], cwd=ROOT)
+        return self._started(folder, [*module, "train", "--config", str(folder / "train.yaml")], cwd=ROOT, ranks=ranks)
 
     def train_plainly(self, *words: str) -> Trainer:
         """The README's command on two ranks, in a folder of its own; `words` are what it says after `steno train`."""
@@ -158,8 +162,8 @@ class Product:
         given = ["--proxy", self.url, "--metrics-file", str(folder / "metrics.jsonl"), *words]
         return self._started(folder, ["--", "steno", "train", *given], cwd=folder)
 
-    def _started(self, folder: Path, module: list[str], *, cwd: Path) -> Trainer:
-        launcher = [sys.executable, "-m", "steno_cli.torchrun", "--standalone", "--nproc-per-node", "2", "-m"]
+    def _started(self, folder: Path, module: list[str], *, cwd: Path, ranks: int = 2) -> Trainer:
+        launcher = [sys.executable, "-m", "steno_cli.torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m"]
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
@@ -242,12 +246,15 @@ class Product:
 
 
 @contextlib.contextmanager
-def product(folder: Path, *, worker: tuple[str, ...] | None = WORKER) -> Iterator[Product]:
-    """worker: None: it is started later."""
+def product(
+    folder: Path, *, worker: tuple[str, ...] | None = WORKER, proxy: tuple[str, ...] = (), key: str | None = None
+) -> Iterator[Product]:
+    """worker: None: it is started later. proxy: more of its options. key: the admin key among them."""
     server = RedisServer()
     try:
-        with running(folder / "stack", list(worker) if worker else None, proxy=["--redis-url", server.url]) as stack:
-            one = Product(folder, server, stack)
+        given = ["--redis-url", server.url, *proxy]
+        with running(folder / "stack", list(worker) if worker else None, proxy=given) as stack:
+            one = Product(folder, server, stack, key=key)
             try:
                 yield one
             finally:
