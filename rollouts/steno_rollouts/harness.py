@@ -252,6 +252,7 @@ class Rollouts:
             limits=options.limits,
             # Not said where there is none: a proxy of an older release refuses what it does not know.
             **({"fork_of": options.fork_of} if options.fork_of is not None else {}),
+            **({"withheld": dict(plan.task.hidden)} if plan.task.hidden else {}),
         )
         try:
             group = await self._client.create_group(spec)

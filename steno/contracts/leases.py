@@ -204,10 +204,11 @@ def run_trainer(name: str, epoch: int, heard_at: float, now: float) -> RunTraine
 class RunView(BaseModel):
     """`GET /runs/{run_id}`.
 
-    sampled: tokens of the run's ended trials, per policy version. not_trained: of those, the tokens that no lease will ever bring
-    to a trainer, per reason of the ledger, per version. The rest is what trainers account for (I4): what the leases of
-    acknowledged, leased and ready groups bring, and what the ended trials of running groups hold. trainer: None: none has
-    registered (a trainer of another kind may lease without); also from a proxy of an older version.
+    sampled: tokens of the run's ended trials, per policy version. borrowed: the same of trials that score another run's anew
+    (`Session.rescore_of`): sampled there. not_trained: of both, the tokens that no lease will ever bring to a trainer, per reason
+    of the ledger, per version. The rest is what trainers account for (I4): what the leases of acknowledged, leased and ready
+    groups bring, and what the ended trials of running groups hold. trainer: None: none has registered (a trainer of another kind
+    may lease without); also from a proxy of an older version.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -215,6 +216,7 @@ class RunView(BaseModel):
     groups: RunGroups = Field(default_factory=RunGroups)
     eval_groups: EvalGroups = Field(default_factory=EvalGroups)
     sampled: dict[str, int] = Field(default_factory=dict)
+    borrowed: dict[str, int] = Field(default_factory=dict)
     not_trained: dict[str, dict[str, int]] = Field(default_factory=dict)
     rollouts_over: bool = Field(False, description="whoever rolls out has said that no more training groups come")
     trainer: RunTrainer | None = None
@@ -223,7 +225,15 @@ class RunView(BaseModel):
     def known(self) -> bool:
         """Whether anything is on record of the run."""
         counts = [*self.groups.model_dump().values(), *self.eval_groups.model_dump().values()]
-        return bool(self.sampled or self.trainer or any(counts))
+        return bool(self.sampled or self.borrowed or self.trainer or any(counts))
+
+    @property
+    def to_account_for(self) -> dict[str, int]:
+        """Tokens sampled and borrowed, per policy version: what was trained, or not, adds up to these."""
+        return {
+            version: self.sampled.get(version, 0) + self.borrowed.get(version, 0)
+            for version in (self.sampled | self.borrowed)
+        }
 
     @property
     def trained(self) -> bool:

@@ -171,6 +171,10 @@ class Session(BaseModel):
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
     fork_of: ForkOf | None = Field(None, description="the recorded turn that this trial begins with")
+    rescore_of: str | None = Field(
+        None,
+        description="the trial whose turns these are; nothing is sampled in this one, which has a reward of its own",
+    )
     key_generation: int = Field(1, ge=1, description="of the agent's key; earlier ones open nothing any more")
     counts: Counts = Field(default_factory=Counts)
     created_at: float
@@ -183,18 +187,24 @@ class Session(BaseModel):
 
 
 class Group(BaseModel):
-    """The trials of one task whose rewards are centred together."""
+    """The trials of one task whose rewards are centred together.
+
+    withheld: fields of the task that its agents must not see, for whoever scores them; kept where the proxy asks for keys.
+    rescore_of: the group whose trials these score anew (`Session.rescore_of`), in the same order.
+    """
 
     model_config = ConfigDict(extra="forbid")
     group_id: str
     run_id: str | None = None
     task: dict[str, Any] = Field(default_factory=dict)
+    withheld: dict[str, Any] = Field(default_factory=dict)
     size: int = Field(ge=1)
     deadline_s: float | None = Field(None, description="seconds after creation at which the group is served as it is")
     purpose: Literal["train", "eval"] = "train"
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
     fork_of: ForkOf | None = None
+    rescore_of: str | None = None
     trial_ids: list[str] = Field(default_factory=list)
     created_at: float
 

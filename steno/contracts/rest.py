@@ -38,6 +38,10 @@ class GroupSpec(BaseModel):
     group_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
     run_id: str | None = Field(None, max_length=128)
     task: JsonObject = Field(default_factory=dict)
+    withheld: JsonObject = Field(
+        default_factory=dict,
+        description="fields of the task that agents must not see, for whoever scores them anew; kept where keys are asked for",
+    )
     size: int = Field(ge=1, le=4096)
     deadline_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="seconds after creation: then it is served as it is"
@@ -46,6 +50,12 @@ class GroupSpec(BaseModel):
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
     fork_of: ForkOf | None = Field(None, description="every trial of the group begins with this recorded turn")
+    rescore_of: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]{1,120}$",
+        description="an ended group of as many trials: nothing is sampled, each has the turns of one of its trials, and a reward "
+        "of its own",
+    )
 
 
 class Trial(BaseModel):

@@ -136,7 +136,7 @@ def show(
     if (trainer := view.trainer) is not None:
         state = "left" if trainer.heard_s is None else f"heard of {ago(trainer.heard_s)}"
         console().print(f"trainer: {trainer.name}, {state}", markup=False, soft_wrap=True)
-    if view.sampled:
+    if view.to_account_for:
         console().print(ledger_table(view))
 
 
@@ -145,9 +145,11 @@ def ledger_table(view: RunView) -> Table:
     reasons = sorted(view.not_trained)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("version", overflow="fold")
-    for name in ("sampled", *reasons, "leases"):
+    sides = [("sampled", view.sampled), *([("borrowed", view.borrowed)] if view.borrowed else [])]
+    for name in (*(name for name, _ in sides), *reasons, "leases"):
         table.add_column(name, justify="right")
-    for version, sampled in sorted(view.sampled.items()):
+    for version, tokens in sorted(view.to_account_for.items()):
         lost = [view.not_trained[reason].get(version, 0) for reason in reasons]
-        table.add_row(version, *(f"{tokens:,}" for tokens in (sampled, *lost, sampled - sum(lost))))
+        row = (*(side.get(version, 0) for _, side in sides), *lost, tokens - sum(lost))
+        table.add_row(version, *(f"{count:,}" for count in row))
     return table

@@ -12,12 +12,63 @@ from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.leases import RunView
 from steno.contracts.records import OPEN
 from steno.contracts.training_steps import TrainingStep
+from steno_proxy.store.borrowing import borrow_turns
 from steno_proxy.store.interface import SessionStore
-from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
+from tests.support.groups import RUN, again, end, finished, group, lease, speak, unaccounted
 from tests.support.recordings import session
 
 
 class AccountContract:
+    # -- trials that score recorded ones anew
+
+    async def test_borrowed_tokens_are_counted_apart_and_the_origins_run_does_not_change(
+        self, store: SessionStore
+    ) -> None:
+        await group(store, "g", 3)
+        await speak(store, "g.0", 4, version="l/1")
+        await speak(store, "g.0", 2, version="l/2", number=1)
+        await speak(store, "g.1", 5)
+        await end(store, "g.0", 0.0)
+        await end(store, "g.1", 1.0)
+        await end(store, "g.2", None, status="aborted")
+        before = await store.runs.view(RUN, now=20.0)
+        names = await again(store, "h", "g", 3, run_id="again")
+        for name, reward in zip(names[:2], (1.0, None), strict=True):
+            found = await store.session(name)
+            assert found.rescore_of == f"g.{name[-1]}"
+            await borrow_turns(store, found, now=21.0)
+            await borrow_turns(store, found, now=22.0)
+            await end(store, name, reward, now=23.0)
+        assert await lease(store, 24.0, run_id="again") == []
+        await end(store, "h.2", None, status="aborted", now=23.0)
+        [one] = await lease(store, 24.0, run_id="again")
+        assert one.tokens == {"h.0": {"l/1": 4, "l/2": 2}}
+        assert [(found.trial_id, found.reward) for found in one.trials] == [("h.0", 1.0)]
+        view = await store.runs.view("again", now=24.0)
+        assert (view.sampled, view.borrowed) == ({}, {"l/1": 9, "l/2": 2})
+        assert view.not_trained == {"unscored": {"l/1": 5}} and view.known
+        assert unaccounted(view, one) == {}
+        assert await store.runs.view(RUN, now=20.0) == before
+
+    async def test_what_was_borrowed_outlives_its_origin_and_is_lost_with_its_own_session_only(
+        self, store: SessionStore
+    ) -> None:
+        await finished(store, "g", tokens=5)
+        await again(store, "h", "g", 2, run_id="again")
+        found = await store.session("h.0")
+        await borrow_turns(store, found, now=21.0)
+        turns = await store.turns("g.0")
+        for trial_id in ("g.0", "g.1"):
+            await store.delete(trial_id, now=22.0, tombstone_s=60.0)
+        with pytest.raises(Conflict, match=r"trial g\.1, which h\.1 scores anew, is not on record any more"):
+            await borrow_turns(store, await store.session("h.1"), now=22.0)
+        await end(store, "h.0", now=23.0)
+        await end(store, "h.1", None, status="aborted", now=23.0)
+        assert await store.turns("h.0") == turns
+        await store.delete("h.0", now=24.0, tombstone_s=60.0)
+        view = await store.runs.view("again", now=25.0)
+        assert (view.groups.empty, view.borrowed, view.not_trained) == (1, {"l/1": 5}, {"deleted": {"l/1": 5}})
+
     # -- what a trainer tells of its steps
 
     async def test_steps_are_kept_in_order_and_values_of_the_same_name_replaced(self, store: SessionStore) -> None:

@@ -62,9 +62,19 @@ async def lease(
     return (await store.runs.lease(asked, at_least=at_least, epoch=epoch, now=now)).leases
 
 
+async def again(store: SessionStore, group_id: str, origin: str, size: int, *, run_id: str) -> list[str]:
+    """A group that scores another's trials anew. Returns its trials."""
+    names = [f"{group_id}.{number}" for number in range(size)]
+    made = Group(group_id=group_id, run_id=run_id, size=size, trial_ids=names, created_at=20.0, rescore_of=origin)
+    fields = {"created_at": 1_800_000_000.0, "group_id": group_id, "run_id": run_id}
+    sessions = [session(name, rescore_of=f"{origin}.{number}", **fields) for number, name in enumerate(names)]
+    await store.create_group(made, sessions)
+    return names
+
+
 def unaccounted(view: RunView, *leases: Lease) -> dict[str, int]:
-    """Sampled tokens that are neither given up nor brought by these leases, by version: {} is balance (I4)."""
-    left = dict(view.sampled)
+    """Sampled and borrowed tokens that are neither given up nor brought by these leases, by version: {} is balance (I4)."""
+    left = dict(view.to_account_for)
     for tokens in [*view.not_trained.values(), *(found for one in leases for found in one.tokens.values())]:
         for version, count in tokens.items():
             left[version] = left.get(version, 0) - count

@@ -10,6 +10,7 @@ import pytest
 
 from steno.contracts.errors import Gone, NotFound
 from steno.contracts.records import OPEN, ForkReason, TokenSpan, TurnAnnotation, halves_to_bytes
+from steno_proxy.store.borrowing import borrow_turns
 from steno_proxy.store.interface import SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
@@ -64,6 +65,38 @@ class RecordingContract:
             await store.annotate("seen", {made[1].turn_id: first})
         with pytest.raises(NotFound):
             await store.annotate("never", {made[1].turn_id: first})
+
+    async def test_borrowed_turns_are_the_same_turns(self, store: SessionStore) -> None:
+        await record(store, "origin", 4)
+        odd = turn(
+            9,
+            parent_id="not-hex",
+            partial=True,
+            completion_ids=b"",
+            sampling_logprobs=b"",
+            call_ids={"toolu_x": "own", "o": ""},
+        )
+        await store.commit("origin", odd, row(odd), now=1.0)
+        taken = [turn(20 + number, seed=4) for number in range(3)]
+        for one in taken:
+            await store.commit("origin", one, row(one), now=2.0)
+        for earlier in taken[:2]:
+            await store.supersede("origin", earlier.turn_id, taken[2].turn_id)
+        await store.supersede("origin", taken[0].turn_id, odd.turn_id)
+        await store.supersede("origin", "0123456789ab", odd.turn_id)
+        await store.complete("origin", status="completed", **END)
+        made = await store.turns("origin")
+        assert [one.superseded_by for one in made[5:]] == [taken[2].turn_id, taken[2].turn_id, None]
+        assert (made[7].retry_of, made[4].retry_of) == (taken[0].turn_id, taken[0].turn_id)
+        later = session("again", created_at=1_800_000_000.0, rescore_of="origin")
+        await store.register(later)
+        await store.commit("again", made[0], row(made[0]), now=3.0)  # as one that was interrupted
+        for _ in range(2):
+            await borrow_turns(store, await store.session("again"), now=4.0)
+            assert await store.turns("again") == made
+        counts = (await store.session("again")).counts
+        assert counts == (await store.session("origin")).counts
+        assert len((await store.tail("again", 0)).rows) == len(made)
 
     async def test_a_repeated_commit_changes_nothing(self, store: SessionStore) -> None:
         made = await record(store, "twice", 3)

@@ -76,6 +76,8 @@ class Recorder:
         check_generation(shown, session.key_generation)
         if session.status != "open":
             raise Gone(f"the session has ended ({session.end_reason or session.status})")
+        if session.rescore_of is not None:
+            raise Gone("this trial scores a recorded one anew; nothing is sampled in it")
         if not again:
             await self.check(recording)
         return recording

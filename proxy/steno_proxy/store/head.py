@@ -61,7 +61,9 @@ def head_of(session: Session) -> Head:
 def doc_of(session: Session) -> bytes:
     """The part that never changes, packed like a text."""
     kept = session.model_dump(
-        mode="json", include={"run_id", "metadata", "sampling", "limits", "fork_of"}, exclude_defaults=True
+        mode="json",
+        include={"run_id", "metadata", "sampling", "limits", "fork_of", "rescore_of"},
+        exclude_defaults=True,
     )
     return pack(to_json({"format": FORMAT, **kept}))
 
@@ -70,6 +72,11 @@ def run_of(doc: bytes) -> str | None:
     """The run_id in a document."""
     run_id: str | None = unpack(doc).get("run_id")
     return run_id
+
+
+def borrows(doc: bytes) -> bool:
+    """Whether a document is of a session that has another's turns (`Session.rescore_of`)."""
+    return unpack(doc).get("rescore_of") is not None
 
 
 def session_of(trial_id: str, head: Head, doc: bytes) -> Session:

@@ -205,6 +205,11 @@ class SessionStore(Protocol):
         ...
 
     async def hidden(self, trial_id: str, turn_id: str) -> bool: ...
+    async def supersede(self, trial_id: str, earlier: str, later: str) -> None:
+        """A turn has taken the place of another (`Turn.superseded_by`). Idempotent; what is on record of either stays; silently
+        nothing when the earlier one is not there (any more)."""
+        ...
+
     async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
         """A request was refused with nothing on record: its retry, at any replica, repeats nobody else's turn. Nothing if a retry
         of it has come already, nor if there is no such session (any more). Counts for one retry each time."""

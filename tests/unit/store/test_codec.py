@@ -162,7 +162,7 @@ def test_format_1_is_read_as_it_was_written() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert read_back(golden["stored"]) == (
         [LATER | turn for turn in golden["turns"]],
-        {"key_generation": 1, "notes": None, "fork_of": None} | golden["session"],
+        {"key_generation": 1, "notes": None, "fork_of": None, "rescore_of": None} | golden["session"],
     )
     assert path_ids([bytes.fromhex(raw) for raw in golden["stored"]["ids"]]).hex() == golden["path_ids"]
 

@@ -32,7 +32,9 @@ def made(name: str, *, size: int = 2, deadline_s: float | None = None, purpose: 
 
 
 def ended(trial_id: str, outcome: str = "train", *, life: str = "1.0", final: bool = True) -> EndedTrial:
-    return EndedTrial(trial_id, trial_id.partition(".")[0], life, outcome, final, {"v": 3})
+    group, borrowed = trial_id.partition(".")[0], trial_id.startswith("g2")
+    tokens = {"w" if borrowed else "v": 3}
+    return EndedTrial(trial_id, group, life, outcome, final, tokens, borrowed=borrowed)
 
 
 def request(request_id: str | None = None, most: int = 1) -> LeaseRequest:
@@ -98,6 +100,23 @@ def test_what_is_said_again_changes_nothing_more_and_what_is_refused_nothing_at_
         after = copy.deepcopy(_state(run))
         assert act(run, now) == said
         assert _state(run) == after
+
+
+@given(ACTS)
+def test_what_is_borrowed_is_never_counted_as_sampled_and_either_is_in_one_place(
+    drawn: list[tuple[str, int, int]],
+) -> None:
+    """I4: sampled + borrowed = not trained + what leases bring, or will."""
+    run, now = RunAccount(), 2.0
+    for one in drawn:
+        now += 1.0
+        with contextlib.suppress(Conflict, NotFound):
+            _acts(one)(run, now)
+        found = decide.view("r", run, 0, [], now)
+        assert set(found.borrowed) <= {"w"} and "w" not in found.sampled
+        for version, tokens in found.to_account_for.items():
+            lost = sum(by_version.get(version, 0) for by_version in found.not_trained.values())
+            assert 0 <= lost <= tokens
 
 
 @given(ACTS)

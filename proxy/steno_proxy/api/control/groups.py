@@ -4,14 +4,15 @@ The admin key opens all of it; a run's key makes and reads groups of its run."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from steno.contracts.errors import NotFound
+from steno.contracts.errors import BadRequest, Conflict, NotFound
 from steno.contracts.leases import GroupList
 from steno.contracts.records import Group, SamplingPolicy, Session
 from steno.contracts.rest import GroupSpec, GroupTrials
@@ -57,6 +58,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
     if spec.fork_of is not None:
         origin = await origin_of(request, spec.fork_of)
         check_run(request, origin.run_id)
+    origins = await _scored_anew(request, spec, group_id)
     now = time.time()
     sampling = sampling_of(spec)
     trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]
@@ -64,12 +66,14 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
         group_id=group_id,
         run_id=spec.run_id,
         task=spec.task,
+        withheld=spec.withheld if found.keys.enabled else {},  # else agents could read it
         size=spec.size,
         deadline_s=spec.deadline_s,
         purpose=spec.purpose,
         sampling=sampling,
         limits=spec.limits,
         fork_of=spec.fork_of,
+        rescore_of=spec.rescore_of,
         trial_ids=trial_ids,
         created_at=await found.store.now(),
     )
@@ -78,13 +82,15 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
             trial_id=trial_id,
             group_id=group_id,
             run_id=spec.run_id,
-            sampling=sampling,
-            limits=spec.limits,
-            fork_of=spec.fork_of,
             created_at=now,
             updated_at=now,
+            **(
+                {"sampling": sampling, "limits": spec.limits, "fork_of": spec.fork_of}
+                if spec.rescore_of is None
+                else _of_origin(f"{spec.rescore_of}.{i}", origins)
+            ),
         )
-        for trial_id in trial_ids
+        for i, trial_id in enumerate(trial_ids)
     )
     recorded = await found.store.create_group(group, sessions)
     by_id = {session.trial_id: session for session in sessions}
@@ -93,6 +99,50 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
         by_id = await _recorded_sessions(request, group_id)
     trials = await _in_slices(trial(request, by_id[trial_id]) for trial_id in recorded.trial_ids if trial_id in by_id)
     return encoded(request, GroupTrials(group=recorded, trials=trials, harness_key=found.keys.harness_key(group_id)))
+
+
+async def _scored_anew(request: Request, spec: GroupSpec, group_id: str) -> dict[str, Session]:
+    """The trials that a group's trials score anew, as far as they are on record.
+
+    Raises: BadRequest, Conflict, NotFound: there is no such group, or it can't be."""
+    if spec.rescore_of is None:
+        return {}
+    for name in ("fork_of", "deadline_s"):
+        if getattr(spec, name) is not None:
+            raise BadRequest(f"{name}: not for a group that scores another anew (rescore_of)", field=name)
+    store = services(request).store
+    try:
+        origin = await store.group(spec.rescore_of)
+    except NotFound:
+        with contextlib.suppress(NotFound):
+            await store.group(group_id)  # made before: it needs its origin no more
+            return {}
+        raise NotFound(f"rescore_of: no group {spec.rescore_of}", field="rescore_of") from None
+    check_run(request, origin.run_id)
+    if origin.size != spec.size:
+        raise BadRequest(
+            f"size: got {spec.size}, must be {origin.size}, as many as group {spec.rescore_of} has", field="size"
+        )
+    if origin.purpose != spec.purpose:
+        raise BadRequest(
+            f"purpose: got {spec.purpose}, must be {origin.purpose}, as in {spec.rescore_of}", field="purpose"
+        )
+    sessions = await _recorded_sessions(request, spec.rescore_of)
+    if running := [session.trial_id for session in sessions.values() if session.status == "open"]:
+        raise Conflict(
+            f"rescore_of: {len(running)} trials of group {spec.rescore_of} are still open, such as {running[0]}",
+            field="rescore_of",
+        )
+    return sessions
+
+
+def _of_origin(trial_id: str, origins: dict[str, Session]) -> dict[str, Any]:
+    """What a session that scores this trial anew has of it, besides its turns."""
+    origin = origins.get(trial_id)
+    if origin is None:
+        return {"rescore_of": trial_id}
+    kept = {name: getattr(origin, name) for name in ("sampling", "fork_of", "marks", "metadata")}
+    return {"rescore_of": trial_id, **kept}
 
 
 async def _in_slices(made: Iterable[T]) -> list[T]:

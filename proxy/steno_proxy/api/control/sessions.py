@@ -32,6 +32,7 @@ from steno_proxy.api.common import (
 from steno_proxy.sessions import law
 from steno_proxy.sessions.readable import fault
 from steno_proxy.sessions.samples import samples
+from steno_proxy.store.borrowing import borrow_turns
 from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.views import check_cursor
@@ -234,6 +235,10 @@ async def _sse(events: AsyncIterator[tuple[str, dict[str, Any]]], stopping: asyn
 )
 async def complete_session(request: Request, trial_id: TrialId, outcome: Completion) -> Response:
     found = services(request)
+    if outcome.status == "completed":
+        session = await found.store.session(trial_id)
+        if session.rescore_of is not None and session.status == "open":
+            await borrow_turns(found.store, session, now=time.time())
     session = await found.store.complete(
         trial_id,
         status=outcome.status,
@@ -247,7 +252,7 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
         await found.recorder.settle(running)
         session = await found.store.session(trial_id)
     await found.store.settle(trial_id, now=time.time())
-    if found.recorder.traces is not None:
+    if found.recorder.traces is not None and session.rescore_of is None:
         found.recorder.traces.ended(session)
     log.info("session %s ended: %s (%s)", trial_id, session.status, session.end_reason)
     return encoded(request, session)

@@ -22,7 +22,7 @@ from steno_proxy.store.annotations import encode_annotation
 from steno_proxy.store.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
-from steno_proxy.store.head import doc_of, head_of, run_of, session_of
+from steno_proxy.store.head import borrows, doc_of, head_of, run_of, session_of
 from steno_proxy.store.images import together
 from steno_proxy.store.interface import RetryKey, SessionListPage, SessionTail, TokenPath
 from steno_proxy.store.memory.recording import MemoryRecording
@@ -224,7 +224,8 @@ class MemoryStore:
     def _settle(self, trial_id: str, recording: MemoryRecording, now: float) -> None:
         head, run_id = recording.head, run_of(recording.doc)
         if accountable(head.group, run_id):
-            self.runs.ended(run_id, ended(trial_id, head, recording.turns), now)
+            trial = ended(trial_id, head, recording.turns, borrowed=borrows(recording.doc))
+            self.runs.ended(run_id, trial, now)
             head.sealed = BOOKED
 
     async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
@@ -357,6 +358,12 @@ class MemoryStore:
 
     async def hidden(self, trial_id: str, turn_id: str) -> bool:
         return turn_id in self._get(trial_id).hidden
+
+    async def supersede(self, trial_id: str, earlier: str, later: str) -> None:
+        recording = self._recordings.get(trial_id)
+        if recording is not None and earlier in recording.numbers:
+            recording.superseded.setdefault(earlier, later)
+            recording.retries.setdefault(later, earlier)
 
     async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
         if (recording := self._recordings.get(trial_id)) is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from steno.contracts.leases import NotTrained
 from steno.contracts.records import OPEN, Turn
-from steno_proxy.store.head import Head, head_from_hash, run_of
+from steno_proxy.store.head import Head, borrows, head_from_hash, run_of
 from steno_proxy.store.redis.link import RedisLink, Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import trial_keys
@@ -56,7 +56,7 @@ class RedisAccounts:
             return None  # deleted meanwhile, and accounted for
         head = head_from_hash(dict(zip(sealed[::2], sealed[1::2], strict=True)))
         turns: list[bytes] = [] if head.sealed == BOOKED and head.status != "deleted" else await self._turns(trial_id)
-        trial = ended(trial_id, head, turns)
+        trial = ended(trial_id, head, turns, borrowed=borrows(doc))
         await self._runs.ended(run_id, trial, now)
         late = {"run": run_id, "open": open_turns(turns)} if head.status == "deleted" else {}
         await self._link.run(self._booked, keys[:3], [repr(head.created), msgspec.json.encode(late)])

@@ -173,6 +173,9 @@ class RedisRecordings:
         [found] = await self._link.ask(("HEXISTS", trial_keys(trial_id).numbers, name))
         return bool(found)
 
+    async def supersede(self, trial_id: str, earlier: str, later: str) -> None:
+        await self._run("supersede", [trial_keys(trial_id).numbers], [pack_id(earlier), pack_id(later)])
+
     async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
         args = [key, repr(began), repr(now), MOST_REFUSALS, int(RETRY_MEMORY_S * 1000)]
         keys = trial_keys(trial_id)

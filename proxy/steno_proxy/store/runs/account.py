@@ -112,7 +112,8 @@ class RunAccount:
     records: group -> what was registered. trials: those that have ended. taken: what was counted -> when whoever told it noted
     that. requests: for leases, by id -> the groups and grants that answered it. past: groups that are in the archive.
     trainers: "" -> the one that has the run. totals: groups by purpose and state. ledger: `s:VERSION` -> tokens sampled,
-    `n:REASON:VERSION` -> tokens not trained. over: whether no more training groups come; None: as before.
+    `b:VERSION` -> borrowed, `n:REASON:VERSION` -> tokens not trained. over: whether no more training groups come; None: as
+    before.
     """
 
     def __init__(self) -> None:
@@ -160,10 +161,11 @@ class RunAccount:
     def whole(self, names: Sequence[str]) -> None:
         """Groups whose records and trials are looked at next."""
 
-    def book(self, tokens: Tokens, reason: str | None = None) -> None:
-        """In the ledger: sampled, or not trained for this reason."""
+    def book(self, tokens: Tokens, reason: str | None = None, *, borrowed: bool = False) -> None:
+        """In the ledger: sampled, or borrowed; or not trained for this reason."""
+        side = ("b" if borrowed else "s") if reason is None else f"n:{reason}"
         for version, count in tokens.items():
-            self.ledger[f"s:{version}" if reason is None else f"n:{reason}:{version}"] += count
+            self.ledger[f"{side}:{version}"] += count
 
 
 def in_order(status: GroupStatus | None) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def ended(run: RunAccount, trial: EndedTrial, now: float) -> None:
     first = not trial.booked and life not in run.taken
     if first:
         run.taken[life] = NOT_SETTLED
-        run.book(trial.tokens)
+        run.book(trial.tokens, borrowed=trial.borrowed)
 
     def untrained(reason: str) -> None:
         if first:
@@ -395,6 +395,8 @@ def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[Group
         side, _, rest = entry.partition(":")
         if side == "s":
             found.sampled[rest] = tokens
+        elif side == "b":
+            found.borrowed[rest] = tokens
         else:
             reason, _, version = rest.partition(":")
             found.not_trained.setdefault(reason, {})[version] = tokens

@@ -31,7 +31,8 @@ class EndedTrial(msgspec.Struct, frozen=True):
     """A trial that has ended, as its group and its run are told of it.
 
     life: tells trials apart that had one id after each other. final: nothing that may still come (a reward, after a limit of the
-    trial's own ended it) changes the outcome. booked: its run has counted its tokens already.
+    trial's own ended it) changes the outcome. booked: its run has counted its tokens already. borrowed: they were sampled in
+    another run's trial.
     """
 
     trial_id: str
@@ -41,6 +42,7 @@ class EndedTrial(msgspec.Struct, frozen=True):
     final: bool
     tokens: Tokens
     booked: bool = False
+    borrowed: bool = False
 
 
 def accountable(group_id: str | None, run_id: str | None) -> bool:
@@ -48,14 +50,14 @@ def accountable(group_id: str | None, run_id: str | None) -> bool:
     return group_id is not None or run_id is not None
 
 
-def ended(trial_id: str, head: Head, turns: Iterable[bytes]) -> EndedTrial:
+def ended(trial_id: str, head: Head, turns: Iterable[bytes], *, borrowed: bool) -> EndedTrial:
     """What an ended session's group and run are told of it.
 
-    Args: turns: all elements of turns, none of which can change any more.
+    Args: turns: all elements of turns, none of which can change any more. borrowed: they are another trial's.
     """
     word, final = outcome(head)
     tokens = tokens_of(turns, text_only="text_only" in head.marks)
-    return EndedTrial(trial_id, head.group, repr(head.created), word, final, tokens, head.sealed == BOOKED)
+    return EndedTrial(trial_id, head.group, repr(head.created), word, final, tokens, head.sealed == BOOKED, borrowed)
 
 
 def outcome(head: Head) -> tuple[str, bool]:

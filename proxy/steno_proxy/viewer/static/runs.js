@@ -94,12 +94,15 @@ const KINDS = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
 
 function ledger(view) {
   const sum = (byVersion) => Object.values(byVersion).reduce((total, tokens) => total + tokens, 0);
-  const sampled = sum(view.sampled);
-  if (!sampled) return h("p.dim", "No trial has ended yet.");
+  const sampled = sum(view.sampled), borrowed = sum(view.borrowed ?? {}), all = sampled + borrowed;
+  if (!all) return h("p.dim", "No trial has ended yet.");
   const lost = Object.entries(view.not_trained).map(([reason, byVersion], n) => ({ name: reason.replaceAll("_", " "), value: sum(byVersion), kind: KINDS[n % KINDS.length] }));
-  const rest = sampled - lost.reduce((total, part) => total + part.value, 0);
-  const versions = Object.entries(view.sampled).map(([name, value], n) => ({ name, value, kind: `v${n % 8}` }));
-  return h("div.card", h("p", h("b", brief(sampled)), " tokens sampled by trials that have ended. ", h("span.dim", "By what becomes of them:")),
+  const rest = all - lost.reduce((total, part) => total + part.value, 0);
+  const byVersion = { ...view.sampled };
+  for (const [name, value] of Object.entries(view.borrowed ?? {})) byVersion[name] = (byVersion[name] ?? 0) + value;
+  const versions = Object.entries(byVersion).map(([name, value], n) => ({ name, value, kind: `v${n % 8}` }));
+  return h("div.card", h("p", sampled || !borrowed ? [h("b", brief(sampled)), " tokens sampled by trials that have ended. "] : null,
+      borrowed ? [h("b", brief(borrowed)), " tokens borrowed from the trials that this run scores anew. "] : null, h("span.dim", "By what becomes of them:")),
     shareBar("Tokens by the ledger", [{ name: "for the trainer", value: rest, kind: "r0" }, ...lost]),
     h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versions));
 }
