@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 from steno.contracts.errors import ConfigError
-from steno_cli.commands import demo, doctor, env, evaluate, models, rollout, runs, serve, sessions, tasks, train, ui
+from steno_cli.commands import (
+    demo,
+    doctor,
+    env,
+    evaluate,
+    models,
+    rescore,
+    rollout,
+    runs,
+    serve,
+    sessions,
+    tasks,
+    train,
+    ui,
+)
 from steno_cli.terminal.flags import plain_commands, prose, settings_command
 from steno_cli.terminal.output import one_line_errors
 from steno_proxy.config import ProxySettings
@@ -57,6 +71,7 @@ _rollout = settings_command(RolloutSettings, rollout.rollout, rest="command")
 app.command("rollout", help=prose(rollout.rollout.__doc__), rich_help_panel="Run")(_rollout)
 _evaluate = settings_command(evaluate.EvaluateSettings, evaluate.evaluate, rest="command", hidden=evaluate.HIDDEN)
 app.command("evaluate", help=prose(evaluate.evaluate.__doc__), rich_help_panel="Run")(_evaluate)
+app.command("rescore", help=prose(rescore.rescore.__doc__), rich_help_panel="Run")(rescore.rescore)
 _train = settings_command(RunSettings, train.train)
 app.command("train", help=prose(train.train.__doc__), rich_help_panel="Run")(_train)
 app.command("doctor", help=prose(doctor.doctor.__doc__), rich_help_panel="Read")(doctor.doctor)

@@ -28,10 +28,15 @@ class ClientSettings(Settings):
         return value
 
 
+def client_settings(proxy: str | None, key: str | None, key_file: str | None) -> ClientSettings:
+    """By flags, environment `STENO_CLIENT_*` and defaults. Raises: ConfigError."""
+    return ClientSettings.load({"proxy": proxy, "key": key, "key_file": key_file}, None)
+
+
 def connect(proxy: str | None, key: str | None, key_file: str | None, *, retries: int = 0) -> Steno:
     """A client by flags, environment `STENO_CLIENT_*` and defaults. Someone at a terminal is told at once what fails.
 
     Raises: ConfigError.
     """
-    settings = ClientSettings.load({"proxy": proxy, "key": key, "key_file": key_file}, None)
+    settings = client_settings(proxy, key, key_file)
     return Steno(settings.proxy, settings.key, timeout_s=settings.timeout_s, retries=retries)

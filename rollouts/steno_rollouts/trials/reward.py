@@ -1,4 +1,4 @@
-"""The reward of a trial: from a file that the trial wrote, or from the user's reward function.
+"""The reward of a trial: from a file that the trial wrote, or from the user's reward function, also long after it ran.
 
 `reward.json` (`{"reward": 1.0, "metrics": {"tests_passed": 3}}`; other numbers beside `reward` are metrics too) or
 `reward.txt` (one number) in the working folder. `FILE.py:function` takes its parameters by name, from `INPUTS`, and returns a
@@ -13,11 +13,12 @@ import inspect
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from steno.client.client import Steno
 from steno.config.plugins import load_function
@@ -31,6 +32,8 @@ REWARD_TEXT = "reward.txt"
 MAX_REWARD_BYTES = 1_000_000
 """Of a reward file: a trial writes it, and these rollouts read it whole."""
 INPUTS = "task task_folder workdir exit_code stdout stderr trial_id transcript".split()
+RECORDED_INPUTS = "task trial_id transcript".split()
+"""What of these is on record once a trial's folder is gone."""
 
 
 class RewardError(StenoError):
@@ -60,6 +63,30 @@ class TrialTranscript:
     def last_reply(self) -> str:
         """Text of the last answer; "" where there was none."""
         return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
+
+
+class TrialToScore(Protocol):
+    """A trial, as far as a reward function cares."""
+
+    @property
+    def trial_id(self) -> str: ...
+    def inputs(self) -> dict[str, Any]:
+        """What it may ask for, by name."""
+        ...
+
+
+@dataclass(frozen=True)
+class RecordedTrial:
+    """A trial of which only the record is left. task: its fields, as far as they are known. task_folder: if that is known."""
+
+    task: dict[str, Any]
+    trial_id: str
+    transcript: TrialTranscript
+    task_folder: Path | None = None
+
+    def inputs(self) -> dict[str, Any]:
+        known = {"task": self.task, "trial_id": self.trial_id, "transcript": self.transcript}
+        return known if self.task_folder is None else {**known, "task_folder": self.task_folder}
 
 
 @dataclass(frozen=True)
@@ -97,8 +124,10 @@ class RewardFunction:
         self._function = load_function(where, "reward")
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self._names = [parameter.name for parameter in named if parameter.name in INPUTS]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [parameter for parameter in parameters if parameter.kind in kinds and parameter.name in INPUTS]
+        self._names = [parameter.name for parameter in named]
+        self._needs = [parameter.name for parameter in named if parameter.default is parameter.empty]
         unknown = [
             p.name for p in parameters if p.default is p.empty and p.name not in INPUTS and p.kind is not p.VAR_KEYWORD
         ]
@@ -107,10 +136,28 @@ class RewardFunction:
                 f"reward: {where}: no such input: {', '.join(unknown)}; there are {', '.join(INPUTS)}", field="reward"
             )
 
-    async def __call__(self, scored: FinishedTrial) -> CommandOutcome:
+    def needs(self, name: str) -> bool:
+        """Whether it asks for this by name, and has no default for it."""
+        return name in self._needs
+
+    def check_inputs(self, known: Collection[str], of_what: str) -> None:
+        """Raises: ConfigError: it needs what there is not."""
+        if missing := [name for name in self._needs if name not in known]:
+            raise ConfigError(
+                f"reward: {self.where} asks for {', '.join(missing)}; {of_what} there are {', '.join(known)}",
+                field="reward",
+            )
+
+    def digest(self) -> str:
+        """Of its file and its name: 8 hexadecimal digits."""
+        file, _, name = self.where.rpartition(":")
+        code = Path(file).expanduser().read_bytes()
+        return blake2b(code + b"\0" + name.encode(), digest_size=4).hexdigest()
+
+    async def __call__(self, scored: TrialToScore) -> CommandOutcome:
         """Raises: RewardError, also for what the function raised."""
         inputs = scored.inputs()
-        chosen = inputs if self._takes_all else {name: inputs[name] for name in self._names}
+        chosen = inputs if self._takes_all else {name: inputs[name] for name in self._names if name in inputs}
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await _in_thread(lambda: self._answer(chosen), f"reward of {scored.trial_id}")

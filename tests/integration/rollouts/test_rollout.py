@@ -87,6 +87,9 @@ def test_a_trial_is_told_its_task_and_nothing_of_the_operators(rollout: Rollout,
     assert "42" not in variables.values() and "g0" not in everything and ADMIN not in everything
     assert "STENO_ADMIN_KEY" not in variables and "GOOGLE_API_KEY" not in variables
     assert sessions("told")[0].reward == 0.25
+    with Steno(rollout.stack.url, ADMIN) as steno:
+        group = steno.group(row["group_id"])
+    assert "_answer" not in group.task and group.withheld == {"_answer": "42", "gold": "g0"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,334 @@
+"""New rewards for a recorded run, in a run of their own, which has the recorded turns and samples nothing.
+
+First every trial is scored; where one can't be, nothing is made. Then each group is made, and its trials are completed one by
+one: a group is ready when all of them are. Killed on the way it goes on when it is started again: groups are found by their
+names, which come of the run, of the group and of the reward function's code, and what has a reward keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import combinations
+from pathlib import Path
+from typing import Any, TypeVar
+
+from steno.client.client import AsyncClient
+from steno.contracts.errors import ConfigError, Conflict, NotFound, StenoError
+from steno.contracts.records import Group, Session
+from steno.contracts.rest import Completion, GroupSpec
+from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.reward import (
+    RECORDED_INPUTS,
+    RecordedTrial,
+    RewardError,
+    RewardFunction,
+    TrialTranscript,
+)
+
+T = TypeVar("T")
+AT_ONCE = 8
+"""Groups that are scored, or made, at a time."""
+MOST_FAILURES = 20
+"""Trials that can't be scored after which no more are tried: all are named."""
+_LONGEST_STEM = 96
+
+
+class CannotScore(StenoError):
+    """Trials that the function could not score: it raised, took too long, or gave no finite number. Nothing was made."""
+
+    code = "reward_error"
+
+
+@dataclass
+class RescoredTrial:
+    """before: the recorded reward. outcome: what the function says of it; None: it was not asked. earlier: on record of the new
+    run already, with `after`."""
+
+    session: Session
+    outcome: CommandOutcome | None = None
+    earlier: bool = False
+    after: float | None = None
+
+    @property
+    def before(self) -> float | None:
+        return self.session.reward if self.session.status == "completed" else None
+
+
+@dataclass
+class RescoredGroup:
+    """name: of the new group. withheld: for whoever scores it anew. made: all of it was on record already."""
+
+    record: Group
+    name: str
+    withheld: Mapping[str, Any]
+    trials: list[RescoredTrial]
+    made: bool = False
+
+    @property
+    def order_changed(self) -> bool:
+        """Whether two of its trials compare otherwise than before."""
+        both = [(one.before, one.after) for one in self.trials if one.before is not None and one.after is not None]
+        return any(_sign(a - b) != _sign(c - d) for (a, c), (b, d) in combinations(both, 2))
+
+
+@dataclass
+class Rescoring:
+    """One run into another.
+
+    into: the new run. function: `check_inputs` has passed. transcript: of a trial. tasks: by name; of fields that are not on
+    record. purpose: of groups to score. to_score: trials of the
+    groups that are looked at, of which `scored` were. made: groups.
+    """
+
+    client: AsyncClient
+    run_id: str
+    into: str
+    function: RewardFunction
+    transcript: Callable[[str], TrialTranscript]
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    purpose: str = "train"
+    groups: list[RescoredGroup] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    to_score: int = 0
+    scored: int = 0
+    made: int = 0
+
+    async def run(self) -> None:
+        """Score everything, then make it, and say that no more comes. Raises: ConfigError, CannotScore, Conflict, StenoError."""
+        found = await self._groups()
+        failures: list[str] = []
+        await _each(found, lambda pair: self._score(*pair, failures))
+        if failures:
+            raise CannotScore(_named(failures), field="reward")
+        if not self.groups:
+            raise ConfigError(f"--run: run {self.run_id} has no group to score: {self.without()}", field="run")
+        self.groups.sort(key=lambda group: group.record.created_at)
+        await _each([group for group in self.groups if not group.made], self._make)
+        await self.client.rollouts_over(self.into)
+
+    def line(self) -> str:
+        """How far this is, for people."""
+        return f"{self.scored} of {self.to_score} trials scored, {self.made} groups made"
+
+    def without(self) -> str:
+        """What was left out, in words."""
+        return ", ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
+
+    async def _groups(self) -> list[tuple[str, str | None]]:
+        """Groups to score, and in which state they are in the new run; None: they are not there."""
+        places = await self.client.groups(self.run_id)
+        if not places:
+            raise ConfigError(
+                f"--run: no group is on record of run {self.run_id!r}; `steno runs list` names those that there are",
+                field="run",
+            )
+        code = self.function.digest()
+        there = {place.group_id: place.state for place in await self.client.groups(self.into)}
+        if strange := [name for name in there if not name.endswith(f".{code}")]:
+            raise ConfigError(
+                f"--as: run {self.into} has groups that {self.function.where}, as it is now, did not make, such as {strange[0]}; "
+                "give another name",
+                field="as",
+            )
+        found = []
+        for place in places:
+            if place.purpose != self.purpose:
+                self.left_out[f"groups of purpose {place.purpose}"] += 1
+            elif place.state == "running":
+                self.left_out["groups that still run"] += 1
+            else:
+                self.to_score += place.size
+                found.append((place.group_id, there.get(self._name(place.group_id, code))))
+        return found
+
+    def _name(self, group_id: str, code: str | None = None) -> str:
+        digest = blake2b(f"{self.into}\0{group_id}".encode(), digest_size=5).hexdigest()
+        return f"{group_id[:_LONGEST_STEM]}.{digest}.{code or self.function.digest()}"
+
+    # -- scoring
+
+    async def _score(self, group_id: str, state: str | None, failures: list[str]) -> None:
+        name = self._name(group_id)
+        try:
+            record = await self.client.group(group_id)
+        except NotFound:
+            self.left_out["groups that were deleted meanwhile"] += 1
+            return
+        known = {} if state is None else {s.trial_id: s for s in await self._sessions(name)}
+        trials = []
+        for session in await self._sessions(group_id):
+            mine = known.get(self._trial(name, session.trial_id))
+            earlier = mine is not None and mine.status != "open"
+            trials.append(RescoredTrial(session, earlier=earlier, after=mine.reward if mine is not None else None))
+        if any(trial.session.status == "open" for trial in trials):
+            self.left_out["groups that still run"] += 1
+            return
+        if not any(trial.session.status == "completed" for trial in trials):
+            self.left_out["groups of which no trial was completed"] += 1
+            return
+        task, withheld, folder = self._task(record)
+        for trial in trials:
+            if trial.session.status == "completed" and not trial.earlier and len(failures) < MOST_FAILURES:
+                await self._ask(trial, task, folder, failures)
+        self.groups.append(RescoredGroup(record, name, withheld, trials, made=state not in (None, "running")))
+
+    async def _sessions(self, group_id: str) -> list[Session]:
+        return [session async for session in self.client.sessions(group_id=group_id, limit=1000)]
+
+    async def _ask(self, trial: RescoredTrial, task: dict[str, Any], folder: Path | None, failures: list[str]) -> None:
+        trial_id = trial.session.trial_id
+        try:
+            trial.outcome = await self.function(RecordedTrial(task, trial_id, self.transcript(trial_id), folder))
+        except RewardError as error:
+            failures.append(f"{trial_id}: {error.message}")
+            return
+        trial.after = trial.outcome.reward
+        self.scored += 1
+
+    def _task(self, record: Group) -> tuple[dict[str, Any], Mapping[str, Any], Path | None]:
+        """A group's task as the function gets it, what of it is withheld, and its folder. Raises: ConfigError."""
+        recorded = dict(record.task)
+        if not self.tasks:
+            if not recorded and self.function.needs("task"):
+                raise ConfigError(
+                    f"reward: {self.function.where} asks for task; none is on record of group {record.group_id}: give --tasks",
+                    field="reward",
+                )
+            return {**recorded, **record.withheld}, record.withheld, None
+        task = self.tasks.get(str(recorded.get("task_id")))
+        if task is None:
+            raise ConfigError(
+                f"--tasks: no task {recorded.get('task_id')!r}, which group {record.group_id} was made of",
+                field="tasks",
+            )
+        if dict(task.fields) != recorded:
+            names = sorted(n for n in {*task.fields, *recorded} if task.fields.get(n) != recorded.get(n))
+            raise ConfigError(
+                f"--tasks: task {task.task_id!r} is another one than group {record.group_id} was made of: "
+                f"{', '.join(names)} (a field that was withheld then needs --hide)",
+                field="tasks",
+            )
+        return task.arguments(), task.hidden, task.folder
+
+    # -- making
+
+    @staticmethod
+    def _trial(name: str, trial_id: str) -> str:
+        """The trial of a new group that scores this one anew."""
+        return f"{name}.{trial_id.rpartition('.')[2]}"
+
+    async def _make(self, group: RescoredGroup) -> None:
+        record = group.record
+        withheld: dict[str, Any] = {"withheld": dict(group.withheld)} if group.withheld else {}
+        made = await self.client.create_group(
+            GroupSpec(
+                group_id=group.name, run_id=self.into, task=record.task, size=record.size, purpose=record.purpose,
+                rescore_of=record.group_id, **withheld,
+            )
+        )  # fmt: skip
+        waiting = {trial.session.trial_id for trial in made.trials if trial.session.status == "open"}
+        for trial in group.trials:
+            name = self._trial(group.name, trial.session.trial_id)
+            if name in waiting:
+                waiting.discard(name)
+                await self._complete(name, trial)
+        for name in waiting:  # the recorded one was deleted
+            await self.client.complete(name, _GONE)
+        self.made += 1
+
+    async def _complete(self, name: str, trial: RescoredTrial) -> None:
+        session, outcome = trial.session, trial.outcome
+        if outcome is None:
+            reason = session.end_reason or session.status
+            await self.client.complete(name, Completion(status="aborted", end_reason=reason))
+            return
+        limit = (session.end_reason or "").startswith("limit:")
+        reason = session.end_reason if limit and session.end_reason else outcome.reason.value
+        try:
+            await self.client.complete(
+                name, Completion(reward=outcome.reward, end_reason=reason, metrics=outcome.metrics)
+            )
+        except Conflict as error:
+            if error.field != "rescore_of":
+                raise
+            self.left_out["trials that were deleted meanwhile"] += 1
+            trial.after = None
+            await self.client.complete(name, _GONE)
+
+
+_GONE = Completion(status="aborted", end_reason="deleted")
+
+
+@dataclass(frozen=True)
+class RescoreSummary:
+    """What a rescoring did to rewards. Means are None where nothing has a reward. flat: groups whose rewards are all equal."""
+
+    groups: int
+    trials: int
+    rewards_before: int
+    rewards_after: int
+    mean_before: float | None
+    mean_after: float | None
+    flat_before: int
+    flat_after: int
+    order_changed: int
+
+
+def summary(groups: Sequence[RescoredGroup]) -> RescoreSummary:
+    """Of whole groups, those that were on record already included."""
+    before = [[trial.before for trial in group.trials if trial.before is not None] for group in groups]
+    after = [[trial.after for trial in group.trials if trial.after is not None] for group in groups]
+    return RescoreSummary(
+        groups=len(groups), trials=sum(len(group.trials) for group in groups),
+        rewards_before=sum(map(len, before)), rewards_after=sum(map(len, after)),
+        mean_before=_mean(before), mean_after=_mean(after),
+        flat_before=sum(len(set(rewards)) < 2 for rewards in before), flat_after=sum(len(set(rewards)) < 2 for rewards in after),
+        order_changed=sum(group.order_changed for group in groups),
+    )  # fmt: skip
+
+
+def check_inputs(function: RewardFunction, *, with_tasks: bool) -> None:
+    """Raises: ConfigError: the function asks for what is not on record."""
+    known = [*RECORDED_INPUTS, "task_folder"] if with_tasks else RECORDED_INPUTS
+    function.check_inputs(known, "of a recorded trial")
+
+
+def default_name(run_id: str, function: RewardFunction) -> str:
+    """Of the new run: another one for another function."""
+    return f"{run_id[:100]}-rescored-{function.digest()}"
+
+
+def _mean(rewards: Sequence[Sequence[float]]) -> float | None:
+    found = [reward for group in rewards for reward in group]
+    return sum(found) / len(found) if found else None
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _named(failures: Sequence[str]) -> str:
+    more = f"; no more than {MOST_FAILURES} are tried" if len(failures) >= MOST_FAILURES else ""
+    return f"{len(failures)} trials can't be scored, so nothing was made{more}:\n" + "\n".join(sorted(failures))
+
+
+async def _each(items: Sequence[T], work: Callable[[T], Awaitable[None]]) -> None:
+    """Do the work for each, some at a time. The first failure cancels the rest."""
+    queue = iter(items)
+
+    async def worker() -> None:
+        for item in queue:
+            await work(item)
+
+    tasks = [asyncio.create_task(worker()) for _ in range(min(AT_ONCE, len(items)))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
