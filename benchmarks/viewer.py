@@ -198,7 +198,7 @@ def _in_a_browser(url: str) -> dict[str, Any]:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1360, "height": 850})
         page.goto(f"{url}/ui/#/sessions")
-        page.wait_for_function(done)
+        page.wait_for_selector("table.rows tbody tr")
         painted["rows"] = page.evaluate("performance.now()")
         painted["first"] = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         for name, query in FILTERS.items():
@@ -216,7 +216,7 @@ def _in_a_browser(url: str) -> dict[str, Any]:
             )
         page.goto(f"{url}/ui/#/sessions/{LONG}")
         page.wait_for_selector("section.turn")
-        page.wait_for_function("document.querySelectorAll('section.turn').length >= 300")
+        page.wait_for_selector("section.turn >> nth=299", state="attached")
         scrolls = {"conversation": page.evaluate(SCROLL)}
         page.click("role=tab[name=Tokens]")
         page.wait_for_selector(".done .tok")
@@ -232,7 +232,7 @@ SCROLL = """async () => {
     seen.observe({ type: "longtask" });
     const gaps = [];
     let last = await new Promise(requestAnimationFrame);
-    while (gaps.length < 600) {
+    while (gaps.length < 200) {
         scrollBy(0, 160);
         const now = await new Promise(requestAnimationFrame);
         gaps.push(now - last);

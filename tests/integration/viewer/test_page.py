@@ -147,7 +147,7 @@ async def test_an_answer_is_shown_as_it_is_sampled_token_by_token_whatever_it_sa
         gates[10 + len(hostile)].set()
         assert (await asking).status_code == 200
         await page.wait_for_selector("section.turn:not([data-live]) >> text=and the end")
-        await page.wait_for_function("!document.querySelector('[data-live]')")
+        await page.wait_for_selector("section[data-live]", state="detached")
         assert await page.locator("section.turn").count() == 1
         assert looker.troubles == []
 
