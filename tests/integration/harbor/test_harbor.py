@@ -13,7 +13,8 @@ import pytest
 from steno.client.client import Steno
 from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import SHELL, Harbor, Sessions
-from tests.integration.rollouts.conftest import ADMIN
+from tests.integration.rollouts.conftest import ADMIN, Rollout
+from tests.support import agents_image
 from tests.support.stack import Stack, running
 
 pytestmark = pytest.mark.harbor
@@ -39,6 +40,18 @@ def rewards(rollout: Harbor) -> dict[str, dict[str, Any]]:
     return {row["task_id"]: row for row in rollout.rows()}
 
 
+OWN = """case "$STENO_TASK_TASK_ID" in
+apart)
+  export MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True
+  mini-swe-agent -y --exit-immediately -l 0 -m openai/policy --model-class litellm -c mini.yaml \\
+    -c "model.model_kwargs.api_base=$OPENAI_BASE_URL" -t "$STENO_TASK_INSTRUCTION" ;;
+*)
+  export IS_SANDBOX=1 CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 DISABLE_AUTOUPDATER=1
+  claude -p "$STENO_TASK_INSTRUCTION" --model policy --dangerously-skip-permissions ;;
+esac"""
+"""The agents as commands, for containers without Harbor."""
+
+
 def leaves(stack: Stack, trial_id: str) -> int:
     """Ends of conversations in a trial: 1 where each turn goes on from the one before."""
     with Steno(stack.url, ADMIN) as client:
@@ -46,6 +59,7 @@ def leaves(stack: Stack, trial_id: str) -> int:
 
 
 def test_mini_swe_agent_is_recorded_and_rewarded(rollout: Harbor) -> None:
+    """And the same tasks in containers without Harbor: by it, and by Claude Code."""
     rollout.task("apart", APART, {"instruction.md": WRITE, "tests/test.sh": CHECK})
     tasks = rollout.task("shared", "", {"instruction.md": WRITE, "tests/test.sh": CHECK})
     options = ("--agent", "mini-swe-agent", "--agent-in-image", "--group-size", "1")
@@ -64,6 +78,14 @@ def test_mini_swe_agent_is_recorded_and_rewarded(rollout: Harbor) -> None:
         assert len(json.loads(trajectory.read_text())["steps"]) >= 3
         assert list(Path(row["folder"]).glob("harbor/*/result.json")) and not (Path(row["folder"]) / "task").exists()
     assert rollout.left() == []
+    own = Rollout(rollout.stack, rollout.folder / "own")
+    own.folder.mkdir()
+    options = ("--executor", "podman", "--forwarder-image", agents_image.NAME, "--group-size", "1", "--in-flight", "2")
+    said = own(tasks, "--run", "own", *options, command=["sh", "-c", OWN])
+    assert {row["task_id"]: (row["end_reason"], row["reward"], row["turns"]) for row in own.rows()} == {
+        "apart": ("completed", 1.0, 3), "shared": ("completed", 1.0, 3),
+    }, said  # fmt: skip
+    assert [leaves(own.stack, row["trial_id"]) for row in own.rows()] == [1, 1] and rollout.left() == []
 
 
 def test_claude_code_goes_on_from_step_to_step(rollout: Harbor) -> None:
