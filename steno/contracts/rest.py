@@ -12,6 +12,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 from steno.contracts.json_limits import JsonObject, storable
 from steno.contracts.records import MAX_REWARD, TRIAL_ID, ForkOf, Group, Limits, Sample, SamplingPolicy, Session, Turn
 
+STEPS = "/steps"
+"""`GET /runs/{run_id}` of a run whose id ended like this would be read as `GET /runs/{run_id}/steps` of another one."""
+
+
+def _run_id(value: str) -> str:
+    if value.endswith(STEPS):
+        raise ValueError(
+            f"a run id can't end in {STEPS!r}, got {value!r}: that is where the steps of run {value[: -len(STEPS)]!r} are"
+        )
+    return value
+
+
+NewRunId = Annotated[str, Field(max_length=128), AfterValidator(_run_id)]
+"""Of a run that comes to be with what is registered. It may contain `/`."""
 RUN_KEY = "rk-steno-"
 """What the key of a run begins with."""
 
@@ -24,7 +38,7 @@ class SessionSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     trial_id: str | None = Field(None, pattern=TRIAL_ID)
-    run_id: str | None = Field(None, max_length=128)
+    run_id: NewRunId | None = None
     metadata: JsonObject = Field(default_factory=dict)
     sampling: SamplingPolicy = Field(default_factory=SamplingPolicy)
     limits: Limits = Field(default_factory=Limits)
@@ -36,7 +50,7 @@ class GroupSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     group_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
-    run_id: str | None = Field(None, max_length=128)
+    run_id: NewRunId | None = None
     task: JsonObject = Field(default_factory=dict)
     withheld: JsonObject = Field(
         default_factory=dict,

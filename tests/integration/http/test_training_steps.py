@@ -34,6 +34,18 @@ async def test_any_trainer_posts_its_steps_and_they_are_read_in_pages(proxy: Pro
     assert (await proxy.steno.run(run)).groups.in_hand == 0, "the run itself is still read"
 
 
+async def test_a_run_id_that_would_be_read_as_the_steps_of_another_run_is_refused(proxy: Proxy) -> None:
+    bodies = (("/groups", {"size": 1}), ("/sessions", {}), ("/sessions/t", {}))
+    for path, body in bodies:
+        answer = await proxy.http.post(path, json=body | {"run_id": "mine/steps"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["field"]) == (400, "run_id"), error
+        assert "'mine/steps'" in error["message"] and "'/steps'" in error["message"]
+    for fine in ("mine/steps/1", "steps", "mine.steps"):
+        await proxy.steno.register(f"of-{fine.replace('/', '-')}", SessionSpec(run_id=fine))
+        assert (await proxy.steno.run(fine)).run_id == fine
+
+
 async def spoken(proxy: Proxy, trial_id: str, run_id: str = "r") -> Any:
     await proxy.steno.register(trial_id, SessionSpec(run_id=run_id))
     await proxy.chat(trial_id, "tell me", max_tokens=8)
