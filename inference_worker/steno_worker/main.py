@@ -58,7 +58,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._death: str | None = None
         boot_id = uuid.uuid4().hex
-        self._updates = UpdateRunner(engine, metrics, announce=self._announce, staging_dir=settings.staging_dir)
+        self._updates = UpdateRunner(engine, metrics, announce=self.announce, staging_dir=settings.staging_dir)
         self._clients = [
             ProxyConnection(
                 url, settings, boot_id=boot_id, engine=engine, updates=self._updates, metrics=metrics,
@@ -130,8 +130,8 @@ class Worker:
         for client in self._clients:
             await client.streams.finished()
 
-    def _announce(self) -> None:
-        """Cards or health have changed by an update."""
+    def announce(self) -> None:
+        """Cards or health have changed: by an update, or since an engine found itself with other weights."""
         if self._death is None:
             for client in self._clients:
                 if not self._updates.healthy:

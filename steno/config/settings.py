@@ -38,6 +38,7 @@ PREFIXES = {
     "STENO_TRAIN_": "steno train",
     "STENO_CLIENT_": "steno sessions",
     "STENO_ROLLOUT_": "steno rollout",
+    "STENO_VERL_": "agent loops in verl",
     "STENO_TASK_": "the commands that steno rollout runs",
     "STENO_TEST_": ".ci/run",
     "STENO_AGENTS_": "the tests with agents",
@@ -119,7 +120,7 @@ class Settings(BaseSettings):
         layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
             (_read_file(file) if file is not None else {}, lambda key: f"{key} in {file}"),
             (cls._read_environment(), cls.variable),
-            (given, lambda key: "--" + key.replace("_", "-").replace(".", "-")),
+            (given, cls.flag),
         ]
         merged: dict[str, Any] = {}
         origins: dict[str, str] = {}
@@ -159,6 +160,11 @@ class Settings(BaseSettings):
         copy = self.model_copy(update={name: SecretStr(value) for name, (value, _) in found.items()})
         copy._secret_files = self._secret_files | {name: path for name, (_, path) in found.items()}
         return copy
+
+    @classmethod
+    def flag(cls, key: str) -> str:
+        """A (dotted) field name on the command line."""
+        return "--" + key.replace("_", "-").replace(".", "-")
 
     @classmethod
     def variable(cls, key: str) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import Field
 from rich.markup import escape
 from rich.table import Table
 
+from steno.contracts.errors import ConfigError
 from steno_cli.terminal.flags import prose, settings_command
-from steno_cli.terminal.output import EXIT_FAILURE, console
+from steno_cli.terminal.output import EXIT_FAILURE, console, require_modules
 from steno_rollouts.config import RolloutSettings
 
 if TYPE_CHECKING:
@@ -100,6 +102,29 @@ def _show(found: Sequence[CheckedTask], whom: Sequence[str]) -> None:
         console().print(table)
     tasks = "1 task" if len(found) == 1 else f"{len(found)} tasks"
     console().print(f"{tasks}, {len(found) - failed} ok, {failed} failed")
+
+
+@app.command()
+def parquet(
+    tasks: Annotated[
+        Path, typer.Argument(help="Tasks: a folder of task folders, or rows, as for steno rollout --tasks.")
+    ],
+    output: Annotated[Path, typer.Argument(help="File to write.")] = Path("train.parquet"),
+    limit: Annotated[int | None, typer.Option(min=1, help="Most tasks to take.")] = None,
+    skip: Annotated[int, typer.Option(min=0, help="Tasks to leave out first; with limit: a part for validation.")] = 0,
+    agent_name: Annotated[str, typer.Option(help="Name of the agent loop in agent_loop_config_path.")] = "steno",
+    data_source: Annotated[str, typer.Option(help="Name under which verl counts the rewards.")] = "steno",
+) -> None:
+    """Write tasks as a Parquet file for verl's data set: a prompt and the task's name, and nothing that agents must not see."""
+    from steno_adapters.verl.task_rows import write_parquet
+    from steno_rollouts.tasks.task import load_tasks
+
+    found = load_tasks(tasks)[skip:][:limit]
+    if not found:
+        raise ConfigError(f"skip: got {skip}, and there are no more tasks than that in {tasks}", field="skip")
+    require_modules("pyarrow")
+    rows = write_parquet(found, output, agent_name=agent_name, data_source=data_source)
+    console(stderr=True).print(f"{rows} tasks in {output}", markup=False, soft_wrap=True)
 
 
 _check = settings_command(CheckSettings, check, rest="oracle", hidden=HIDDEN)

@@ -65,6 +65,22 @@ class Stack:
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("*.log")))
 
+    def restart_proxy(self, *args: str) -> None:
+        """On the same port, once it has ended; waits until it answers."""
+        command = ["proxy", "--host", "127.0.0.1", "--port", str(self.port), *args]
+        self.proxy = _spawn(self.folder / "proxy.log", sys.executable, *command)
+        self.wait_for_proxy()
+
+    def wait_for_proxy(self) -> None:
+        until = time.monotonic() + 240
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if _HTTP.get(f"http://127.0.0.1:{self.port}/healthz", timeout=2).status_code == 200:
+                    return
+            if self.proxy.poll() is not None or time.monotonic() > until:
+                raise AssertionError(f"the proxy did not start\n{self.logs()}")
+            time.sleep(0.1)
+
     def start_worker(
         self, *args: str, name: str = "worker", python: str = sys.executable, port: int | None = None
     ) -> Started:
@@ -115,14 +131,7 @@ def running(
     child = _spawn(folder / "proxy.log", sys.executable, "proxy", "--host", "127.0.0.1", "--port", str(port), *proxy)
     stack = Stack(folder, port, child)
     try:
-        until = time.monotonic() + 240
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if _HTTP.get(stack.url + "/healthz", timeout=2).status_code == 200:
-                    break
-            if child.poll() is not None or time.monotonic() > until:
-                raise AssertionError(f"the proxy did not start\n{stack.logs()}")
-            time.sleep(0.1)
+        stack.wait_for_proxy()
         if worker is not None:
             stack.start_worker(*worker, python=python)
             stack.wait_for_model()

@@ -1,0 +1,226 @@
+"""What an agent-loop worker of verl has once, however many sessions it runs: the connection to the proxy, the inference worker
+that lends it verl's model, and the runner of agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from transformers import AutoConfig, GenerationConfig
+
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import BadRequest, ConfigError
+from steno.contracts.records import Limits
+from steno.contracts.rest import GroupTrials
+from steno_adapters.verl import seam
+from steno_adapters.verl.checks import check_config, context_tokens
+from steno_adapters.verl.handed_over import HandedOver
+from steno_adapters.verl.job import JobFacts, facts_of, job
+from steno_adapters.verl.leftovers import end_leftovers, own_folder
+from steno_adapters.verl.prompt_groups import PromptSession
+from steno_adapters.verl.session_rows import SessionRows, training_rows, validation_rows
+from steno_adapters.verl.settings import VerlSettings
+from steno_adapters.verl.tokens import VerlEngine, VerlTokens
+from steno_rollouts.build import CLIENT_RETRIES, Prepared
+from steno_rollouts.outcome import EndReason, TrialResult
+from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
+from steno_worker.chat.hf import HfChatFormat
+from steno_worker.config import WorkerSettings
+from steno_worker.main import Worker
+from steno_worker.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+SERVED_S = 60.0
+"""For the proxy to have this process' model."""
+
+
+@dataclass(frozen=True)
+class PlayedSession:
+    """A session that has ended, with what can be trained of it."""
+
+    result: TrialResult
+    rows: SessionRows
+
+
+async def job_facts(config: Any, settings: VerlSettings) -> JobFacts:
+    """Of this job, whose actor is made now if it is not there yet. Raises: ConfigError: the proxy did not start."""
+    keys = [key.get_secret_value() if key is not None else None for key in (settings.key, settings.worker_key)]
+    name = str(config.trainer.get("experiment_name", "verl"))
+    try:
+        return await asyncio.to_thread(lambda: facts_of(job(name, settings.run, settings.proxy, *keys)))
+    except Exception as error:
+        raise ConfigError(f"proxy: {error}", field="proxy") from error
+
+
+class AgentHost:
+    """Of one process; `AgentHost.here` makes it."""
+
+    def __init__(
+        self, config: Any, settings: VerlSettings, prepared: Prepared, evaluated: Prepared, facts: JobFacts
+    ) -> None:
+        self._rollout = config.actor_rollout_ref.rollout
+        self._config, self._settings, self._facts = config, settings, facts
+        self._client = AsyncSteno(facts.proxy, facts.key, retries=CLIENT_RETRIES)
+        self._limits = Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
+        self._slots = asyncio.Semaphore(settings.in_flight)
+        self._prepared = {False: prepared, True: evaluated}
+        self._tasks = {side: {task.task_id: task for task in of.tasks} for side, of in self._prepared.items()}
+        self._runners = {side: self._runner(of) for side, of in self._prepared.items()}
+        self._handing_over = HandedOver(self._client, facts.run, seam.unfinished)
+        self._beside: list[asyncio.Task[Any]] = []
+        self._worker: asyncio.Task[int] | None = None
+
+    @classmethod
+    async def begun(cls, config: Any, settings: VerlSettings, servers: Any, tokenizer: Any) -> AgentHost:
+        """Raises: ConfigError: settings, tasks, or verl's configuration are not what they should be; the proxy is not there."""
+        check_config(config, settings.branches)
+        facts = await job_facts(config, settings)
+        root = settings.work_dir
+        settings = settings.model_copy(update={"proxy": facts.proxy, "work_dir": own_folder(root)})
+        prepared = evaluated = await asyncio.to_thread(Prepared.of, settings, facts.run)
+        if settings.eval_tasks is not None:
+            others = settings.model_copy(update={"tasks": settings.eval_tasks})
+            evaluated = await asyncio.to_thread(Prepared.of, others, facts.run)
+        for warning in prepared.warnings:
+            log.warning("%s", warning)
+        host = cls(config, settings, prepared, evaluated, facts)
+        await end_leftovers(root, prepared.executor(), host._client)
+        await host._start(servers, tokenizer)
+        return host
+
+    @property
+    def fails_groups(self) -> bool:
+        """Whether a session without rows makes verl's group fail."""
+        return self._settings.on_failure == "fail_group"
+
+    def task(self, name: str, *, validate: bool) -> Task:
+        """Raises: BadRequest: there is no such task."""
+        tasks = self._tasks[validate]
+        if name not in tasks:
+            some = ", ".join(sorted(tasks)[:5])
+            raise BadRequest(
+                f"extra_info.task_id: got {name!r}, must be one of the {len(tasks)} tasks of "
+                f"{self._prepared[validate].settings.tasks or self._settings.harbor} ({some}, …)",
+                field="extra_info.task_id",
+            )
+        return tasks[name]
+
+    async def play(self, session: PromptSession) -> PlayedSession:
+        """Run an agent to its end.
+
+        Raises: ConfigError: the proxy takes no worker. StenoError: the proxy refuses, or is away for long.
+        Cancelled: the trial is ended as `cancelled`.
+        """
+        assignment: Assignment | None = None
+        results: list[TrialResult] = []
+        try:
+            async with self._slots:
+                self._check_worker()
+                assignment = await self._assignment(session)
+                await self._runners[session.validate].run(assignment, results.append)
+        except asyncio.CancelledError:
+            if not results and session.group.is_registered:
+                assignment = assignment or await self._assignment(session)
+                await asyncio.shield(self._runners[session.validate].abandon(assignment, EndReason.CANCELLED))
+            raise
+        [result] = results
+        if result.failed:
+            return PlayedSession(result, SessionRows([]))
+        return PlayedSession(result, await self._rows(result.trial_id, session.validate))
+
+    def _runner(self, prepared: Prepared) -> TrialRunner:
+        settings = prepared.settings
+        options = RunnerOptions(
+            command=prepared.command,
+            proxy_url=self._facts.proxy,
+            work_dir=settings.work_dir,
+            timeout_s=settings.timeout_s,
+            timeout_reward=settings.timeout_reward,
+            retries=settings.retries,
+            keep=settings.keeps,
+        )
+        return TrialRunner(self._client, prepared.executor(), options, prepared.reward)
+
+    async def _assignment(self, session: PromptSession) -> Assignment:
+        async def register(size: int) -> GroupTrials:
+            return await self._client.create_group(session.group_spec(self._facts.run, size, self._limits))
+
+        made = await session.group.registered(register)
+        return Assignment(made.trials[session.index], session.task, "verl", made.harness_key)
+
+    async def _rows(self, trial_id: str, validate: bool) -> SessionRows:
+        samples = await self._client.samples(trial_id)
+        lengths = {
+            "prompt_length": int(self._rollout.prompt_length),
+            "response_length": int(self._rollout.response_length),
+        }
+        if validate:
+            return validation_rows(samples, **lengths)
+        found = training_rows(samples, main_only=self._settings.branches == "main", **lengths)
+        if found.untrained:
+            log.info("trial %s: sampled and not trained: %s", trial_id, dict(found.untrained))
+        return found
+
+    def _check_worker(self) -> None:
+        """Raises: ConfigError."""
+        if self._worker is not None and self._worker.done():
+            raise ConfigError(
+                f"worker_key: the proxy at {self._facts.proxy} does not take this process as a worker (see its log)",
+                field="worker_key",
+            )
+
+    async def _start(self, servers: Any, tokenizer: Any) -> None:
+        model = str(self._config.actor_rollout_ref.model.path)
+        context = context_tokens(self._rollout)
+        engine = await asyncio.to_thread(
+            _engine, servers, tokenizer, model, context, self._settings.model_name, self._facts.lineage,
+            bool(self._rollout.get("full_determinism", False)),
+        )  # fmt: skip
+        tokens, chat = engine
+        await chat.start()
+        settings = WorkerSettings(
+            proxy=[self._facts.proxy],
+            key=self._facts.worker_key,
+            worker_id=f"{self._facts.lineage}-{uuid.uuid4().hex[:8]}",
+            max_streams=4096,
+        )
+        worker = Worker(settings, chat, WorkerMetrics(CollectorRegistry()))
+        tokens.changed = worker.announce
+        self._worker = asyncio.create_task(worker.run(), name="steno-worker")
+        self._beside = [self._worker, asyncio.create_task(self._handing_over.run(), name="steno-handed-over")]
+        await self._served()
+
+    async def _served(self) -> None:
+        """Until the proxy has a worker of this job. Raises: ConfigError: it takes none. StenoError: it is not there."""
+        async with asyncio.timeout(SERVED_S):
+            while True:
+                self._check_worker()
+                if any(model.name == self._settings.model_name for model in await self._client.models()):
+                    return
+                await asyncio.sleep(0.1)
+
+
+def _engine(
+    servers: Any, tokenizer: Any, model: str, context: int, name: str, lineage: str, distinct: bool
+) -> tuple[VerlTokens, VerlEngine]:
+    """Reads the model's tokenizer and configuration. Raises: ConfigError: it has no fast tokenizer, or no template."""
+    try:
+        eos = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # the file is optional
+        eos = None
+    stops = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    # verl's own goes on being used by others, and a format turns off what would truncate.
+    chat = HfChatFormat(copy.deepcopy(tokenizer), name=name, stop_ids=stops, context_tokens=context)
+    width = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    tokens = VerlTokens(
+        servers, name=name, lineage=lineage, context_tokens=context, vocabulary_size=max(width, chat.vocab_size),
+        tokenizer_digest=chat.digest, stop_ids=chat.stop_ids, distinct=distinct,
+    )  # fmt: skip
+    return tokens, VerlEngine(tokens, chat)

@@ -1,0 +1,83 @@
+"""What of verl's configuration would spoil what is recorded or trained: said before anything runs. No verl is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steno.contracts.errors import ConfigError
+
+SEVERAL_ROWS = ("grpo", "gae")
+"""Estimators that give each session one advantage however many rows it has, or each row its own. The others would count a session
+once for each of its rows."""
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def check_config(config: Any, branches: str) -> None:
+    """Args: config: verl's, whole; branches: of `VerlSettings`.
+
+    Raises: ConfigError: names the key, the value, and what it must be.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    _must(
+        config.trainer.get("use_v1", False),
+        True,
+        "trainer.use_v1",
+        "only the V1 trainers take several rows of a session",
+    )
+    _must(
+        rollout.calculate_log_probs,
+        True,
+        f"{ROLLOUT}.calculate_log_probs",
+        "each recorded token has its log-probability",
+    )
+    _must(rollout.get("logprobs_mode", "processed_logprobs"), "processed_logprobs", f"{ROLLOUT}.logprobs_mode",
+          "it must be that at which a token was sampled")  # fmt: skip
+    _must(float(rollout.top_p), 1.0, f"{ROLLOUT}.top_p", TRUNCATED)
+    if int(rollout.top_k) > 0:
+        raise ConfigError(f"{ROLLOUT}.top_k: got {rollout.top_k}, must be -1: {TRUNCATED}", field=f"{ROLLOUT}.top_k")
+    if not float(rollout.temperature) > 0:
+        raise ConfigError(
+            f"{ROLLOUT}.temperature: got {rollout.temperature}, must be above 0: what is trained is sampled",
+            field=f"{ROLLOUT}.temperature",
+        )
+    estimator = str(config.algorithm.adv_estimator)
+    if branches == "all" and estimator not in SEVERAL_ROWS:
+        raise ConfigError(
+            f"algorithm.adv_estimator: got {estimator!r}, must be {' or '.join(SEVERAL_ROWS)}, since a trial that forked has "
+            "several rows; or set branches: main",
+            field="algorithm.adv_estimator",
+        )
+
+
+TRUNCATED = "a token drawn from a truncated distribution is not trained"
+
+
+def _must(got: Any, needed: Any, key: str, why: str) -> None:
+    if got != needed:
+        raise ConfigError(f"{key}: got {got}, must be {needed}: {why}", field=key)
+
+
+def forced_law(sampling: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
+    """verl's sampling parameters of a session, as fields of the sampling law that override the agent's.
+
+    Raises: ConfigError: a session for training is to be sampled greedily (verl's `remax`).
+    """
+    temperature, top_k = float(sampling["temperature"]), int(sampling["top_k"])
+    if not validate and not temperature > 0:
+        raise ConfigError(
+            f"temperature: got {temperature} of verl for a session to be trained, must be above 0 (algorithm.adv_estimator: "
+            "remax can't be used)",
+            field="temperature",
+        )
+    return {
+        "temperature": temperature,
+        "top_p": float(sampling["top_p"]),
+        "top_k": max(0, top_k),
+        "repetition_penalty": float(sampling.get("repetition_penalty", 1.0)),
+    }
+
+
+def context_tokens(rollout: Any) -> int:
+    """Most tokens of a prompt and its answer."""
+    return int(rollout.get("max_model_len") or 0) or int(rollout.prompt_length) + int(rollout.response_length)

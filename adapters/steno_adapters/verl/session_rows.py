@@ -1,0 +1,110 @@
+"""What was recorded of a session, as the rows that verl takes: prompt, response, mask, log-probabilities. Pure; no verl."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steno.contracts.records import Sample
+from steno_adapters.rows import TrainableRow, trainable_rows
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """One row. prompt_ids: the tokens before the first trained one, `prompt_length` of them at most: those that are left stand at
+    the beginning of response_ids, masked. mask: 1 where the policy sampled, and the token is trained from this row. logprobs:
+    0.0 where the mask is 0. steps: the oldest and the newest that sampled a trained token; None: not known."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    steps: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.mask)
+
+
+@dataclass(frozen=True)
+class SessionRows:
+    """rows: of a session, the last with the most trained tokens, since verl reads the session's score and its advantage there.
+    untrained: sampled tokens that no row trains, by reason: those of `trainable_rows`, `other_branch`, `too_long`."""
+
+    rows: list[SessionRow]
+    untrained: Counter[str] = field(default_factory=Counter)
+
+
+def training_rows(
+    samples: Iterable[Sample], *, prompt_length: int, response_length: int, main_only: bool = False
+) -> SessionRows:
+    """Args: prompt_length, response_length: verl's; what is beyond both together is cut off, and counted as `too_long`."""
+    found, untrained = trainable_rows(samples)
+    found.sort(key=lambda row: row.trained_tokens)
+    if main_only and found:
+        untrained["other_branch"] += sum(row.trained_tokens for row in found[:-1])
+        found = found[-1:]
+    rows = []
+    for row in found:
+        cut = _trainable(row, prompt_length, response_length)
+        untrained["too_long"] += row.trained_tokens - cut.trained_tokens
+        if cut.trained_tokens:
+            rows.append(cut)
+    rows.sort(key=lambda row: row.trained_tokens)
+    return SessionRows(rows, +untrained)
+
+
+def validation_rows(samples: Iterable[Sample], *, prompt_length: int, response_length: int) -> SessionRows:
+    """The branch with the most sampled tokens, whatever law they were sampled by."""
+    longest: SessionRow | None = None
+    for sample in samples:
+        ids, _, logprobs = sample.to_numpy()
+        own = np.zeros(len(ids), np.bool_)
+        for part in sample.completions:
+            own[part.start : part.end] = True
+        if not own.any():
+            continue
+        row = _cut(ids, own, logprobs, prompt_length, response_length)
+        if longest is None or row.trained_tokens > longest.trained_tokens:
+            longest = row
+    return SessionRows([longest] if longest is not None else [])
+
+
+def _trainable(row: TrainableRow, prompt_length: int, response_length: int) -> SessionRow:
+    before = len(row.prompt_ids)
+    mask = np.concatenate([np.zeros(before, np.bool_), row.response_mask])
+    logprobs = np.concatenate([np.zeros(before, np.float32), row.logprobs])
+    cut = _cut(row.token_ids, mask, logprobs, prompt_length, response_length)
+    steps = [step_of(row.versions[index]) for index in sorted({*row.version_index[row.response_mask].tolist()})]
+    known = [step for step in steps if step is not None]
+    return SessionRow(
+        cut.prompt_ids, cut.response_ids, cut.mask, cut.logprobs, (min(known), max(known)) if known else (None, None)
+    )
+
+
+def _cut(
+    ids: NDArray[np.int32],
+    mask: NDArray[np.bool_],
+    logprobs: NDArray[np.float32],
+    prompt_length: int,
+    response_length: int,
+) -> SessionRow:
+    first = min(int(mask.argmax()), prompt_length)
+    end = min(len(ids), first + response_length)
+    kept = mask[first:end]
+    return SessionRow(
+        prompt_ids=ids[:first].tolist(),
+        response_ids=ids[first:end].tolist(),
+        mask=kept.astype(np.int64).tolist(),
+        logprobs=np.where(kept, logprobs[first:end], np.float32(0)).tolist(),
+    )
+
+
+def step_of(version: str) -> int | None:
+    """`lineage/step` -> step."""
+    _, _, step = version.rpartition("/")
+    return int(step) if step.isdecimal() else None

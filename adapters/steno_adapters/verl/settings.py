@@ -1,0 +1,88 @@
+"""What agents in verl are run with: the settings of `steno rollout`, of which verl decides some.
+
+They are found in a file (YAML), in the environment (`STENO_VERL_…`, and `PROXY_SERVER_URL`), and on verl's command line
+(`+steno.timeout_s=600`); what comes later counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from steno.config.settings import SettingsConfigDict
+from steno_rollouts.config import RolloutSettings
+
+PROXY_VARIABLE = "PROXY_SERVER_URL"
+OF_VERL = {
+    "group_size": "actor_rollout_ref.rollout.n",
+    "epochs": "trainer.total_epochs",
+    "shuffle_seed": "data.shuffle",
+    "sequential": "verl's batches",
+    "purpose": "verl's validation",
+    "groups_per_step": "data.train_batch_size",
+    "max_staleness_steps": "trainer.v1.sampler",
+    "stop_after_failures": "on_failure",
+    "deadline_s": "timeout_s",
+    "sampling": "actor_rollout_ref.rollout",
+    "fork_of": "nothing of verl's",
+    "results": "verl's own logs",
+}
+"""Settings of `steno rollout` that mean nothing here, and what decides it instead."""
+
+
+class VerlSettings(RolloutSettings):
+    """Of an agent loop in verl."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_VERL_")
+
+    proxy: str = Field("", description=f"URL of the proxy; {PROXY_VARIABLE} too; unset: one is started in the job")
+    key: SecretStr | None = Field(None, description="admin key of the proxy, or the key of `run`")
+    eval_tasks: Path | None = Field(
+        None, description="tasks of verl's validation, in the same forms; unset: they are among `tasks`"
+    )
+    worker_key: SecretStr | None = Field(None, description="the workers' key of the proxy")
+    in_flight: int = Field(64, ge=1, le=65536, description="trials that run at a time in each agent-loop worker")
+    branches: Literal["all", "main"] = Field(
+        "all",
+        description="rows of a trial that forked: all of its branches, or the one with the most sampled tokens, the rest counted",
+    )
+    on_failure: Literal["leave_out", "fail_group"] = Field(
+        "leave_out", description="a trial that failed is a gap in its group, or makes verl discard the group"
+    )
+    model_name: str = Field("policy", pattern=r"^[\w./-]{1,200}$", description="name by which agents see the model")
+
+    @classmethod
+    def found(cls, file: Path | None, command_line: Mapping[str, Any]) -> Self:
+        """Raises: ConfigError, which names where a bad value is from."""
+        return cls.load(dict(command_line), file)
+
+    @classmethod
+    def flag(cls, key: str) -> str:
+        return f"+steno.{key}"
+
+    @classmethod
+    def _read_environment(cls) -> dict[str, Any]:
+        url = os.environ.get(PROXY_VARIABLE, "").strip()
+        return ({"proxy": url} if url else {}) | super()._read_environment()
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX], or nothing")
+        return value
+
+    @model_validator(mode="after")
+    def _is_verls(self) -> Self:
+        for name, instead in OF_VERL.items():
+            if name in self.model_fields_set:
+                raise ValueError(f"{name}: can't be given here: {instead} decides it")
+        if self.eval_tasks is not None and self.harbor is not None:
+            raise ValueError("eval_tasks: can't be given with harbor: give one data set that has all of them")
+        if self.key is not None and not self.proxy:
+            raise ValueError("key: is of a proxy that runs already: give its URL as proxy")
+        return self

@@ -1,0 +1,47 @@
+"""Tasks as rows for verl's data set: what it batches and shows; who runs the agents reads the tasks themselves. No verl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from steno.contracts.errors import ConfigError
+from steno_rollouts.tasks.task import Task
+
+SHOWN = ("instruction", "prompt", "question", "problem_statement")
+"""Fields of a task, the first of which that is text is its prompt."""
+
+
+def task_row(task: Task, index: int, *, agent_name: str, data_source: str) -> dict[str, Any]:
+    """As verl's `RLHFDataset` reads it. Nothing that is hidden from agents is in it, and `extra_info.task_id` names the task.
+
+    Raises: ConfigError: it has no prompt.
+    """
+    prompt = next((text for name in SHOWN if isinstance(text := task.fields.get(name), str) and text), None)
+    if prompt is None:
+        raise ConfigError(
+            f"tasks: task {task.named} has no text to show: it has {', '.join(sorted(task.fields))}, must have one of "
+            f"{', '.join(SHOWN)}",
+            field="tasks",
+        )
+    return {
+        "data_source": data_source,
+        "agent_name": agent_name,
+        "prompt": [{"role": "user", "content": prompt}],
+        "ability": "agent",
+        "reward_model": {"style": "steno", "ground_truth": ""},
+        "extra_info": {"index": index, "task_id": task.task_id},
+    }
+
+
+def write_parquet(tasks: Iterable[Task], file: Path, *, agent_name: str, data_source: str) -> int:
+    """Needs pyarrow. The file is there once it is whole. Returns: rows. Raises: ConfigError: a task without a prompt; OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [task_row(task, i, agent_name=agent_name, data_source=data_source) for i, task in enumerate(tasks)]
+    new = file.with_name(f".{file.name}.new")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), new)
+    new.replace(file)
+    return len(rows)

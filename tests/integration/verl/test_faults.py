@@ -1,0 +1,91 @@
+"""verl's sessions under faults, in both modes: the proxy is killed, agent-loop workers are killed, trials fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from steno import Client
+from tests.integration.verl.verl_job import VerlJob, loop_file, ray_logs, task_folders, verl_config
+from tests.support.processes import until
+from tests.support.redis_server import RedisServer
+from tests.support.stack import running
+
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
+
+
+def turns_of(client: Client, run: str) -> int:
+    return sum(session.counts.turns for session in client.session_page(run_id=run).items)
+
+
+def agents_that_run(folder: Path) -> list[str]:
+    """Processes whose working folder is in this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder in (process / "cwd").resolve().parents:
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_the_proxy_is_killed_and_comes_back_while_agents_play(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Standalone: the proxy is somebody else's."""
+    with running(tmp_path / "proxy", None, proxy=["--redis-url", redis_server.url]) as stack:
+        tasks = task_folders(tmp_path / "tasks", {"plain": "Write a note."})
+        file = loop_file(tmp_path, tasks, proxy=stack.url, run="killed")
+        job = VerlJob(verl_config(file), slow_s=1.0)
+        client = Client(stack.url, retries=20)
+        try:
+            assert (job.facts.proxy, job.facts.run, job.facts.embedded) == (stack.url, "killed", False)
+            uids = job.submit(["plain"])
+            until(lambda: turns_of(client, "killed"), lambda: stack.logs() + ray_logs())
+            stack.proxy.kill()
+            stack.proxy.wait()
+            stack.restart_proxy("--redis-url", redis_server.url)
+            assert job.ended(uids) == {uids[0]: "finished"}, ray_logs()
+            keys = job.keys(uids[0])
+            assert keys == [f"{uids[0]}_0_0", f"{uids[0]}_1_0"], ray_logs()
+            for key in keys:
+                row = job.row(key)
+                recorded = [
+                    sample.to_numpy()[0].tolist() for sample in client.samples(row["extra_fields"]["steno_trial_id"])
+                ]
+                assert row["input_ids"].tolist() in recorded
+            until(lambda: client.run("killed").groups.acknowledged == 1, lambda: str(client.run("killed")))
+        finally:
+            client.close()
+            job.close()
+
+
+def test_what_killed_workers_leave_is_ended_and_a_failed_trial_can_fail_its_group(tmp_path: Path) -> None:
+    """A batch that is cancelled: its workers are killed. The next ones, in the same work_dir, end its agents and trials."""
+    tasks = task_folders(tmp_path / "tasks", {"plain": "Write a note.", "fail": "Write a note. FAIL"})
+    with running(tmp_path / "proxy", None) as stack:
+        file = loop_file(tmp_path, tasks, run="cancelled", on_failure="fail_group")
+        config = verl_config(file, f"+steno.proxy={stack.url}")
+        client = Client(stack.url)
+        job = VerlJob(config, slow_s=3600.0)
+        [uid] = job.submit(["plain"])
+        until(lambda: ray.get(job.server.asked.remote()), ray_logs)
+        job.close()
+        assert job.keys(uid) == [], "no row of a session that was cancelled"
+        left = client.session_page(run_id="cancelled").items
+        assert (
+            len(left) == 2 and {session.status for session in left} == {"open"} and agents_that_run(tmp_path / "trials")
+        )
+        again = VerlJob(config)
+        try:
+            [failed] = again.submit(["fail"])
+            assert again.ended([failed]) == {failed: "failure"}
+            assert again.keys(failed) == [f"{failed}_0_0"], "what the other session gave is verl's to keep or to clear"
+            ended = [client.session(session.trial_id) for session in left]
+            assert [(each.status, each.end_reason) for each in ended] == [("aborted", "interrupted")] * 2
+            assert not agents_that_run(tmp_path / "trials")
+            until(lambda: client.run("cancelled").groups.in_hand == 0, lambda: str(client.run("cancelled")))
+        finally:
+            client.close()
+            again.close()

@@ -1,0 +1,223 @@
+"""verl itself, on a CPU: its manager, its agent-loop workers, TransferQueue; mini-swe-agent over HTTP at temperature 0.7.
+
+Only the model servers are not verl's: its servers of vLLM and SGLang need a GPU. `model_server.py` answers in their place, with
+a real model.
+`STENO_AGENTS_VENV` names the virtual environment of the agent (made by `.ci/run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from transformers import AutoModelForCausalLM
+from verl.protocol import DataProto
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from steno import Client
+from steno.contracts.records import Sample
+from steno.models import TINY
+from tests.integration.verl.verl_job import VerlJob, loop_file, ray_logs, task_folders, verl_config
+from tests.support.processes import until
+
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
+
+TEMPERATURE = 0.7
+TASKS = {"plain": "Write a note.", "fork": "Write a note. FORK", "fail": "Write a note. FAIL"}
+
+
+@pytest.fixture(scope="module")
+def played(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """Three prompts of two sessions each, played to their end, in the embedded mode."""
+    folder = tmp_path_factory.mktemp("verl")
+    config = verl_config(loop_file(folder, task_folders(folder / "tasks", TASKS)))
+    job = VerlJob(config, abort_every=5)
+    client = Client(job.facts.proxy, job.facts.key)
+    try:
+        uids = dict(zip(TASKS, job.submit(list(TASKS)), strict=True))
+        status = job.ended(list(uids.values()))
+        yield SimpleNamespace(job=job, client=client, uids=uids, status=status, run=job.facts.run)
+    finally:
+        client.close()
+        job.close()
+
+
+def trial_of(row: dict[str, Any]) -> str:
+    return str(row["extra_fields"]["steno_trial_id"])
+
+
+def rows_by_trial(played: SimpleNamespace) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for uid in played.uids.values():
+        for key in played.job.keys(uid):
+            row = played.job.row(key)
+            found.setdefault(trial_of(row), []).append(row | {"key": key})
+    return found
+
+
+def to_train(sample: Sample) -> np.ndarray:
+    """Which tokens of a sample are trained from it, by the record's own words."""
+    _, mask, _ = sample.to_numpy()
+    trained = np.zeros(len(mask), bool)
+    for part in sample.completions:
+        if not part.shared and not part.superseded:
+            trained[part.start : part.end] = mask[part.start : part.end]
+    return trained
+
+
+def test_transfer_queue_has_exactly_the_recorded_ids_masks_and_logprobs(played: SimpleNamespace) -> None:
+    assert set(played.status.values()) == {"finished"}, ray_logs()
+    trials = rows_by_trial(played)
+    assert len(trials) == 5, "two sessions of each prompt, but for the one that failed"
+    for trial_id, rows in trials.items():
+        recorded = {tuple(sample.to_numpy()[0].tolist()): sample for sample in played.client.samples(trial_id)}
+        for row in rows:
+            ids = (*row["prompts"].tolist(), *row["responses"].tolist())
+            sample, before = recorded.pop(ids), len(row["prompts"])
+            trained = to_train(sample)
+            assert (
+                row["response_mask"].astype(bool).tolist() == trained[before:].tolist() and not trained[:before].any()
+            )
+            mask = row["response_mask"].astype(bool)
+            assert row["rollout_log_probs"][mask].tolist() == sample.to_numpy()[2][before:][mask].tolist()
+            assert row["input_ids"].tolist() == list(ids)
+        assert not any(to_train(sample).any() for sample in recorded.values()), "no row of these is missing"
+
+
+def test_each_session_has_its_trial_in_verls_group_and_its_own_reward(played: SimpleNamespace) -> None:
+    groups: dict[str, set[str]] = {}
+    for trial_id, rows in rows_by_trial(played).items():
+        session = played.client.session(trial_id)
+        uid, number, _ = rows[-1]["key"].rsplit("_", 2)
+        assert played.client.group(session.group_id).task["verl"]["uid"] == uid
+        assert trial_id == f"{session.group_id}.{number}"
+        groups.setdefault(uid, set()).add(session.group_id)
+        for row in rows:
+            assert row["rm_scores"].sum() == row["rm_scores"][-1] == pytest.approx(session.reward)
+        assert session.reward == 1 / (1 + int(number))
+        assert rows[-1]["response_mask"].sum() == max(row["response_mask"].sum() for row in rows) > 0
+    assert {uid: len(ids) for uid, ids in groups.items()} == dict.fromkeys(played.uids.values(), 1)
+
+
+def test_a_session_that_failed_is_a_gap_and_a_branch_is_a_row(played: SimpleNamespace) -> None:
+    keys = {name: played.job.keys(uid) for name, uid in played.uids.items()}
+    uids = played.uids
+    assert keys["plain"] == [f"{uids['plain']}_0_0", f"{uids['plain']}_1_0"]
+    assert keys["fail"] == [f"{uids['fail']}_0_0"]
+    assert keys["fork"] == [f"{uids['fork']}_{session}_{row}" for session in (0, 1) for row in range(4)], (
+        "its agent's conversation, two that begin alike, and a partial one"
+    )
+
+
+def test_verls_law_is_forced_and_the_recorded_logprobs_are_the_models_at_it(played: SimpleNamespace) -> None:
+    asked = ray.get(played.job.server.asked.remote())
+    assert {(each["temperature"], each["top_p"], each["top_k"], each["logprobs"]) for each in asked} == {
+        (0.7, 1.0, -1, True)
+    }
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    for rows in rows_by_trial(played).values():
+        for row in rows:
+            before, mask = len(row["prompts"]), row["response_mask"].astype(bool)
+            ids = torch.tensor(row["input_ids"])
+            with torch.inference_mode():
+                law = torch.log_softmax(model(ids[None]).logits[0] / TEMPERATURE, -1)
+            own = law[torch.arange(before - 1, len(ids) - 1), ids[before:]].numpy()
+            assert np.abs(own - row["rollout_log_probs"])[mask].max() < 1e-4
+
+
+def test_each_token_has_the_step_that_sampled_it_also_where_an_answer_was_aborted(played: SimpleNamespace) -> None:
+    several = 0
+    for trial_id, rows in rows_by_trial(played).items():
+        for turn in played.client.turns(trial_id):
+            steps = [int(span.version.rpartition("/")[2]) for span in turn.versions]
+            assert steps == sorted(steps) and all(
+                span.version.startswith(played.job.facts.lineage) for span in turn.versions
+            )
+            several += len(set(steps)) > 1
+        for row in rows:
+            extra = row["extra_fields"]
+            assert 1 <= extra["min_global_steps"] <= extra["max_global_steps"]
+    assert several > 0, "an answer was gone on with under other weights"
+
+
+def test_of_a_partial_turn_what_was_sampled_is_trained(played: SimpleNamespace) -> None:
+    forks = {trial: rows for trial, rows in rows_by_trial(played).items() if len(rows) > 1}
+    assert len(forks) == 2
+    for trial_id, rows in forks.items():
+        [partial] = [turn for turn in played.client.turns(trial_id) if turn.partial]
+        assert partial.completion_tokens > 0
+        assert any(int(row["response_mask"].sum()) == partial.completion_tokens for row in rows)
+
+
+def test_verl_samples_and_advances_these_rows_and_its_loss_has_a_gradient(played: SimpleNamespace) -> None:
+    """What of its step runs without a GPU: replay buffer, advantages, the loss of the policy."""
+    buffer = ReplayBuffer("sync", played.job.config.trainer.v1.sync, None, "drop", {}, poll_interval=0.05)
+    want = sorted(key for uid in played.uids.values() for key in played.job.keys(uid))
+    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=len(TASKS))
+    assert sorted(batch.keys) == want
+    found = tq.kv_batch_get(
+        keys=batch.keys, partition_id="train", select_fields=["response_mask", "rm_scores", "rollout_log_probs"]
+    )
+    data = DataProto(batch=found.to_padded_tensor())
+    data.non_tensor_batch["uid"] = np.array([key.rsplit("_", 2)[0] for key in batch.keys], dtype=object)
+    data.batch["token_level_rewards"] = data.batch["rm_scores"]
+    data = compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=batch.keys,
+        adv_estimator=core_algos.AdvantageEstimator.GRPO,
+        config=played.job.config.algorithm,
+    )
+    mask = data.batch["response_mask"].bool()
+    by_session: dict[str, set[float]] = {}
+    for key, row, advantages in zip(batch.keys, mask, data.batch["advantages"], strict=True):
+        by_session.setdefault(key.rsplit("_", 1)[0], set()).update(advantages[row].tolist())
+    assert all(len(values) == 1 for values in by_session.values()), "one advantage for all rows of a session"
+    plain = played.uids["plain"]
+    assert by_session[f"{plain}_0"].pop() == pytest.approx(-by_session[f"{plain}_1"].pop()) != 0
+    old = data.batch["rollout_log_probs"].clone()
+    now = old.clone().requires_grad_()
+    actor = played.job.config.actor_rollout_ref.actor
+    loss, _ = core_algos.get_policy_loss_fn("vanilla")(
+        old_log_prob=old, log_prob=now, advantages=data.batch["advantages"], response_mask=mask.float(),
+        loss_agg_mode="token-mean", config=actor_config(actor), rollout_is_weights=None,
+    )  # fmt: skip
+    loss.backward()
+    assert now.grad is not None and bool((now.grad[~mask] == 0).all()) and float(now.grad[mask].abs().sum()) > 0
+
+
+def actor_config(actor: Any) -> Any:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    return omega_conf_to_dataclass(actor)
+
+
+def test_groups_are_acknowledged_once_verl_has_their_rows(played: SimpleNamespace) -> None:
+    until(
+        lambda: played.client.run(played.run).groups.acknowledged == len(TASKS),
+        lambda: str(played.client.run(played.run)),
+    )
+    view = played.client.run(played.run)
+    assert (view.groups.in_hand, view.groups.acknowledged) == (0, len(TASKS))
+    assert set(view.not_trained) == {"aborted"} or set(view.not_trained) == {"unscored"}
+
+
+def test_validation_is_told_apart_and_never_trained(played: SimpleNamespace) -> None:
+    [uid] = played.job.submit(["plain"], validate=True)
+    assert played.job.ended([uid], partition="val") == {uid: "finished"}
+    [key] = played.job.keys(uid, "val")
+    row = played.job.row(key, "val")
+    session = played.client.session(trial_of(row))
+    assert played.client.group(session.group_id).purpose == "eval"
+    assert session.sampling.force["temperature"] == 0.0, "val_kwargs of verl"
+    assert row["rm_scores"][-1] == session.reward == 1.0 and row["response_mask"].sum() > 0
+    view = played.client.run(played.run)
+    assert view.eval_groups.ended == 1 and view.groups.acknowledged <= len(TASKS)
+    assert view.not_trained["evaluation"]

@@ -1,0 +1,162 @@
+"""A verl job on a CPU: its configuration, its own manager and workers, TransferQueue; the model servers are `model_server.py`."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+import yaml
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.router import get_router_handle
+
+from steno.models import TINY
+from steno_adapters.verl.manager import StenoAgentLoopManager
+from tests.integration.verl.model_server import ModelServer
+
+HERE = Path(__file__).parent
+PROMPT, RESPONSE = 16_000, 4_000
+MANAGER = "steno_adapters.verl.manager.StenoAgentLoopManager"
+
+
+def verl_config(loop_file: Path | None, *overrides: str) -> Any:
+    """As verl's own command line makes it."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose(
+            "ppo_trainer",
+            [
+                f"actor_rollout_ref.model.path={TINY}",
+                "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.rollout.temperature=0.7",
+                "actor_rollout_ref.rollout.n=2",
+                f"actor_rollout_ref.rollout.prompt_length={PROMPT}",
+                f"actor_rollout_ref.rollout.response_length={RESPONSE}",
+                "actor_rollout_ref.rollout.agent.num_workers=2",
+                "actor_rollout_ref.rollout.agent.default_agent_loop=steno",
+                f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loop_file or 'null'}",
+                f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class={MANAGER}",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+                "algorithm.adv_estimator=grpo",
+                "trainer.experiment_name=test",
+                *overrides,
+            ],
+        )
+
+
+def task_folders(folder: Path, instructions: dict[str, str]) -> Path:
+    """Tasks in Harbor's layout, by name."""
+    for name, instruction in instructions.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "task.toml").write_text('version = "1.0"\n')
+        (folder / name / "instruction.md").write_text(instruction)
+    return folder
+
+
+def loop_file(folder: Path, tasks: Path, **settings: Any) -> Path:
+    """The file for `agent_loop_config_path`, and beside it the settings of the agents."""
+    more = folder / "agents.yaml"
+    agents = Path(os.environ["STENO_AGENTS_VENV"])
+    given = {
+        "tasks": str(tasks),
+        "command": ["env", f"AGENTS={agents}", f"MORE={HERE / 'more_turns.py'}", "sh", str(HERE / "agent.sh")],
+        "reward": f"{HERE / 'reward.py'}:score",
+        "confine": "off",
+        "timeout_s": 240,
+        "work_dir": str(folder / "trials"),
+        "retries": 0,
+    }
+    more.write_text(yaml.safe_dump(given | settings))
+    entry = {"name": "steno", "_target_": "steno_adapters.verl.loop.RemoteAgentLoop", "settings": str(more)}
+    path = folder / "loop.yaml"
+    path.write_text(yaml.safe_dump([entry]))
+    return path
+
+
+class VerlJob:
+    """Args: server: options of `ModelServer`. Needs Ray and TransferQueue to be up (`cluster`)."""
+
+    def __init__(self, config: Any, **server: Any) -> None:
+        self.config = config
+        self.server = ModelServer.remote(**server)
+        balancer = get_router_handle({"cpu-0": self.server})
+        self.client = LLMServerClient(config, load_balancer_handle=balancer)
+        self.manager = StenoAgentLoopManager.create(config=config, llm_client=self.client)
+
+    @property
+    def facts(self) -> Any:
+        return self.manager.facts
+
+    def submit(self, names: Sequence[str], *, validate: bool = False, step: int = 1) -> list[str]:
+        """As verl's trainer does. Returns: uids, by task."""
+        uids = [str(uuid.uuid4()) for _ in names]
+        rows: dict[str, Any] = {
+            "uid": np.array(uids, dtype=object),
+            "raw_prompt": np.array([[{"role": "user", "content": name}] for name in names], dtype=object),
+            "extra_info": np.array([{"task_id": name, "index": i} for i, name in enumerate(names)], dtype=object),
+            "data_source": np.array(["steno"] * len(names), dtype=object),
+            "reward_model": np.array([{"ground_truth": ""}] * len(names), dtype=object),
+            "index": np.array(range(len(names)), dtype=object),
+            "dummy_tensor": torch.zeros(len(names), 1, dtype=torch.uint8),
+        }
+        batch = tu.get_tensordict(rows)
+        tu.assign_non_tensor_data(batch, "global_steps", step)
+        if validate:
+            tu.assign_non_tensor_data(batch, "validate", True)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
+        tq.kv_batch_put(keys=uids, partition_id="val" if validate else "train", tags=tags)
+        self.manager.generate_sequences(batch)
+        return uids
+
+    def ended(self, uids: Sequence[str], *, partition: str = "train", within_s: float = 240) -> dict[str, str]:
+        """Wait for the sessions of these prompts. Returns: the status of each."""
+        until = time.monotonic() + within_s
+        while True:
+            tags = tq.kv_list(partition)[partition]
+            found = {uid: tags[uid]["status"] for uid in uids}
+            if set(found.values()) <= {"finished", "failure"}:
+                return found
+            assert time.monotonic() < until, f"not ended: {found}\n{ray_logs()}"
+            time.sleep(0.2)
+
+    @staticmethod
+    def keys(uid: str, partition: str = "train") -> list[str]:
+        return sorted(key for key in tq.kv_list(partition)[partition] if key.startswith(f"{uid}_"))
+
+    @staticmethod
+    def row(key: str, partition: str = "train") -> dict[str, Any]:
+        """What TransferQueue has under this key: tensors as numpy's, without their first dimension."""
+        found = tq.kv_batch_get(keys=[key], partition_id=partition)
+        row = {}
+        for name in sorted(found.keys()):
+            value = found.get(name)
+            row[name] = value[0].numpy() if isinstance(value, torch.Tensor) else tu.get(found, name)[0]
+        return row
+
+    def close(self) -> None:
+        for worker in self.manager.agent_loop_workers:
+            ray.kill(worker)
+        ray.kill(self.server)
+        ray.kill(self.manager._job)
+
+
+def ray_logs() -> str:
+    """The ends of what workers printed."""
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
+    return "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in sorted(logs.glob("worker-*.err")))
+
+
+def start_cluster() -> None:
+    """Ray and TransferQueue, on this machine alone."""
+    os.environ |= {"TRANSFER_QUEUE_ENABLE": "1", "RAY_worker_niceness": "0"}  # else what else runs here comes first
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

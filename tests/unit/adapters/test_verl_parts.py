@@ -1,0 +1,349 @@
+"""The parts of the adapter for verl that know neither verl nor Ray: rows of a session, groups of a prompt, settings, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from steno.contracts.errors import ConfigError, Forbidden, Unreachable
+from steno.contracts.records import Limits, Sample, SampledRange, TokenSpan, floats_to_bytes, ids_to_bytes
+from steno_adapters.verl import VERL_VERSIONS, check_versions
+from steno_adapters.verl.checks import check_config, context_tokens, forced_law
+from steno_adapters.verl.handed_over import HandedOver
+from steno_adapters.verl.leftovers import abandoned, own_folder
+from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
+from steno_adapters.verl.session_rows import step_of, training_rows, validation_rows
+from steno_adapters.verl.settings import OF_VERL, PROXY_VARIABLE, VerlSettings
+from steno_adapters.verl.task_rows import task_row
+from steno_rollouts.tasks.task import Task
+from steno_worker.config import dial_url
+
+NAN = float("nan")
+
+
+def sample(said: str, *, leaf: str = "t1", constrained: bool = False, version: str = "verl-a/3") -> Sample:
+    """`p`: a token of the prompt, `s`: one that was sampled."""
+    spans = [(i, i + 1) for i, kind in enumerate(said) if kind == "s"]
+    return Sample(
+        trial_id="g.0", group_id="g", leaf_id=leaf, turn_ids=[leaf], token_ids=ids_to_bytes(list(range(10, 10 + len(said)))),
+        loss_mask=bytes(kind == "s" and not constrained for kind in said),
+        sampling_logprobs=floats_to_bytes([-float(i) if kind == "s" else NAN for i, kind in enumerate(said)]),
+        spans=[TokenSpan(start=a, end=b, version=version) for a, b in spans],
+        completions=[SampledRange(start=a, end=b, temperature=0.7) for a, b in spans], reward=1.0,
+    )  # fmt: skip
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_cut_before_its_first_sampled_token() -> None:
+    [row] = training_rows([sample("pppsps")], prompt_length=8, response_length=8).rows
+    assert (row.prompt_ids, row.response_ids) == ([10, 11, 12], [13, 14, 15])
+    assert (row.mask, row.logprobs, row.steps) == ([1, 0, 1], [-3.0, 0.0, -5.0], (3, 3))
+
+
+def test_a_longer_prompt_goes_on_in_the_response_and_nothing_is_cut_from_its_left() -> None:
+    [row] = training_rows([sample("ppppss")], prompt_length=3, response_length=3).rows
+    assert (row.prompt_ids, row.response_ids, row.mask) == ([10, 11, 12], [13, 14, 15], [0, 1, 1])
+
+
+def test_what_is_too_long_is_cut_off_at_the_end_and_counted() -> None:
+    found = training_rows([sample("ppsss")], prompt_length=2, response_length=2)
+    assert found.rows[0].mask == [1, 1] and found.untrained == {"too_long": 1}
+    nothing = training_rows([sample("ppppps")], prompt_length=2, response_length=2)
+    assert nothing.rows == [] and nothing.untrained == {"too_long": 1}
+
+
+def test_the_last_row_of_a_session_has_the_most_trained_tokens() -> None:
+    samples = [sample("psss", leaf="a"), sample("ps", leaf="b"), sample("pss", leaf="c")]
+    found = training_rows(samples, prompt_length=8, response_length=8)
+    assert [row.trained_tokens for row in found.rows] == [1, 2, 3] and not found.untrained
+    main = training_rows(samples, prompt_length=8, response_length=8, main_only=True)
+    assert [row.trained_tokens for row in main.rows] == [3] and main.untrained == {"other_branch": 3}
+    # After the cut it is another one.
+    cut = training_rows([sample("pppppsss", leaf="a"), sample("pss", leaf="b")], prompt_length=3, response_length=3)
+    assert [row.trained_tokens for row in cut.rows] == [1, 2]
+
+
+def test_what_was_not_drawn_by_plain_temperature_sampling_is_validated_and_not_trained() -> None:
+    greedy = sample("pss", constrained=True)
+    found = training_rows([greedy], prompt_length=8, response_length=8)
+    assert found.rows == [] and found.untrained == {"constrained": 2}
+    [row] = validation_rows([sample("ps", leaf="b"), greedy], prompt_length=8, response_length=8).rows
+    assert (row.prompt_ids, row.mask, row.logprobs) == ([10], [1, 1], [-1.0, -2.0])
+    assert validation_rows([], prompt_length=8, response_length=8).rows == []
+
+
+def test_a_version_says_its_step() -> None:
+    assert (step_of("verl-a/12"), step_of("base"), step_of("a/b")) == (12, None, None)
+
+
+# -- groups -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_that_come_together_are_one_group_and_a_later_one_has_its_own() -> None:
+    groups, asked = PromptGroups(), list[int]()
+
+    async def register(size: int) -> Any:
+        asked.append(size)
+        await asyncio.sleep(0)
+        return f"group of {size}"
+
+    (first, a), (same, b) = groups.come("u"), groups.come("u")
+    other, c = groups.come("v")
+    assert first is same and other is not first and (a, b, c) == (0, 1, 0)
+    assert not first.is_registered
+    assert await asyncio.gather(first.registered(register), first.registered(register)) == ["group of 2"] * 2
+    assert first.is_registered and asked == [2]
+    late, index = groups.come("u")
+    assert late is not first and index == 0
+    assert not groups.leave("u", first, rows=False)
+    assert not groups.leave("u", first, rows=True), "one of them has rows"
+    assert groups.leave("u", late, rows=False)
+    again, _ = groups.come("u")
+    assert again not in (first, late)
+
+
+async def test_a_group_that_is_refused_is_refused_to_each_of_its_sessions() -> None:
+    group, _ = PromptGroups().come("u")
+
+    async def register(size: int) -> Any:
+        raise Forbidden("no")
+
+    for _ in range(2):
+        with pytest.raises(Forbidden):
+            await group.registered(register)
+    assert group.closed and not group.is_registered
+
+
+def test_a_group_says_whose_it_is_and_forces_the_law() -> None:
+    group, index = PromptGroups().come("u")
+    task = Task("t", {"task_id": "t", "instruction": "do"}, {"_answer": "42"})
+    session = PromptSession("a/b c", group, index, task, {"temperature": 0.7}, False, 5)
+    spec, again = (session.group_spec("run one", 2, Limits(max_turns=3)) for _ in range(2))
+    assert spec.group_id != again.group_id and spec.group_id is not None and spec.group_id.startswith("run-one.a-b-c.")
+    assert spec.task == {"task_id": "t", "instruction": "do", "verl": {"uid": "a/b c", "step": 5}}
+    assert (spec.size, spec.purpose, spec.sampling.force, spec.limits.max_turns) == (
+        2,
+        "train",
+        {"temperature": 0.7},
+        3,
+    )
+    assert PromptSession("u", group, 0, task, {}, True).group_spec("r", 1, Limits()).purpose == "eval"
+
+
+# -- groups that verl has -----------------------------------------------------------------------------------------------------
+
+
+class Leases:
+    """A client that leases one group once, and fails as it is told."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures, self.done = list(failures), list[str]()
+        self.leases = [SimpleNamespace(lease_id="l", group=SimpleNamespace(task={"verl": {"uid": "u"}}))]
+
+    async def lease(self, request: Any) -> list[Any]:
+        if self.failures:
+            raise self.failures.pop(0)
+        found, self.leases = self.leases, []
+        return found
+
+    async def acknowledge(self, lease_id: str) -> None:
+        self.done.append(f"acknowledged {lease_id}")
+
+    async def extend(self, lease_id: str, ttl_s: float) -> None:
+        self.done.append(f"extended {lease_id}")
+
+
+async def test_a_group_is_acknowledged_once_its_rows_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steno_adapters.verl.handed_over.LOOK_S", 0.001)
+    client, looks = Leases(Unreachable("away")), 0
+
+    async def unfinished(uids: Collection[str]) -> set[str]:
+        nonlocal looks
+        looks += 1
+        return set(uids) if looks < 3 else set()
+
+    running = asyncio.create_task(HandedOver(client, "r", unfinished).run())  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        while "acknowledged l" not in client.done:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    assert client.done[0] == "extended l" and looks == 3
+
+
+async def test_a_key_that_does_not_open_leases_is_said_and_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def unfinished(uids: Collection[str]) -> set[str]:
+        raise AssertionError("nothing was leased")
+
+    await HandedOver(Leases(Forbidden("a run's key")), "r", unfinished).run()  # type: ignore[arg-type]
+    assert "groups stay in hand" in caplog.text
+
+
+# -- settings -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "agents.yaml"
+    path.write_text(yaml.safe_dump({"tasks": "/tasks", "command": ["true"], "proxy": "http://yaml", "timeout_s": 1}))
+    return path
+
+
+def test_the_command_line_counts_before_the_environment_and_that_before_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (found := VerlSettings.found(file, {})).proxy == "http://yaml" and found.timeout_s == 1
+    monkeypatch.setenv(PROXY_VARIABLE, "https://variable")
+    monkeypatch.setenv("STENO_VERL_TIMEOUT_S", "2")
+    assert (found := VerlSettings.found(file, {})).proxy == "https://variable" and found.timeout_s == 2
+    assert (found := VerlSettings.found(file, {"proxy": "http://line", "timeout_s": 3})).proxy == "http://line"
+    assert found.timeout_s == 3
+    monkeypatch.setenv("STENO_VERL_PROXY", "http://own-variable")
+    assert VerlSettings.found(file, {}).proxy == "http://own-variable"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("STENO_VERL_AGENT_OPTIONS", '{"max_turns": ', "STENO_VERL_AGENT_OPTIONS: not valid JSON"),
+        ("STENO_VERL_TIMEOUT", "2", "STENO_VERL_TIMEOUT: no such setting; did you mean STENO_VERL_TIMEOUT_S?"),
+        ("STENO_VERL_BRANCHES", "some", "STENO_VERL_BRANCHES: Input should be 'all' or 'main'"),
+        (PROXY_VARIABLE, "10.0.0.1:8000", "got '10.0.0.1:8000', must be http(s)://HOST[:PORT][/PREFIX], or nothing"),
+    ],
+)
+def test_a_bad_variable_is_named(
+    variable: str, value: str, words: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as refused:
+        VerlSettings.found(file, {})
+    assert words in refused.value.message
+
+
+def test_what_verl_decides_is_refused_and_the_place_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"group_size: can't be given here: actor_rollout_ref.rollout.n decides it"):
+        VerlSettings.found(file, {"group_size": 4})
+    with pytest.raises(ConfigError, match=r"\+steno.retries: Input should be greater than or equal to 0"):
+        VerlSettings.found(file, {"retries": -1})
+    assert set(OF_VERL) <= set(VerlSettings.model_fields)
+
+
+def test_without_a_url_there_is_no_proxy_yet_and_no_key_of_one(file: Path) -> None:
+    file.write_text("tasks: /tasks\n")
+    assert VerlSettings.found(file, {}).proxy == ""
+    with pytest.raises(ConfigError, match="key: is of a proxy that runs already"):
+        VerlSettings.found(file, {"key": "secret"})
+
+
+def test_a_url_without_a_port_means_the_schemes_own() -> None:
+    assert (dial_url("http://proxy"), dial_url("https://proxy/x/")) == (
+        "ws://proxy/workers/connect",
+        "wss://proxy/x/workers/connect",
+    )
+
+
+# -- verl's configuration -----------------------------------------------------------------------------------------------------
+
+
+class Node(dict[str, Any]):
+    """As OmegaConf's nodes are read."""
+
+    __getattr__ = dict.__getitem__
+
+
+def config(**rollout: Any) -> Node:
+    plain = Node(
+        calculate_log_probs=True, logprobs_mode="processed_logprobs", top_p=1.0, top_k=-1, temperature=0.7,
+        prompt_length=100, response_length=20, max_model_len=None,
+    )  # fmt: skip
+    rest = Node(use_v1=rollout.pop("use_v1", True)), Node(adv_estimator=rollout.pop("adv_estimator", "grpo"))
+    return Node(actor_rollout_ref=Node(rollout=Node(plain | rollout)), trainer=rest[0], algorithm=rest[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"calculate_log_probs": False}, "rollout.calculate_log_probs: got False, must be True"),
+        ({"logprobs_mode": "raw_logprobs"}, "rollout.logprobs_mode: got raw_logprobs, must be processed_logprobs"),
+        ({"top_p": 0.9}, "rollout.top_p: got 0.9, must be 1.0"),
+        ({"top_k": 50}, "rollout.top_k: got 50, must be -1"),
+        ({"temperature": 0}, "rollout.temperature: got 0, must be above 0"),
+        ({"use_v1": False}, "trainer.use_v1: got False, must be True"),
+        ({"adv_estimator": "rloo"}, "algorithm.adv_estimator: got 'rloo', must be grpo or gae"),
+    ],
+)
+def test_what_would_spoil_the_rows_is_refused_before_anything_runs(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_config(config(**given), "all")
+    assert words in refused.value.message
+
+
+def test_other_estimators_take_the_main_branch() -> None:
+    check_config(config(), "all")
+    check_config(config(adv_estimator="rloo"), "main")
+
+
+def test_verls_sampling_is_forced_and_greedy_only_in_validation() -> None:
+    given = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    assert forced_law(given, validate=False) == {
+        "temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0,
+    }  # fmt: skip
+    assert forced_law(given | {"temperature": 0}, validate=True)["temperature"] == 0
+    with pytest.raises(ConfigError, match=r"got 0.0 of verl for a session to be trained"):
+        forced_law(given | {"temperature": 0}, validate=False)
+
+
+def test_the_context_is_verls_own_or_both_lengths_together() -> None:
+    assert context_tokens(config().actor_rollout_ref.rollout) == 120
+    assert context_tokens(config(max_model_len=4096).actor_rollout_ref.rollout) == 4096
+
+
+def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(version: str) -> Callable[[str], str]:
+        return lambda name: version if name == "verl" else "0.1.10"
+
+    monkeypatch.setattr("steno_adapters.verl.version", known("0.10.0"))
+    with pytest.raises(ImportError, match=r"verl: got 0.10.0, must be 0.9.1"):
+        check_versions()
+    monkeypatch.setattr("steno_adapters.verl.version", known(VERL_VERSIONS[0]))
+    check_versions()
+
+
+# -- rows of tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tasks_row_shows_its_prompt_and_nothing_hidden() -> None:
+    task = Task("t", {"task_id": "t", "question": "6 * 7?"}, {"_answer": "42"})
+    row = task_row(task, 3, agent_name="steno", data_source="mine")
+    assert (row["prompt"], row["extra_info"]) == ([{"role": "user", "content": "6 * 7?"}], {"index": 3, "task_id": "t"})
+    assert "42" not in repr(row)
+    with pytest.raises(
+        ConfigError, match=r"task 't' has no text to show: it has level, task_id, must have one of instruction"
+    ):
+        task_row(Task("t", {"task_id": "t", "level": 1}), 0, agent_name="steno", data_source="mine")
+
+
+# -- leftovers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_only_folders_of_processes_that_are_gone_are_abandoned(tmp_path: Path) -> None:
+    own_folder(tmp_path).mkdir()
+    words = (
+        "import sys; from pathlib import Path; from steno_adapters.verl.leftovers import own_folder; "
+        "own_folder(Path(sys.argv[1])).mkdir()"
+    )
+    subprocess.run([sys.executable, "-c", words, str(tmp_path)], check=True, env=os.environ)
+    (tmp_path / "somebody-elses").mkdir()
+    assert len(list(tmp_path.iterdir())) == 3
+    [left] = abandoned(tmp_path)
+    assert left != own_folder(tmp_path) and left.name.startswith("verl-worker-")
