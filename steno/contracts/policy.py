@@ -1,7 +1,7 @@
 """A policy's weights on their way to the workers: what a trainer posts, what workers check, what everybody can read of it.
 
-A version is `<lineage>/<step>` (I10). Weights travel as safetensors shards and as nothing else, whatever carries them to where a
-worker can read them (`filesystem`, `stream`); only `nccl` has no shards. Digests are blake2b with 16 bytes, in hex.
+A version is `<lineage>/<step>` (I10). Weights travel as safetensors shards, and patches that lead on from them, whatever carries
+them to where a worker can read them (`filesystem`, `stream`); only `nccl` has neither. Digests are blake2b with 16 bytes, in hex.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SerializerFuncti
 LINEAGE = r"^[A-Za-z0-9._-]{1,64}$"
 DIGEST = r"^[0-9a-f]{32}$"
 Transport = Literal["filesystem", "stream", "nccl"]
+PATCHES = "weight_patches"
+"""Among a card's capabilities: its worker knows `Manifest.patches`. One that does not finds that digests differ, and refuses."""
 
 
 class TensorEntry(BaseModel):
@@ -27,31 +29,67 @@ class TensorEntry(BaseModel):
 
 
 class ShardEntry(BaseModel):
-    """One safetensors file. size: bytes of the file; digest: of all of them."""
+    """One file: safetensors, or a patch of one. size: bytes of the file; digest: of all of them."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.(safetensors|patch)$")
     size: int = Field(ge=1)
     digest: str = Field(pattern=DIGEST)
 
 
+class PatchEntry(BaseModel):
+    """From one version's weights to those of the next that was pushed.
+
+    before, after: `Manifest.digest` of the two. files: what changed in each shard (contracts/weight_patch.py), in the order of
+    `Manifest.shards`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    before: str = Field(pattern=DIGEST)
+    after: str = Field(pattern=DIGEST)
+    files: list[ShardEntry] = Field(min_length=1, max_length=4096)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
 class Manifest(BaseModel):
-    """What an update consists of: every tensor, each in exactly one shard (no shards: `nccl`)."""
+    """What an update consists of: every tensor, each in exactly one shard (no shards: `nccl`).
+
+    tensors: with the digests of the result. patches: none: the shards are it. Else the shards are an earlier full copy, and the
+    result is that copy with all patches applied, the first one first. Who has the weights of some patch's `before` needs the
+    patches from that one on; all others need every file. Nothing is written of patches where there are none, so that the same
+    update has the same id as ever.
+    """
 
     model_config = ConfigDict(extra="forbid")
     tensors: list[TensorEntry] = Field(min_length=1, max_length=100_000)
     shards: list[ShardEntry] = Field(default_factory=list, max_length=4096)
+    patches: list[PatchEntry] = Field(default_factory=list, max_length=256)
+
+    @property
+    def files(self) -> list[ShardEntry]:
+        """All of them: what somebody needs who has nothing."""
+        return [*self.shards, *(file for patch in self.patches for file in patch.files)]
 
     @property
     def size(self) -> int:
-        """Bytes of all shards."""
-        return sum(shard.size for shard in self.shards)
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
     @property
     def digest(self) -> str:
         """Of the weights, however they are cut into shards."""
         lines = sorted(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.digest}" for t in self.tensors)
         return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+    @model_serializer(mode="wrap")
+    def _without_patches_that_are_not(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not fields.get("patches"):
+            fields.pop("patches", None)
+        return fields
 
 
 class Probe(BaseModel):

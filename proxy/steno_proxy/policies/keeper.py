@@ -94,7 +94,7 @@ class PolicyKeeper:
         if run is None:
             await self.sync()
             run = self._run(update_id)
-        shard = next((shard for shard in run.spec.manifest.shards if shard.name == name), None)
+        shard = next((file for file in run.spec.manifest.files if file.name == name), None)
         if shard is None:
             raise NotFound(f"update {update_id} has no shard {name[:128]!r}", field="name")
         if run.spec.transport != "stream":

@@ -69,8 +69,9 @@ class UpdateRun:
         self.applied = state != "running"
         self.served = state == "done"  # by some worker, at some time
         self.members: dict[str, UpdateMember] = {}
-        self.sizes = {shard.name: shard.size for shard in spec.manifest.shards}
-        self._order = {shard.name: place for place, shard in enumerate(spec.manifest.shards)}
+        files = spec.manifest.files
+        self.sizes = {file.name: file.size for file in files}
+        self._order = {file.name: place for place, file in enumerate(files)}
         self._settle_until = settle_until
         self._now = 0.0
         self._steps: list[MemberFrame] = []

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from steno.contracts.errors import BadRequest, Conflict, NotFound
-from steno.contracts.policy import Probe
+from steno.contracts.policy import PatchEntry, Probe, ShardEntry, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Prepare, Progress
 from tests.integration.policy.conftest import Fleet
 from tests.support.policy_contract import spec
@@ -233,6 +233,33 @@ async def test_bad_specs_name_the_field(fleet: Fleet) -> None:
         with pytest.raises(BadRequest) as refused:
             await fleet.steno.post_update(bad)
         assert refused.value.field == field
+
+
+async def test_patches_that_lead_nowhere_are_refused_by_name(fleet: Fleet) -> None:
+    def patched(*ends: tuple[str, str], files: int = 2, end: str = "patch") -> UpdateSpec:
+        one = spec(1)
+        one.manifest.patches = [
+            PatchEntry(before=before, after=after or one.manifest.digest, files=[
+                ShardEntry(name=f"p{number}-{file}.{end}", size=1, digest="0" * 32) for file in range(files)
+            ])
+            for number, (before, after) in enumerate(ends)
+        ]  # fmt: skip
+        return one
+
+    a, b = "a" * 32, "b" * 32
+    twice = patched((a, ""))
+    twice.manifest.patches[0].files[1].name = twice.manifest.patches[0].files[0].name
+    for bad, says in (
+        (patched((a, b)), f"after: got {b}, the digest of manifest.tensors is"),
+        (patched((a, a), (b, "")), f"after: got {a}, `before` of patch 1 is {b}"),
+        (patched((a, ""), files=1), "files: got 1, must be one for each of 2 shards"),
+        (patched((a, ""), end="safetensors"), "files: got p0-0.safetensors, must be a .patch file"),
+        (twice, "two shards or patches have the same name"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            await fleet.steno.post_update(bad)
+    await fleet.worker("one")
+    assert (await fleet.steno.post_update(patched((a, b), (b, "")))).state == "running"
 
 
 async def test_other_policies_and_upstreams_without_weights_are_left_alone(fleet: Fleet) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from steno.contracts.policy import Probe, UpdateSpec
+import pytest
+from pydantic import ValidationError
+
+from steno.contracts.lenient import read_json
+from steno.contracts.policy import Manifest, PatchEntry, Probe, ShardEntry, UpdateSpec
 from tests.support.shards import manifest_of, spec, two_shards
 
 PROBE = {"token_ids": [1, 2], "logprobs": [-1.0], "tolerance": 0.1}
@@ -20,3 +24,35 @@ def test_fields_that_are_set_are_part_of_the_update() -> None:
     later = spec(manifest_of(two_shards()), probe=probe)
     assert later.update_id != spec(manifest_of(two_shards()), probe=PROBE).update_id
     assert UpdateSpec.model_validate_json(later.model_dump_json()).probe == probe
+
+
+def patch(number: int, before: str, after: str) -> PatchEntry:
+    files = [ShardEntry(name=f"patch-{number}-{shard}.patch", size=10 + shard, digest="0" * 32) for shard in (1, 2)]
+    return PatchEntry(before=before, after=after, files=files)
+
+
+def test_patches_are_part_of_the_update_and_come_after_the_shards() -> None:
+    manifest = manifest_of(two_shards())
+    plain, shards = spec(manifest).update_id, [shard.name for shard in manifest.shards]
+    assert "patches" not in manifest.model_dump()
+    whole = manifest.size
+    manifest.patches = [patch(1, "a" * 32, "b" * 32), patch(2, "b" * 32, manifest.digest)]
+    assert spec(manifest).update_id != plain
+    assert [file.name for file in manifest.files] == [
+        *shards, "patch-1-1.patch", "patch-1-2.patch", "patch-2-1.patch", "patch-2-2.patch",
+    ]  # fmt: skip
+    assert manifest.size == whole + 46 and [one.size for one in manifest.patches] == [23, 23]
+    again = read_json(UpdateSpec, spec(manifest).model_dump_json())
+    assert again == spec(manifest) and again.update_id == spec(manifest).update_id
+    assert manifest.digest == manifest_of(two_shards()).digest, "of the result, whatever it is made of"
+
+
+@pytest.mark.parametrize("name", ["../a.patch", "a.pt", ".patch", "a.patch.gz"])
+def test_files_are_shards_or_patches_by_name(name: str) -> None:
+    with pytest.raises(ValidationError, match="String should match pattern"):
+        ShardEntry(name=name, size=1, digest="0" * 32)
+
+
+def test_a_manifest_of_before_has_no_patches() -> None:
+    told = manifest_of(two_shards()).model_dump_json()
+    assert Manifest.model_validate_json(told).patches == []
