@@ -1,4 +1,4 @@
-"""A safetensors shard checked byte by byte as it comes: its own digest, and name, dtype, shape and digest of each tensor in it.
+"""A file checked byte by byte as it comes: its digest, and of a safetensors shard each tensor's name, dtype, shape and digest.
 
 Fed from a file or from a socket, in pieces of any size; holds one header and two hashes, never a tensor. Needs neither torch nor
 safetensors, so that engines without either take updates too. What it can't vouch for it refuses, naming the entry (I10).
@@ -24,32 +24,58 @@ DTYPES = {
 """safetensors' names -> torch's."""
 
 
-class ShardCheck:
-    """One shard, fed in order. `tensors` are the names it has turned out to hold, once it is `finish`ed.
+class FileCheck:
+    """One file of an update, fed in order: its size and its digest, whatever it holds.
+
+    Args:
+        digest: whether its own is known; if not, only what it holds is checked.
+    """
+
+    def __init__(self, shard: ShardEntry, *, digest: bool = True) -> None:
+        self.shard = shard
+        self.fed = 0
+        self._hash = blake2b(digest_size=16) if digest else None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Raises: WeightsRefused: more bytes than the manifest says."""
+        if self.fed + len(data) > self.shard.size:
+            raise self._refusal(f"has more than the {self.shard.size} bytes that the manifest says (size)")
+        if self._hash is not None:
+            self._hash.update(data)
+        self.fed += len(data)
+
+    def finish(self) -> None:
+        """All has been fed. Raises: WeightsRefused: too little, or another digest."""
+        if self.fed != self.shard.size:
+            raise self._refusal(f"has {self.fed} bytes, the manifest says {self.shard.size} (size)")
+        digest = self._hash.hexdigest() if self._hash is not None else self.shard.digest
+        if digest != self.shard.digest:
+            raise self._refusal(f"has digest {digest}, the manifest says {self.shard.digest} (digest)")
+
+    def _refusal(self, what: str) -> WeightsRefused:
+        return file_refusal(self.shard.name, what)
+
+
+class ShardCheck(FileCheck):
+    """One shard. `tensors` are the names it has turned out to hold, once it is `finish`ed.
 
     Args:
         expected: the whole manifest's tensors by name.
     """
 
-    def __init__(self, shard: ShardEntry, expected: dict[str, TensorEntry]) -> None:
-        self.shard = shard
-        self.fed = 0
+    def __init__(self, shard: ShardEntry, expected: dict[str, TensorEntry], *, digest: bool = True) -> None:
+        super().__init__(shard, digest=digest)
         self.tensors: list[str] = []
         self._expected = expected
-        self._hash = blake2b(digest_size=16)
         self._head = bytearray()
         self._parts: list[tuple[int, TensorEntry]] | None = None  # (end in the file, entry), in the file's order
         self._index = 0
         self._tensor_hash = blake2b(digest_size=16)
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Raises: WeightsRefused: a header, or a tensor, that is not what the manifest says; more bytes than it says."""
-        view = memoryview(data)
-        if self.fed + len(view) > self.shard.size:
-            raise self._refusal(f"has more than the {self.shard.size} bytes that the manifest says (size)")
-        self._hash.update(view)
-        position = self.fed
-        self.fed += len(view)
+        position, view = self.fed, memoryview(data)
+        super().feed(data)
         if self._parts is None:
             position, view = self._read_header(view)
         if self._parts is not None:
@@ -57,11 +83,7 @@ class ShardCheck:
 
     def finish(self) -> None:
         """All has been fed. Raises: WeightsRefused: too little, or another digest."""
-        if self.fed != self.shard.size:
-            raise self._refusal(f"has {self.fed} bytes, the manifest says {self.shard.size} (size)")
-        digest = self._hash.hexdigest()
-        if digest != self.shard.digest:
-            raise self._refusal(f"has digest {digest}, the manifest says {self.shard.digest} (digest)")
+        super().finish()
         if self._parts is None or self._index != len(self._parts):
             raise self._refusal("ends before its last tensor")
 
@@ -142,9 +164,6 @@ class ShardCheck:
             self._tensor_hash = blake2b(digest_size=16)
             self._index += 1
 
-    def _refusal(self, what: str) -> WeightsRefused:
-        return WeightsRefused(f"shard {self.shard.name} {what}", field=f"manifest.shards.{self.shard.name}")
-
 
 def check_complete(manifest: Manifest, checks: Iterable[ShardCheck]) -> None:
     """Every tensor of the manifest lies in exactly one of its shards. Raises: WeightsRefused naming one that does not."""
@@ -161,12 +180,17 @@ def check_complete(manifest: Manifest, checks: Iterable[ShardCheck]) -> None:
 
 def check_manifest(manifest: Manifest) -> None:
     """What can be said of a manifest alone. Raises: WeightsRefused: a name that is there twice."""
-    for kind, names in (("tensors", [t.name for t in manifest.tensors]), ("shards", [s.name for s in manifest.shards])):
+    for kind, names in (("tensors", [t.name for t in manifest.tensors]), ("shards", [f.name for f in manifest.files])):
         seen: set[str] = set()
         for name in names:
             if name in seen:
                 raise WeightsRefused(f"manifest.{kind} names {name!r} twice", field=f"manifest.{kind}.{name}")
             seen.add(name)
+
+
+def file_refusal(name: str, what: str) -> WeightsRefused:
+    """Of one file of an update, by its name."""
+    return WeightsRefused(f"shard {name} {what}", field=f"manifest.shards.{name}")
 
 
 def _tensor_refusal(name: str, what: str) -> WeightsRefused:

@@ -1,5 +1,6 @@
 """From what an update's spec says to shards that lie where this machine can read them, beside generation.
 
+An update by difference is applied to the full copy that was kept of the version served, or else to the one that it came with.
 Owns the threads that touch disks, the temporary folder, and the reports on the way; what is right is `staged_files.py`'s to say.
 A folder of somebody else's may hang for ever: each update that reads one has a thread of its own, which is left behind.
 """
@@ -8,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from steno.contracts.errors import WeightsRefused
+from steno.contracts.policy import PatchEntry
 from steno_worker.metrics import WorkerMetrics
-from steno_worker.weights.staged_files import StreamStaging, check_folder
+from steno_worker.weights.patching import PatchBase, PatchedStaging, PatchJob
+from steno_worker.weights.staged_files import StreamStaging, check_folder, readable_folder
 from steno_worker.weights.threads import DiskThread
 from steno_worker.weights.update_state import WeightUpdate
 
+logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 1.0
 """How often a long reading of shards is reported."""
 STUCK_S = 120.0
@@ -44,11 +50,14 @@ class Stager:
             "staging"
         )  # what is asked of our own folder happens in the order in which it was asked
         self._reading: list[DiskThread] = []  # of others' folders; also those that were left behind
-        self._kept: StreamStaging | None = None
+        self._kept: StreamStaging | PatchedStaging | None = None
+        self._base: PatchBase | None = None  # what was kept, for patches to go onto
 
     async def stage(self, update: WeightUpdate) -> Path:
         """The folder of its shards, complete and verified (`nccl`: of no meaning). Raises: WeightsRefused;
         UpdateAbandoned."""
+        if update.spec.manifest.patches:
+            return await self._patched(update)
         if update.spec.transport == "stream":
             return await self._receive(update)
         if update.spec.transport == "filesystem":
@@ -58,6 +67,10 @@ class Stager:
     def keep(self, update: WeightUpdate) -> None:
         """What was written for it stays, and what stayed before it goes. Returns at once."""
         before, self._kept = self._kept, update.staging
+        shards = tuple(shard.name for shard in update.spec.manifest.shards)
+        self._base = PatchBase(update.staging.folder, shards, update.digest) if update.staging is not None else None
+        if isinstance(update.staging, PatchedStaging) and update.staging.incoming is not None:
+            self._streams.tell(update.staging.incoming.remove)
         if before is not None and before.folder != self._kept_folder:
             self._streams.tell(before.remove)
 
@@ -80,6 +93,21 @@ class Stager:
         return self._kept.folder if self._kept is not None else None
 
     async def _check(self, update: WeightUpdate) -> Path:
+        spec = update.spec
+        path = await self._watched(
+            update, repr(spec.location), partial(check_folder, spec.location, spec.manifest, update.abandoned)
+        )
+        self._metrics.staged_bytes.labels("filesystem").inc(spec.manifest.size)
+        update.received = spec.manifest.size
+        return path
+
+    async def _watched(
+        self, update: WeightUpdate, where: str, work: Callable[[Callable[[int], None]], Path]
+    ) -> Path:  # fmt: skip
+        """What reads files that may never come, in a thread of its own; it is given what counts its bytes.
+
+        Raises: what it raised; WeightsRefused: nothing has been read for STUCK_S.
+        """
         self._reading = [thread for thread in self._reading if thread.runs]
         if len(self._reading) >= MOST_LEFT:
             raise WeightsRefused(
@@ -87,40 +115,45 @@ class Stager:
                 field="location",
             )
         loop = asyncio.get_running_loop()
+        counted = 0
 
-        def read(count: int) -> None:
-            loop.call_soon_threadsafe(update.progressed, count)
+        def count(read: int) -> None:
+            nonlocal counted
+            counted += read
+            loop.call_soon_threadsafe(update.progressed, read)
 
         update.report()
         thread = DiskThread(f"check {update.version}")
         self._reading.append(thread)
-        checking = thread.do(check_folder, update.spec.location, update.spec.manifest, update.abandoned, read)
+        checking = thread.do(work, count)
         thread.close()
-        received, moved_at = 0, time.monotonic()
+        seen, moved_at = 0, time.monotonic()
         try:
             while not (await asyncio.wait({checking}, timeout=REPORT_EVERY_S))[0]:
                 update.report()
-                if update.received != received:
-                    received, moved_at = update.received, time.monotonic()
+                if counted != seen:
+                    seen, moved_at = counted, time.monotonic()
                 elif time.monotonic() - moved_at >= STUCK_S:
                     raise WeightsRefused(
-                        f"location: nothing could be read of {update.spec.location!r} for {STUCK_S:g} s; does the mount hang?",
+                        f"location: nothing could be read of {where} for {STUCK_S:g} s; does the mount hang?",
                         field="location",
                     )
-            path = await checking
         except BaseException:
             checking.cancel()
             update.abandoned.set()  # its thread, if it ever goes on, is to end
             raise
-        self._metrics.staged_bytes.labels("filesystem").inc(update.spec.manifest.size)
-        update.received = update.spec.manifest.size
-        return path
+        return await checking
 
     async def _receive(self, update: WeightUpdate) -> Path:
         await self._answering()
-        disk = self._streams
         staging = update.staging = StreamStaging(self._root(), update.id, update.spec.manifest)
-        await disk.do(staging.open, update.abandoned, self._kept_folder)
+        await self._streams.do(staging.open, update.abandoned, self._kept_folder)
+        await self._take_all(update, staging)
+        return staging.folder
+
+    async def _take_all(self, update: WeightUpdate, staging: StreamStaging) -> None:
+        """All bytes that it lacks, from whoever sends them."""
+        disk = self._streams
         update.received = staging.received
         while (position := staging.position) is not None:
             update.want(*position)
@@ -129,7 +162,60 @@ class Stager:
             self._metrics.staged_bytes.labels("stream").inc(len(chunk.data))
             update.received = staging.received
         update.want_nothing()
-        return staging.folder
+
+    # -- by difference
+
+    async def _patched(self, update: WeightUpdate) -> Path:
+        """The full copy that patches make. Where what was kept here does not lead there, the copy that they came with does."""
+        base, manifest = self._base, update.spec.manifest
+        patches = base.patches_to(manifest) if base is not None else None
+        if base is not None and patches is not None:
+            try:
+                return await self._patch(update, base, patches)
+            except WeightsRefused as error:
+                if update.abandoned.is_set():
+                    raise
+                self._base = None
+                logger.warning(
+                    "update %s can't be made of the copy that this worker kept, and will be of the full copy: %s",
+                    update.version, error.message,
+                )  # fmt: skip
+        return await self._patch(update, None, manifest.patches)
+
+    async def _patch(self, update: WeightUpdate, base: PatchBase | None, patches: Sequence[PatchEntry]) -> Path:
+        """Args: base: None: the shards of the update itself."""
+        await self._answering()
+        manifest, disk = update.spec.manifest, self._streams
+        size = sum(shard.size for shard in manifest.shards)
+        files = [file for patch in patches for file in patch.files]
+        wanted = files if base is not None else [*manifest.shards, *files]
+        made = update.staging = PatchedStaging(self._root(), update.id, manifest)
+        streams = update.spec.transport == "stream"
+        if streams:
+            made.incoming = StreamStaging(self._root(), update.id, manifest, wanted)
+            kept = self._kept_folder
+            await disk.do(
+                partial(made.incoming.open, update.abandoned, kept, needs_kept=base is not None, more_bytes=size)
+            )  # fmt: skip
+            await self._take_all(update, made.incoming)
+            arrived = made.incoming.folder
+        else:
+            arrived = await disk.do(readable_folder, update.spec.location)
+        await disk.do(made.open, self._kept_folder, size)
+
+        def patch(on_bytes: Callable[[int], None]) -> Path:
+            return PatchJob(
+                manifest, base.folder if base is not None else arrived,
+                base.shards if base is not None else [shard.name for shard in manifest.shards],
+                patches, arrived, streams, made.folder, update.abandoned, on_bytes,
+            ).run()  # fmt: skip
+
+        path = await self._watched(update, repr(str(arrived)), patch)
+        taken = sum(file.size for file in wanted)
+        if not streams:
+            self._metrics.staged_bytes.labels("filesystem").inc(taken)
+        update.received = taken
+        return path
 
     async def _answering(self) -> None:
         """Leave the thread of our own folder behind if its disk hangs: the next update may be luckier."""

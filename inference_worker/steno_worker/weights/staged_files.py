@@ -1,4 +1,4 @@
-"""The files of an update's shards until they are loaded, checked against the manifest.
+"""The files of an update until they are loaded, checked against the manifest.
 
 Blocking throughout, for ever where a mount hangs: `stage.py` calls it from threads that it can leave behind. A `filesystem`
 update is read where it lies; a `stream` is written into a folder here, in the manifest's order, checked as it comes, and goes on
@@ -10,19 +10,19 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import queue
 import shutil
 import stat
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import Manifest, ShardEntry
-from steno_worker.weights.shard_files import ShardCheck, check_complete
+from steno_worker.weights.shard_files import FileCheck, ShardCheck, check_complete, file_refusal
+from steno_worker.weights.threads import in_readers
 
 logger = logging.getLogger(__name__)
 PREFIX = "steno-update-"
@@ -43,100 +43,112 @@ def check_folder(folder: str, manifest: Manifest, abandoned: threading.Event, on
 
     Raises: WeightsRefused naming the field; UpdateAbandoned.
     """
+    path = readable_folder(folder)
+    if not manifest.shards:
+        raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
+    expected = {tensor.name: tensor for tensor in manifest.tensors}
+
+    checks: list[ShardCheck] = []
+
+    def read(shard: ShardEntry) -> None:
+        check = ShardCheck(shard, expected)
+        feed_file(check, path / shard.name, abandoned, on_bytes)
+        checks.append(check)
+
+    in_readers(read, manifest.shards, READERS)
+    check_complete(manifest, checks)
+    return path
+
+
+def readable_folder(folder: str) -> Path:
+    """Raises: WeightsRefused: `location` is none."""
     path = Path(folder)
     if not path.is_absolute() or not path.is_dir():
         raise WeightsRefused(
             f"location: got {folder!r}, must be an absolute path of a folder that this worker can read",
             field="location",
         )
-    if not manifest.shards:
-        raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
-    expected = {tensor.name: tensor for tensor in manifest.tensors}
-
-    left: queue.SimpleQueue[ShardEntry] = queue.SimpleQueue()
-    for shard in manifest.shards:
-        left.put(shard)
-    checks: list[ShardCheck] = []
-    problems: list[BaseException] = []
-
-    def read() -> None:
-        while not problems:
-            try:
-                shard = left.get_nowait()
-            except queue.Empty:
-                return
-            check = ShardCheck(shard, expected)
-            try:
-                _feed(check, path / shard.name, abandoned, on_bytes)
-                check.finish()
-            except BaseException as error:  # not lost: raised below
-                problems.append(error)
-            checks.append(check)
-
-    # Daemons, so that one that hangs holds up no end of the process.
-    count = min(READERS, os.cpu_count() or 1, len(manifest.shards))
-    readers = [threading.Thread(target=read, name=f"shards-{number}", daemon=True) for number in range(count)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    if problems:
-        raise problems[0]
-    check_complete(manifest, checks)
     return path
 
 
+def folder_of(root: Path, update_id: str, manifest: Manifest) -> Path:
+    """Of one update at this worker, named after its id and its weights."""
+    name = blake2b(f"{update_id}\0{manifest.digest}".encode(), digest_size=16).hexdigest()
+    return root / f"{PREFIX}{name}"
+
+
+def sweep(root: Path, *kept: Path | None) -> None:
+    """Remove the folders of all other updates."""
+    for other in root.glob(f"{PREFIX}*"):
+        if other not in kept:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def check_room(folder: Path, needed: int, spare: Path | None = None) -> None:
+    """Args: needed: bytes to be written. spare: a folder that may go where they have no room beside it.
+
+    Raises: WeightsRefused: there is none.
+    """
+    needed += SPARE_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed and spare is not None and spare.exists():
+        logger.warning("staging_dir has no space for a second copy: this worker can't roll back after a refused update")
+        shutil.rmtree(spare, ignore_errors=True)
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise WeightsRefused(f"staging_dir: {free} bytes are free, {needed} are needed", field="staging_dir")
+
+
 class StreamStaging:
-    """The shards of one update as they arrive, one after the other.
+    """The files of one update as they arrive, one after the other.
 
     Args:
-        root: of this worker's staged updates; each has a folder of its own, named after its id and its weights.
+        root: of this worker's staged updates; each has a folder of its own.
+        files: those that are wanted, checked by their own digests alone, since they are not yet the result; None: the shards,
+            which are.
     """
 
-    def __init__(self, root: Path, update_id: str, manifest: Manifest) -> None:
-        name = blake2b(f"{update_id}\0{manifest.digest}".encode(), digest_size=16).hexdigest()
-        self.folder = root / f"{PREFIX}{name}"
+    def __init__(
+        self, root: Path, update_id: str, manifest: Manifest, files: Sequence[ShardEntry] | None = None
+    ) -> None:
+        self.folder = folder_of(root, update_id, manifest)
         self._manifest = manifest
+        self._files = list(manifest.shards if files is None else files)
+        self._is_result = files is None
         self._expected = {tensor.name: tensor for tensor in manifest.tensors}
-        self._checks: list[ShardCheck] = []
+        self._checks: list[FileCheck] = []
 
     @property
     def received(self) -> int:
-        """Bytes staged and checked, of all shards."""
+        """Bytes staged and checked, of all files."""
         return sum(check.fed for check in self._checks)
 
     @property
     def position(self) -> tuple[ShardEntry, int] | None:
-        """The shard whose bytes are wanted next, and from which one on; None: all are there."""
+        """The file whose bytes are wanted next, and from which one on; None: all are there."""
         for check in self._checks[-1:]:
             if check.fed < check.shard.size:
                 return check.shard, check.fed
         done = len(self._checks)
-        return (self._manifest.shards[done], 0) if done < len(self._manifest.shards) else None
+        return (self._files[done], 0) if done < len(self._files) else None
 
-    def open(self, abandoned: threading.Event, kept: Path | None = None) -> None:
+    def open(
+        self, abandoned: threading.Event, kept: Path | None = None, *, needs_kept: bool = False, more_bytes: int = 0
+    ) -> None:
         """Make the folder, remove those of other updates, take up what an earlier start of this worker left.
 
-        Args: kept: a folder that stays, unless its room is needed.
+        Args:
+            kept: a folder that stays, unless its room is needed. needs_kept: it stays in any case.
+            more_bytes: of what will be made of the files.
         Raises: WeightsRefused: no shards, or not enough room for them.
         """
         if not self._manifest.shards:
             raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for other in self.folder.parent.glob(f"{PREFIX}*"):
-            if other not in (self.folder, kept):
-                shutil.rmtree(other, ignore_errors=True)
+        sweep(self.folder.parent, self.folder, kept)
         self._take_up(abandoned)
-        needed = self._manifest.size - self.received + SPARE_BYTES
-        free = shutil.disk_usage(self.folder).free
-        if free < needed and kept is not None and kept != self.folder:
-            logger.warning(
-                "staging_dir has no space for a second copy: this worker can't roll back after a refused update"
-            )
-            shutil.rmtree(kept, ignore_errors=True)
-            free = shutil.disk_usage(self.folder).free
-        if free < needed:
-            raise WeightsRefused(f"staging_dir: {free} bytes are free, {needed} are needed", field="staging_dir")
+        needed = sum(file.size for file in self._files) - self.received + more_bytes
+        check_room(self.folder, needed, None if needs_kept or kept == self.folder else kept)
 
     def write(self, shard: str, offset: int, data: bytes, crc32: int) -> None:
         """The bytes at `position`. Raises: WeightsRefused: they are other than what was sent, or than the manifest says."""
@@ -147,7 +159,7 @@ class StreamStaging:
                 f"shard {shard}: the bytes from {offset} on were damaged on their way (crc32)", field="crc32"
             )
         if offset == 0:
-            self._checks.append(ShardCheck(position[0], self._expected))
+            self._checks.append(self._check_of(position[0]))
         check = self._checks[-1]
         check.feed(data)
         with (self.folder / shard).open("r+b" if offset else "wb") as file:
@@ -160,23 +172,26 @@ class StreamStaging:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._checks.clear()
 
-    def _finish(self, check: ShardCheck) -> None:
+    def _check_of(self, file: ShardEntry) -> FileCheck:
+        return ShardCheck(file, self._expected) if self._is_result else FileCheck(file)
+
+    def _finish(self, check: FileCheck) -> None:
         if check.fed == check.shard.size:
             check.finish()
-            if len(self._checks) == len(self._manifest.shards):
-                check_complete(self._manifest, self._checks)
+            if self._is_result and len(self._checks) == len(self._files):
+                check_complete(self._manifest, [one for one in self._checks if isinstance(one, ShardCheck)])
 
     def _take_up(self, abandoned: threading.Event) -> None:
         """Whole shards and the beginning of one, as far as they are good; what is not is written over."""
-        for shard in self._manifest.shards:
+        for shard in self._files:
             path = self.folder / shard.name
             size = path.stat().st_size if path.is_file() else 0
             if not 0 < size <= shard.size:
                 return
-            check = ShardCheck(shard, self._expected)
+            check = self._check_of(shard)
             self._checks.append(check)
             try:
-                _feed(check, path, abandoned, lambda count: None)
+                feed_partly(check, path, abandoned, lambda count: None)
                 self._finish(check)
             except WeightsRefused:
                 self._checks.pop()
@@ -198,7 +213,18 @@ def open_regular(path: Path) -> FileIO:
     return FileIO(number)
 
 
-def _feed(check: ShardCheck, path: Path, abandoned: threading.Event, on_bytes: Callable[[int], None]) -> None:
+def feed_file(
+    check: FileCheck, path: Path, abandoned: threading.Event, on_bytes: Callable[[int], None]
+) -> None:  # fmt: skip
+    """Read a whole file through its check. Raises: WeightsRefused; UpdateAbandoned."""
+    feed_partly(check, path, abandoned, on_bytes)
+    check.finish()
+
+
+def feed_partly(
+    check: FileCheck, path: Path, abandoned: threading.Event, on_bytes: Callable[[int], None]
+) -> None:  # fmt: skip
+    """The same of one that may be cut off."""
     buffer = memoryview(bytearray(BLOCK_BYTES))
     try:
         with open_regular(path) as file:
@@ -208,5 +234,4 @@ def _feed(check: ShardCheck, path: Path, abandoned: threading.Event, on_bytes: C
                 check.feed(buffer[:count])
                 on_bytes(count)
     except OSError as error:
-        reason = f"shard {path.name} can't be read: {error.strerror or error}"
-        raise WeightsRefused(reason, field=f"manifest.shards.{path.name}") from error
+        raise file_refusal(path.name, f"can't be read: {error.strerror or error}") from error

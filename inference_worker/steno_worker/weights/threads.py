@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from steno.contracts.errors import WeightsRefused
@@ -72,6 +73,35 @@ class DiskThread:
                 work()
             except Exception:
                 logger.exception("work on a disk has failed")
+
+
+def in_readers(work: Callable[[T], None], items: Sequence[T], most: int) -> None:
+    """Each item once, by at most so many threads at a time. Returns when all is done. Raises: the first that `work` raised."""
+    left: queue.SimpleQueue[T] = queue.SimpleQueue()
+    for item in items:
+        left.put(item)
+    problems: list[BaseException] = []
+
+    def read() -> None:
+        while not problems:
+            try:
+                item = left.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                work(item)
+            except BaseException as error:  # not lost: raised below
+                problems.append(error)
+
+    # Daemons, so that one that hangs holds up no end of the process.
+    count = min(most, os.cpu_count() or 1, len(items))
+    readers = [threading.Thread(target=read, name=f"shards-{number}", daemon=True) for number in range(count)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    if problems:
+        raise problems[0]
 
 
 async def in_time(timeout_s: float, work: Callable[..., T], *args: Any) -> T:

@@ -22,11 +22,12 @@ from pydantic import ValidationError
 
 from steno.contracts.errors import BadRequest, EngineFailed, NotFound, StenoError, WeightsRefused
 from steno.contracts.lenient import read_json
-from steno.contracts.policy import Probe, UpdateSpec
+from steno.contracts.policy import PATCHES, Probe, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
 from steno_worker.interfaces import Engine, StagedUpdate
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights.gate import WeightsGate
+from steno_worker.weights.patching import whole_spec
 from steno_worker.weights.prove import check_numbers, compare
 from steno_worker.weights.proven_weights import ProvenWeights, base_update
 from steno_worker.weights.shard_files import check_manifest
@@ -71,7 +72,11 @@ class UpdateRunner:
         self._refused: tuple[str, StenoError] | None = None  # the last update whose probe failed, and how
 
     def cards(self) -> list[ModelCard]:
-        cards = self._engine.cards()
+        """The engine's, with the version that was proved, and the capability PATCHES where weights are its own."""
+        cards = [
+            card if card.text_only else msgspec.structs.replace(card, capabilities=[*card.capabilities, PATCHES])
+            for card in self._engine.cards()
+        ]
         if self._proved is None:
             return cards
         return [msgspec.structs.replace(card, policy_version=self._proved) for card in cards]
@@ -190,7 +195,8 @@ class UpdateRunner:
 
     async def _stage(self, update: WeightUpdate) -> None:
         try:
-            update.staged = StagedUpdate(update.id, update.spec, await self._stager.stage(update))
+            folder = await self._stager.stage(update)
+            update.staged = StagedUpdate(update.id, whole_spec(update.spec), folder)
             logger.info("update %s is staged: %d bytes", update.version, update.received)
             update.move(UpdateStep.READY)
         except UpdateAbandoned:

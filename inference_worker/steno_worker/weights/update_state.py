@@ -11,6 +11,7 @@ from steno.contracts.errors import ProtocolError, StenoError
 from steno.contracts.policy import ShardEntry, UpdateSpec
 from steno.contracts.wire.frames import Chunk, Frame, Progress
 from steno_worker.interfaces import StagedUpdate
+from steno_worker.weights.patching import PatchedStaging
 from steno_worker.weights.staged_files import StreamStaging
 
 Send = Callable[[Frame], None]
@@ -60,7 +61,7 @@ class WeightUpdate:
         self.abandoned = threading.Event()
         self.task: asyncio.Task[None] | None = None
         self.staged: StagedUpdate | None = None
-        self.staging: StreamStaging | None = None
+        self.staging: StreamStaging | PatchedStaging | None = None
         self.chunks: asyncio.Queue[Chunk] = asyncio.Queue()
         self._shard: ShardEntry | None = None  # the one that bytes are wanted of
         self._asked = 0  # where the last asking began

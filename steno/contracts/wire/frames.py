@@ -34,7 +34,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 class ModelCard(msgspec.Struct, omit_defaults=True):
     """What a worker serves. `capabilities`: words such as `tools`, `reasoning`, `logprobs`, `grammar`, `images`, `cancel`,
-    `continuation`, `takeover`, `tokenize`.
+    `continuation`, `takeover`, `tokenize`, `weight_patches`.
 
     context_tokens: prompt + completion at most. synthetic: what is said is scripted (never trained, no log-probabilities).
     text_only: no token ids (an upstream that gives text). policy_version: of the weights now loaded, `<lineage>/<step>`.
