@@ -63,6 +63,11 @@ class RunSettings(TrainerSettings):
         None, min_length=1, max_length=255,
         description="address or name of the first rank's machine, as workers reach it; unset: on the route to them (nccl)",
     )  # fmt: skip
+    push: Literal["full", "delta"] = Field(
+        "full",
+        description="full: every push is a full copy; delta: most are what changed bit for bit since the last one (not nccl)",
+    )
+    push_full_every: int = Field(20, ge=1, le=256, description="pushes from one full copy to the next (push: delta)")
     push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
     push_deadline_s: float = Field(
         600.0, gt=0, description="seconds that workers have to load the weights; later, a worker counts as failed"
@@ -137,6 +142,13 @@ class RunSettings(TrainerSettings):
             )
         if self.weights_dir_at_workers is not None and self.transport != "filesystem":
             raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
+        if self.push == "delta" and self.transport == "nccl":
+            raise ConfigError(
+                "push: got delta; with transport: nccl it must be full: no copy is written that differences could be applied to",
+                field="push",
+            )
+        if self.push_full_every != 20 and self.push != "delta":
+            raise ConfigError("push_full_every goes with push: delta", field="push_full_every")
         if self.nccl_processes != 1 and self.transport != "nccl":
             raise ConfigError("nccl_processes goes with transport: nccl", field="nccl_processes")
         if self.nccl_address is not None and self.transport != "nccl":

@@ -19,7 +19,8 @@ GROUPS, STEPS = 12, 6
 
 
 async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Product) -> None:
-    """The groups are on record before either run, and the store is put back between them, so both are served the same."""
+    """The groups are on record before either run, and the store is put back between them, so both are served the same. The one
+    that is stopped pushes its weights by difference, which changes nothing of what is trained."""
     async with rolling(one, "task", groups=GROUPS, bounded=False) as done:
         assert all(result.reward is not None for result in await done)
     recorded = dump(one)
@@ -31,7 +32,7 @@ async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Produc
     await thread(restore, one, recorded)
     await thread(one.restart_proxy)
 
-    settings = {"total_steps": STEPS, "max_staleness_steps": STEPS, "checkpoint_every": 100}
+    settings = {"total_steps": STEPS, "max_staleness_steps": STEPS, "checkpoint_every": 100, "push": "delta"}
     stopped = one.train(name="stopped", **settings)
     await thread(stopped.until, lambda: stopped.steps, "a first step")
     stopped.process.send_signal(signal.SIGTERM)
@@ -47,6 +48,9 @@ async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Produc
         assert ours["ledger"] == theirs["ledger"]
     for name, weight in weights(never).items():
         assert torch.equal(weight, weights(resumed)[name]), name
+    folders = {path.name.partition("-")[0] for path in (resumed.folder / "weights").iterdir()}
+    assert "changes" in folders, "neither of the last two pushes was by difference"
+    assert "was not taken" not in resumed.said() and "does not serve" not in resumed.said()
     assert resumed.saved()["ledger"].to_bytes() == never.saved()["ledger"].to_bytes()
     await thread(one.balance, resumed)
 

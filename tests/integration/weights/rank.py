@@ -97,6 +97,37 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     }
 
 
+def do_changes(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
+    """Copies by difference in bfloat16, and full ones of the same weights: their digests, and who wrote which patch."""
+    from steno_trainer.data.staleness import PolicyVersion
+    from steno_trainer.weights import differences as module
+    from steno_trainer.weights.copies import WeightsCopies
+    from steno_trainer.weights.source import ModelWeights
+
+    written: list[str] = []
+    real = module.write_patch
+
+    def counted(path: Path, before: Any, now: Any) -> Any:
+        written.append(path.name)
+        return real(path, before, now)
+
+    module.write_patch = counted
+    source = ModelWeights(engine.module, dtype=torch.bfloat16, bucket_bytes=job["bucket_bytes"])
+    changes = module.WeightsDifferences(folder / "changes", ranks=ranks)
+    digests, copy = [], changes.write(PolicyVersion("run", 0), source)
+    for step in (1, 2):
+        _step(engine, ranks.rank)
+        copy = changes.write(PolicyVersion("run", step), source)
+        full = WeightsCopies(folder / "whole", ranks=ranks).write(PolicyVersion("run", step), source)
+        digests.append((copy.manifest.digest, full.manifest.digest))
+    module.write_patch = real
+    asked = changes.write(PolicyVersion("run", 3), source, full=ranks.first)
+    return {
+        "written": written, "digests": digests, "manifest": copy.manifest.model_dump(), "folder": str(copy.folder),
+        "asked": len(asked.manifest.patches),
+    }  # fmt: skip
+
+
 def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """Peak memory of a copy beyond what the rank holds anyway, bytes, and the most that was gathered at one time."""
     from steno_trainer.data.staleness import PolicyVersion

@@ -24,6 +24,7 @@ from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
 from steno_trainer.weights import follow
 from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.differences import WeightsDifferences
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
@@ -52,8 +53,8 @@ def model_after(steps: int) -> PreTrainedModel:
     return model
 
 
-def transport(kind: str, folder: Path) -> Transport:
-    copies = WeightsCopies(folder)
+def transport(kind: str, folder: Path, *, delta: bool = False) -> Transport:
+    copies = WeightsDifferences(folder) if delta else WeightsCopies(folder)
     return FilesystemTransport(copies) if kind == "filesystem" else StreamTransport(copies)
 
 
@@ -121,6 +122,37 @@ def test_what_was_published_is_what_is_sampled_from(stack: Stack, tmp_path: Path
             check_served(stack, f"trial-{step}", f"run/{step}", model)
         if kind == "stream":
             assert publication.bytes_sent == publication.spec.manifest.size
+
+
+@pytest.mark.parametrize("kind", ["filesystem", "stream"])
+def test_weights_by_difference_are_sampled_from_also_by_a_worker_that_comes_late(
+    stack: Stack, tmp_path: Path, kind: str
+) -> None:
+    sent: dict[int, int] = {}
+    with publisher(stack, transport(kind, tmp_path / "copies", delta=True)) as sending:
+        for step in (1, 2, 3):
+            model = model_after(step)
+            publication = sending.publish(PolicyVersion("run", step), *sources(model))
+            update = sending.wait(publication, PATIENCE_S)
+            assert (update.state, publication.failed) == ("done", {}), stack.logs()
+            check_served(stack, f"trial-{step}", f"run/{step}", model)
+            sent[step] = publication.bytes_sent
+        manifest = publication.spec.manifest
+        assert len(manifest.patches) == 2
+        if kind == "stream":
+            assert sent == {1: sum(shard.size for shard in manifest.shards)} | {
+                step: patch.size for step, patch in zip((2, 3), manifest.patches, strict=True)
+            }
+        # It has nothing that a patch could go onto.
+        first = stack.workers[0]
+        stack.start_worker("--worker-id", "late", name="late")
+        until(lambda: "late" in versions(stack).get("run/3", []))
+        first.send_signal(signal.SIGTERM)
+        first.wait(60)
+        until(lambda: versions(stack) == {"run/3": ["late"]})
+        check_served(stack, "late-trial", "run/3", model)
+        if kind == "stream":
+            assert publication.bytes_sent - sent[3] == manifest.size
 
 
 def test_a_worker_that_comes_late_catches_up_from_the_copy_before_it_gets_traffic(stack: Stack, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from steno.contracts.policy import Manifest
 from steno_trainer.weights.copies import WeightsCopy
 from steno_trainer.weights.probe import make_probe, probe_ids
 from tests.integration.trainer.launching import fork, launch
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(folder: Path) -> list[dict[str, Any]]:
     """Of a tied model of about 130 kB, in buckets of 20 kB."""
-    return run(fork, folder, ["publish", "nccl", "copies", "failure"], 20_000, tied=True)
+    return run(fork, folder, ["publish", "nccl", "copies", "changes", "failure"], 20_000, tied=True)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -66,6 +67,19 @@ def test_both_ranks_write_and_know_the_same(seen: list[dict[str, Any]]) -> None:
     assert sorted(set(one["written"] + other["written"])) == [
         f"model-{n + 1:05d}-of-{shards:05d}.safetensors" for n in range(shards)
     ]
+
+
+def test_what_changed_is_found_by_the_rank_that_wrote_it_and_makes_the_same_weights(
+    folder: Path, seen: list[dict[str, Any]]
+) -> None:
+    one, other = (rank["changes"] for rank in seen)
+    assert one["manifest"] == other["manifest"] and one["asked"] == other["asked"] == 0
+    for changed, full in one["digests"]:
+        assert changed == full
+    manifest, shards = Manifest.model_validate(one["manifest"]), len(one["manifest"]["shards"])
+    assert [len(patch.files) for patch in manifest.patches] == [shards, shards] and shards > 4
+    assert not set(one["written"]) & set(other["written"]) and abs(len(one["written"]) - len(other["written"])) <= 2
+    assert len(one["written"] + other["written"]) == 2 * shards
 
 
 def test_training_goes_on_after_a_copy(seen: list[dict[str, Any]]) -> None:

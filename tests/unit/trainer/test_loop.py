@@ -102,13 +102,16 @@ class World(FakeProxy):
 
 
 class Push:
-    """A `Publication` that settles after `delay_s`: served by every worker, or, if it is not taken, by none."""
+    """A `Publication` that settles after `delay_s`: served by every worker, or, if it is not taken, by none.
+
+    patches_refused: it was sent by difference, and is what nobody could take.
+    """
 
     def __init__(self, world: World, version: str, delay_s: float, taken: bool) -> None:
         self.version = version
         self.failed: dict[str, str] = {}
         self.push_s = delay_s
-        self.served = self.settled = False
+        self.served = self.settled = self.patches_refused = False
         self._world = world
         asyncio.get_running_loop().call_later(delay_s, self.serve if taken else self._fail)
 
@@ -132,6 +135,7 @@ class Crew:
     def __init__(self, world: World, push_s: float) -> None:
         self.world, self.push_s = world, push_s
         self.refuse: set[int] = set()
+        self.by_difference = False  # what is refused is so only until it is sent whole
         self.durable: set[str] = set()
         self.trained: list[str] = []
         self.batches: list[int] = []
@@ -162,7 +166,10 @@ class Crew:
         self.durable |= state.trained
 
     def publish(self, version: PolicyVersion) -> Push:
-        self.pushes.append(Push(self.world, str(version), self.push_s, version.step not in self.refuse))
+        again = self.by_difference and any(push.version == str(version) for push in self.pushes)
+        taken = version.step not in self.refuse or again
+        self.pushes.append(Push(self.world, str(version), self.push_s, taken))
+        self.pushes[-1].patches_refused = self.by_difference and not taken
         return self.pushes[-1]
 
 
@@ -233,6 +240,19 @@ async def test_rollouts_wait_for_weights_that_nobody_takes_at_first() -> None:
         assert len(world.started) == started, "what older weights sampled now would be stale"
         crew.pushes[-1].serve()  # posted again, and taken
         await asyncio.wait_for(running, ALL_S)
+    assert loop.state.ledger.total().untrained == {}
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+async def test_weights_that_nobody_could_take_by_difference_are_sent_whole_before_the_next_step(bound: int) -> None:
+    world = World(bound=bound)
+    crew = Crew(world, push_s=0.1)
+    crew.refuse, crew.by_difference = {2, 4}, True
+    async with looped(world, crew) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    pushed = [PolicyVersion.parse(push.version).step for push in crew.pushes]
+    assert sorted(set(pushed)) == list(range(7)) and pushed == sorted(pushed), "a version of an earlier step came later"
+    assert pushed.count(2) == (2 if bound == 0 else pushed.count(2)) and all(push.served for push in crew.pushes[-1:])
     assert loop.state.ledger.total().untrained == {}
 
 

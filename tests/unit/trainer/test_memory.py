@@ -134,6 +134,12 @@ def test_what_nccl_holds_is_counted_and_a_head_is_larger_than_a_buffer() -> None
     assert small == pytest.approx(256 * 2**20 + 4 * 256 * 2**20, rel=0.02)
 
 
+def test_the_last_push_is_counted_where_differences_are_sent() -> None:
+    shape = SAMPLES["7b"][1]
+    plain, delta = (estimate(shape, Machine(), MemoryOptions(delta=delta), 1024) for delta in (False, True))
+    assert delta.host - plain.host == 2 * shape.parameters and delta.gpu == plain.gpu
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_configuration_is_one_that_its_estimate_carries(name: str) -> None:
     settings = TrainerSettings.load({}, ROOT / f"deploy/deepspeed/{name}.yaml")

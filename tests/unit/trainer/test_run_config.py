@@ -28,6 +28,8 @@ def settings(**fields: Any) -> RunSettings:
         ({"transport": "stream", "weights_dir_at_workers": "/w"}, "weights_dir_at_workers"),
         ({"transport": "stream", "nccl_processes": 2}, "nccl_processes"),
         ({"transport": "stream", "nccl_address": "10.0.0.1"}, "nccl_address"),
+        ({"transport": "nccl", "push": "delta"}, "push"),
+        ({"push_full_every": 5}, "push_full_every"),
     ],
 )
 def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:

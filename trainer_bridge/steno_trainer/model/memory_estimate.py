@@ -15,6 +15,8 @@ time:
     chunk        12 C V      logits of one chunk, a few times over
     nccl                     of the first rank, with that transport: vLLM's packing buffers, and gathered buckets on their way
 
+In the host, besides what is offloaded: 2 F with `push: delta`, the last push in bfloat16 over all ranks that write.
+
 Of a mixture of experts all experts count. A model of another kind than `KINDS`, whose parameters would not be as many, is
 refused.
 
@@ -153,6 +155,7 @@ class MemoryOptions:
     chunk_tokens: int = 1024
     reference: bool = False
     nccl: bool = False
+    delta: bool = False
     live: int = 500_000_000
     buckets: int = 200_000_000
 
@@ -196,6 +199,7 @@ def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample
     host = (
         20.0 * shape.parameters * options.offload_optimizer
         + 2.0 * models * shape.parameters * options.offload_parameters
+        + 2.0 * shape.parameters * options.delta
     )
     return Estimate(gpu, host + states * machine.gpus * options.activation_offload)
 
@@ -292,7 +296,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="of the longest sample; default: the longest that fits")
     parser.add_argument("--sequence-parallel", type=int, default=1)
     parser.add_argument("--chunk-tokens", type=int, default=1024)
-    for flag in ("offload-optimizer", "offload-parameters", "activation-offload", "reference", "nccl"):
+    for flag in ("offload-optimizer", "offload-parameters", "activation-offload", "reference", "nccl", "delta"):
         parser.add_argument(f"--{flag}", action="store_true")
     given = parser.parse_args()
     machine = Machine(given.gpus, int(given.gpu_gib * GIB), int(given.host_gb * 10**9))
@@ -305,7 +309,7 @@ def main() -> None:
         parser.error(str(error))
     options = MemoryOptions(
         given.offload_optimizer, given.offload_parameters, given.activation_offload, given.sequence_parallel,
-        given.chunk_tokens, given.reference, given.nccl,
+        given.chunk_tokens, given.reference, given.nccl, given.delta,
     )  # fmt: skip
     longest = longest_sample(shape, machine, options)
     tokens = given.tokens or longest

@@ -87,6 +87,7 @@ class Loop:
         self._failure: BaseException | None = None
         self._pushed: dict[str, float] = {}
         self._newest: Publication | None = None
+        self._sending_whole = False
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._skipped = 0  # steps in a row that changed no weight
@@ -151,10 +152,16 @@ class Loop:
         settings = self._settings
         at_least = 1 if settings.take_s is not None else None
         watching = asyncio.create_task(self._until_over())
+        mending = asyncio.create_task(self._send_whole())
         try:
             return await self._feed.take(settings.groups_per_step, at_least=at_least, wait_s=settings.take_s)
         finally:
             watching.cancel()
+            if not self._sending_whole:
+                mending.cancel()
+            await asyncio.wait({mending})
+            if not mending.cancelled():
+                mending.result()
 
     async def _until_over(self) -> None:
         """Until rollouts have said that they are over, and all that is left is here: a last step may have fewer groups."""
@@ -302,6 +309,21 @@ class Loop:
         serving.add_done_callback(self._served)
         self._pushing = asyncio.create_task(self._follow(publication))
         return time.monotonic() - started
+
+    async def _send_whole(self) -> None:
+        """Weights that no worker could take by difference, as a full copy: while groups are waited for, so that they are still
+        those of that version."""
+        if self._pushing is None:
+            return
+        await asyncio.wait({self._pushing})
+        if self._newest is None or self._newest.served or not self._newest.patches_refused:
+            return
+        logger.warning("no worker took %s by difference: it is sent whole", self._newest.version)
+        self._sending_whole = True
+        try:
+            await self._publish()
+        finally:
+            self._sending_whole = False
 
     async def _let_go_once_served(self, publication: Publication, groups: Sequence[str]) -> None:
         """Args: groups: that these weights are the first to be trained on. One that nobody takes is posted again, or a newer one

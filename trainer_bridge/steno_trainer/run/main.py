@@ -56,6 +56,7 @@ from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
 from steno_trainer.weights.address import meeting_address
 from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.differences import WeightsDifferences, patch_takers
 from steno_trainer.weights.exchange import beside_first
 from steno_trainer.weights.probe import ProbeTolerance
 from steno_trainer.weights.publication import Publication
@@ -184,7 +185,7 @@ class RankDuties:
             self._publisher = Publisher(
                 self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
                 ranks=self._ranks, policy=settings.policy, run_id=settings.run, kv=settings.kv,
-                deadline_s=settings.push_deadline_s,
+                deadline_s=settings.push_deadline_s, takes_patches=self._takes_patches(),
             )  # fmt: skip
 
     def table(self) -> dict[str, Callable[[Any], Any]]:
@@ -225,12 +226,23 @@ class RankDuties:
                 deadline_s=settings.push_deadline_s,
             )  # fmt: skip
         if settings.transport == "stream":
-            return StreamTransport(
-                WeightsCopies(settings.weights_dir, ranks=self._ranks, writers=beside_first(self._ranks))
-            )
-        copies = WeightsCopies(settings.weights_dir, ranks=self._ranks)
+            return StreamTransport(self._copies(beside_first(self._ranks)))
+        copies = self._copies(None)
         seen_as = settings.weights_dir_at_workers
         return FilesystemTransport(copies, seen_as=PurePosixPath(seen_as) if seen_as else None)
+
+    def _copies(self, writers: list[int] | None) -> WeightsCopies:
+        settings = self._settings
+        if settings.push == "full":
+            return WeightsCopies(settings.weights_dir, ranks=self._ranks, writers=writers)
+        return WeightsDifferences(
+            settings.weights_dir, full_every=settings.push_full_every, ranks=self._ranks, writers=writers
+        )
+
+    def _takes_patches(self) -> Callable[[], bool]:
+        if self._settings.push == "full":
+            return lambda: False  # nobody asks
+        return patch_takers(Steno(self._settings.proxy, self._settings.key, retries=0), self._settings.policy)
 
 
 def _leave_signals_to_the_first() -> None:

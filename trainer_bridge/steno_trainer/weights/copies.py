@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,9 @@ log = logging.getLogger(__name__)
 
 DESCRIPTION = "steno-weights.json"
 INDEX = "model.safetensors.index.json"
-PREFIX, WRITING, REMOVING = "weights-", ".writing-", ".removing-"
+PREFIX, CHANGES, WRITING, REMOVING = "weights-", "changes-", ".writing-", ".removing-"
+KINDS = (PREFIX, CHANGES)
+"""Of complete folders: a full copy, and one by difference (`differences.py`)."""
 DEFAULT_KEEP = 2
 """The newest, and the one that workers may still be reading when it is posted."""
 
@@ -65,6 +67,8 @@ class WeightsCopy:
 
 Written = tuple[int, ShardEntry, list[TensorEntry]]
 """(number of the bucket, its file, its tensors)"""
+WriteOne = Callable[[Path, int, int, dict[str, Tensor]], Written]
+"""Writes one bucket's file. Args: the folder, its number, how many there are, its tensors. Raises: OSError; StenoError."""
 
 
 class WeightsCopies:
@@ -98,23 +102,26 @@ class WeightsCopies:
         self._keep = keep
         self._extra = list(extra)
 
-    def write(self, version: PolicyVersion, source: WeightSource) -> WeightsCopy:
+    def write(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> WeightsCopy:
         """A full copy of `source` as `version`. A collective; it returns on all ranks, or raises on all.
 
         Idempotent: a version that is there with the same weights stays. Peak memory beside the source's bucket: two of a
         writer's own buckets.
 
-        Raises: CopyFailed: a rank could not write, or the version is there with other weights.
+        Args: full: it always is, here. Raises: CopyFailed: a rank could not write, or the version is there with other weights.
         """
+        return self._write_whole(version, source, write_one)
+
+    def _write_whole(self, version: PolicyVersion, source: WeightSource, write: WriteOne) -> WeightsCopy:
         with contextlib.ExitStack() as cleanup:
             folder = Path(self._exchange.first(lambda: str(self._begin(version, cleanup)), failure=CopyFailed))
-            outcomes = self._exchange.gather(self._write_mine(folder, source))
+            outcomes = self._exchange.gather(self._write_mine(folder, source, write))
             done = self._exchange.first(lambda: self._finish(folder, version, outcomes or []), failure=CopyFailed)
-        return WeightsCopy(Path(done["folder"]), str(version), Manifest.model_validate(done["manifest"]))
+        return copy_of(done)
 
     def complete(self) -> list[WeightsCopy]:
         """Oldest first, by when they were completed."""
-        described = list(self.root.glob(f"{PREFIX}*/{DESCRIPTION}"))
+        described = [path for kind in KINDS for path in self.root.glob(f"{kind}*/{DESCRIPTION}")]
         found = []
         for path in described:
             try:
@@ -125,7 +132,7 @@ class WeightsCopies:
 
     # -- one rank's part ------------------------------------------------------------------------------------------------------
 
-    def _write_mine(self, folder: Path, source: WeightSource) -> list[Written] | str:
+    def _write_mine(self, folder: Path, source: WeightSource, write: WriteOne) -> list[Written] | str:
         """What this rank has written, or why it could not. It takes all buckets in any case: the others gather them too."""
         problem = ""
         done: list[Written] = []
@@ -138,7 +145,7 @@ class WeightsCopies:
                 mine = {name: _own(tensor) for name, tensor in bucket.items()}
                 if pending is not None:
                     problem = _collect(pending, done)
-                pending = thread.submit(_write_one, folder, index, count, mine)
+                pending = thread.submit(write, folder, index, count, mine)
                 del mine
             if pending is not None:
                 problem = _collect(pending, done) or problem
@@ -168,10 +175,7 @@ class WeightsCopies:
                     return folder, lock
 
     def _finish(self, folder: Path, version: PolicyVersion, outcomes: list[list[Written] | str]) -> dict[str, Any]:
-        problems = [outcome for outcome in outcomes if isinstance(outcome, str)]
-        if problems:
-            raise CopyFailed("; ".join(problems))
-        written = sorted((one for outcome in outcomes if not isinstance(outcome, str) for one in outcome), key=_number)
+        written = all_written(outcomes)
         manifest = Manifest(
             tensors=[tensor for _, _, tensors in written for tensor in tensors],
             shards=[shard for _, shard, _ in written],
@@ -186,9 +190,12 @@ class WeightsCopies:
         weight_map = {tensor.name: shard.name for _, shard, tensors in written for tensor in tensors}
         index = {"metadata": {"total_size": manifest.size}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index))
+        return self._complete(folder, version, manifest, self.root / _name(version))
+
+    def _complete(self, folder: Path, version: PolicyVersion, manifest: Manifest, final: Path) -> dict[str, Any]:
+        """Give it its name, which makes it complete. Returns: what `copy_of` takes, as JSON carries it."""
         body = {"version": str(version), "manifest": manifest.model_dump()}
         (folder / DESCRIPTION).write_text(json.dumps(body))
-        final = self.root / _name(version)
         try:
             folder.rename(final)
         except OSError as error:
@@ -221,6 +228,18 @@ class WeightsCopies:
                 lock.unlink()
 
 
+def all_written(outcomes: list[list[Written] | str]) -> list[Written]:
+    """Of all ranks, in the buckets' order. Raises: CopyFailed: a rank could not write."""
+    problems = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    if problems:
+        raise CopyFailed("; ".join(problems))
+    return sorted((one for outcome in outcomes if not isinstance(outcome, str) for one in outcome), key=_number)
+
+
+def copy_of(done: dict[str, Any]) -> WeightsCopy:
+    return WeightsCopy(Path(done["folder"]), done["version"], Manifest.model_validate(done["manifest"]))
+
+
 def _name(version: PolicyVersion) -> str:
     return f"{PREFIX}{version.lineage}-{version.step}"
 
@@ -238,7 +257,8 @@ def _own(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
-def _write_one(folder: Path, index: int, count: int, tensors: dict[str, Tensor]) -> Written:
+def write_one(folder: Path, index: int, count: int, tensors: dict[str, Tensor]) -> Written:
+    """One bucket as a shard."""
     shard, entries = write_shard(folder / shard_name(index, count), tensors)
     return index, shard, entries
 

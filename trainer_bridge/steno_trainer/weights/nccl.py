@@ -92,7 +92,7 @@ class NcclTransport:
         self._group: NcclGroup | None = None
         self._attempts = 0
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
+    def stage(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> StagedWeights:
         """Digests of all tensors, each computed by one rank, and where to meet. Raises: PushFailed, on all ranks: no worker, or
         weights that are no numbers."""
         told_by_rank = self._exchange.gather(self._digests(source))

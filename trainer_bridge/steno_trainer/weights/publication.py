@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from steno.contracts.errors import StenoError
+from steno.contracts.errors import BadRequest, StenoError, WeightsRefused
 from steno.contracts.policy import Update, UpdateSpec
 from steno_trainer.errors import PushFailed
 
@@ -45,6 +45,16 @@ class Publication:
     def settled(self) -> bool:
         """Whether every worker has served it or has been named, a newer one came, or it was refused."""
         return self._settled.is_set()
+
+    @property
+    def patches_refused(self) -> bool:
+        """Whether weights sent by difference were refused: by a worker that could not make them, or by a proxy that knows no
+        patches."""
+        if not self.spec.manifest.patches:
+            return False
+        return isinstance(self._refused, BadRequest) or any(
+            why.startswith(WeightsRefused.code) for why in self.failed.values()
+        )
 
     @property
     def outcome(self) -> str:

@@ -1,4 +1,4 @@
-"""Publishes new weights: a full copy, a post to the proxy, and a thread that follows it while training goes on.
+"""Publishes new weights: a copy, full or by difference, a post to the proxy, and a thread that follows it while training goes on.
 
     publisher = Publisher(FilesystemTransport(WeightsCopies(folder, ranks=ranks)), [AsyncSteno(url, key)], ranks=ranks)
     first = publisher.publish(version, ModelWeights(model))    # before any data is waited for: a broken path fails here
@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Self
 
 from steno.contracts.policy import Probe, Update, UpdateSpec
@@ -31,6 +31,8 @@ from steno_trainer.weights.source import WeightSource
 from steno_trainer.weights.transports import Transport
 
 log = logging.getLogger(__name__)
+FULL_AFTER_REFUSAL = 10
+"""Pushes."""
 
 
 class Publisher:
@@ -46,17 +48,22 @@ class Publisher:
         run_id: str | None = None,
         kv: Literal["recompute", "keep"] = "recompute",
         deadline_s: float = 600.0,
+        takes_patches: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Args:
             clients: `AsyncSteno`, one for each replica of the proxy; used in this publisher's thread alone, and closed with it.
             deadline_s: a worker that has not loaded an update by then is named as failed.
+            takes_patches: whether every worker knows them now; asked on the first rank, before each push.
         """
         self._transport = transport
         self._clients = clients
         self._exchange = GlooExchange(ranks)
         self._policy, self._run_id, self._kv, self._deadline_s = policy, run_id, kv, deadline_s
         self._thread: _Thread | None = None
+        self._takes_patches = takes_patches
+        self._newest: Publication | None = None
+        self._full_left = 0
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +94,7 @@ class Publisher:
     def _post(
         self, version: PolicyVersion, source: WeightSource, probe: Probe | None, parent: PolicyVersion | None
     ) -> Publication:
-        staged = self._transport.stage(version, source)
+        staged = self._transport.stage(version, source, full=self._exchange.is_first and self._wants_full())
         spec = UpdateSpec(
             run_id=self._run_id,
             policy=self._policy,
@@ -101,12 +108,23 @@ class Publisher:
             probe=probe,
             deadline_s=self._deadline_s,
         )
-        publication = Publication(spec, staged.folder)
+        publication = self._newest = Publication(spec, staged.folder)
         if self._exchange.is_first:
             if self._thread is None:
                 self._thread = _Thread(self._clients)
             self._thread.follow(publication)
         return publication
+
+    def _wants_full(self) -> bool:
+        """Whether some worker could not take the next weights by difference. One that refused them gets full copies for a while:
+        what is wrong there (a full disk, a release that knows no patches behind a proxy that does not say so) may last."""
+        if self._newest is not None and self._newest.patches_refused:
+            self._full_left = FULL_AFTER_REFUSAL
+            log.warning("%s was refused by difference: full copies are sent for a while", self._newest.version)
+        if self._full_left:
+            self._full_left -= 1
+            return True
+        return not self._takes_patches()
 
     def wait(self, publication: Publication, timeout_s: float | None = None) -> Update:
         """`Publication.wait`, for all ranks at once: the others wait on gloo, and hear how it ended.

@@ -69,11 +69,13 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> tuple[ShardEntry, 
                 whole.update(piece)
                 file.write(piece)
             digests[name] = one.hexdigest()
-    entries = [
-        TensorEntry(name=name, dtype=_meta(name, tensor).dtype_name, shape=list(tensor.shape), digest=digests[name])
-        for name, tensor in tensors.items()
-    ]
+    entries = [tensor_entry(name, tensor, digests[name]) for name, tensor in tensors.items()]
     return ShardEntry(name=path.name, size=len(header) + size, digest=whole.hexdigest()), entries
+
+
+def tensor_entry(name: str, tensor: Tensor, digest: str) -> TensorEntry:
+    """What the manifest says of it."""
+    return TensorEntry(name=name, dtype=_meta(name, tensor).dtype_name, shape=list(tensor.shape), digest=digest)
 
 
 def check_numbers(name: str, tensor: Tensor) -> None:

@@ -37,7 +37,7 @@ class Uploader:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
-        self._sizes = {shard.name: shard.size for shard in manifest.shards}
+        self._sizes = {file.name: file.size for file in manifest.files}
         self.bytes_sent = 0
 
     async def serve(self, client: UploadClient, update: Update) -> bool:

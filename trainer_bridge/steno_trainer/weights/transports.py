@@ -1,6 +1,7 @@
-"""Workers read a full copy from a folder that they share with the trainer; or get it uploaded from there (`stream`).
+"""Workers read a copy from a folder that they share with the trainer; or get it uploaded from there (`stream`).
 
-Either way the training loop stands still only while the copy is written.
+It is full, or by difference (`differences.py`), as the copies are that the transport is given. The training loop stands still
+only while it is written.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ class Transport(Protocol):
     @property
     def name(self) -> Literal["filesystem", "stream", "nccl"]: ...
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
-        """Make `version` of what the source holds now. A collective; idempotent."""
+    def stage(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> StagedWeights:
+        """Make `version` of what the source holds now. A collective; idempotent.
+
+        Args: full: not by difference, if this transport knows any; the first rank's counts.
+        """
         ...
 
     def carry(self, publication: Publication, source: WeightSource) -> bool:
@@ -54,8 +58,8 @@ class FilesystemTransport:
         self._copies = copies
         self._seen_as = seen_as
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
-        copy = self._copies.write(version, source)
+    def stage(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> StagedWeights:
+        copy = self._copies.write(version, source, full=full)
         root = self._seen_as or self._copies.root.absolute()
         return StagedWeights(str(root / copy.folder.name), copy.manifest, copy.folder)
 
@@ -75,8 +79,8 @@ class StreamTransport:
     def __init__(self, copies: WeightsCopies) -> None:
         self._copies = copies
 
-    def stage(self, version: PolicyVersion, source: WeightSource) -> StagedWeights:
-        copy = self._copies.write(version, source)
+    def stage(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> StagedWeights:
+        copy = self._copies.write(version, source, full=full)
         return StagedWeights("", copy.manifest, copy.folder)
 
     def carry(self, publication: Publication, source: WeightSource) -> bool:
