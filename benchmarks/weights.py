@@ -2,9 +2,15 @@
 
     python -m benchmarks.weights [--transports filesystem,stream] [--updates 3] [--layers 8] [--out build/weights.json]
     python -m benchmarks.weights --vllm <python of the vLLM environment>
+    python -m benchmarks.weights --changes [--steps 12] [--layers 8]
 
 A random model of about 100 MB (float32), a real proxy, a real worker with the embedded engine or vLLM, all on this machine;
-agents' turns run all the while. `nccl` needs GPUs on both sides and is not measured here.
+agents' turns run all the while. `stream` and `filesystem` are also measured by difference (`stream-delta`, `filesystem-delta`).
+`nccl` needs GPUs on both sides and is not measured here.
+
+`--changes` counts instead: how many weights change, and how large what is sent of them is, for AdamW at some learning rates with
+gradients that are drawn anew at each step; weights are kept in float32 and sent in bfloat16, as under ZeRO-3. How large a
+gradient is says little, since AdamW divides by it; rewards are not looked at.
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ from steno.client.client import AsyncSteno
 from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.differences import WeightsDifferences
+from steno_trainer.weights.patches import write_patch
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
@@ -39,6 +47,10 @@ from tests.support.stack import Stack, running
 
 STREAMS = 2
 BUCKET_BYTES = 16 << 20
+CHANGES = [(1e-6, torch.bfloat16), (3e-6, torch.bfloat16), (1e-5, torch.bfloat16), (1e-6, torch.float32)]
+WARM_STEPS = 10
+"""AdamW's first steps are larger than its others."""
+SKIPPED = (2, 4, 8, 16)
 VLLM = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8"]
 
 
@@ -82,30 +94,35 @@ class Agents:
 
 
 def measure(kind: str, model: Any, folder: Path, stack: Stack, updates: int) -> dict[str, Any]:
-    copies = WeightsCopies(folder / kind)
-    transport: Transport = FilesystemTransport(copies) if kind == "filesystem" else StreamTransport(copies)
+    how, _, push = kind.partition("-")
+    copies = WeightsDifferences(folder / kind) if push else WeightsCopies(folder / kind)
+    transport: Transport = FilesystemTransport(copies) if how == "filesystem" else StreamTransport(copies)
+    source = ModelWeights(model, bucket_bytes=BUCKET_BYTES)
+    copies_rate = 1e-6 if push else 1e-3  # a full copy costs the same whatever has changed
     rounds: list[dict[str, float]] = []
     with Publisher(transport, [AsyncSteno(stack.url)]) as sending:
-        for step in range(updates):
+        for step in range(updates + bool(push)):
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+                    parameter.add_(torch.randn_like(parameter), alpha=copies_rate)
             started = time.perf_counter()
             probe = make_probe(model, probe_ids(model.config.vocab_size))
             probed = time.perf_counter()
-            publication = sending.publish(
-                PolicyVersion(f"bench-{kind}", step), ModelWeights(model, bucket_bytes=BUCKET_BYTES), probe
-            )
+            publication = sending.publish(PolicyVersion(f"bench-{kind}", step), source, probe)
             update = sending.wait(publication, 600)
             whole_s = time.perf_counter() - started
             if update.state != "done":
                 raise SystemExit(f"update {update.version}: {update.state}: {publication.failed}\n{stack.logs()}")
             [worker] = update.workers
-            size = publication.spec.manifest.size
+            manifest = publication.spec.manifest
+            if push and not manifest.patches:
+                continue  # the first, which is full
+            size = sum(shard.size for shard in manifest.shards)
             rounds.append({
                 "whole_s": whole_s, "probe_s": probed - started, "copy_s": publication.copy_s,
                 "load_s": worker.load_s or 0.0, "pause_s": worker.pause_s or 0.0,
                 "bytes": size, "uploaded_bytes": publication.bytes_sent,
+                "sent_bytes": manifest.patches[-1].size if push else size,
             })  # fmt: skip
     medians: dict[str, float] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     medians["pause_share"] = statistics.median(one["pause_s"] / one["whole_s"] for one in rounds)
@@ -115,21 +132,74 @@ def measure(kind: str, model: Any, folder: Path, stack: Stack, updates: int) -> 
 
 def table(transports: dict[str, Any]) -> str:
     lines = [
-        "| transport | whole update | trainer stands still | generation stands still | share | uploaded / model's bytes |",
+        "| transport | whole update | trainer stands still | generation stands still | share | sent / model's bytes |",
         "|---|---|---|---|---|---|",
     ]
     for name, result in transports.items():
         m = result["medians"]
         lines.append(
             f"| {name} | {m['whole_s']:.2f} s | {m['probe_s'] + m['copy_s']:.2f} s | {m['pause_s']:.3f} s "
-            f"| {100 * m['pause_share']:.1f} % | {m['uploaded_bytes'] / m['bytes']:.2f} |"
+            f"| {100 * m['pause_share']:.1f} % | {m['sent_bytes'] / m['bytes']:.3f} |"
         )
     return "\n".join(lines)
 
 
+def count_changes(rate: float, model: Any, steps: int, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """AdamW at one rate, warmed up first. Returns: per step, and from the first of `steps` to each later one: shares of the
+    weights that changed, and of a full copy's bytes."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    source = ModelWeights(model, dtype=dtype, bucket_bytes=1 << 30)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    def sent() -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for bucket in source.buckets() for name, tensor in bucket.items()}
+
+    def changed(before: dict[str, torch.Tensor], now: dict[str, torch.Tensor]) -> dict[str, float]:
+        file, _ = write_patch(folder / "change.patch", before, now)
+        count = sum(tensor.numel() for tensor in now.values())
+        size = sum(tensor.nbytes for tensor in now.values())
+        moved = sum(int((now[name] != tensor).sum()) for name, tensor in before.items())
+        return {"weights": moved / count, "bytes": file.size / size}
+
+    for _ in range(WARM_STEPS):
+        step()
+    first = last = sent()
+    each, since = [], {}
+    for number in range(1, steps + 1):
+        step()
+        now = sent()
+        each.append(changed(last, now))
+        if number in SKIPPED:
+            since[number] = changed(first, now)
+        last = now
+    mean = {key: statistics.mean(one[key] for one in each) for key in each[0]}
+    return {"rate": rate, "dtype": str(dtype).removeprefix("torch."), "step": mean, "since": since}
+
+
+def report_changes(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Prints a table. Weights are drawn with a standard deviation of 0.02, as models of this kind begin."""
+    rows = []
+    print("| learning rate | sent as | | " + " | ".join(f"after {number} steps" for number in (1, *SKIPPED)) + " |")
+    print("|---|---|---|" + "---|" * (1 + len(SKIPPED)))
+    for rate, dtype in CHANGES:
+        row = count_changes(rate, make_model(folder / f"{rate}-{dtype}", options.layers), options.steps, folder, dtype)
+        rows.append(row)
+        for key in ("weights", "bytes"):
+            values = [row["step"][key], *(one[key] for one in row["since"].values())]
+            cells = " | ".join(f"{100 * value:.2f} %" for value in values)
+            print(f"| {rate:g} | {row['dtype']} | {key} | {cells} |", flush=True)
+    return {"changes": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transports", default="filesystem,stream")
+    parser.add_argument("--transports", default="filesystem,filesystem-delta,stream,stream-delta")
+    parser.add_argument("--changes", action="store_true", help="count what changes, and measure no time")
+    parser.add_argument("--steps", type=int, default=max(SKIPPED), help="with --changes")
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vllm", help="a Python that has vLLM")
@@ -139,6 +209,9 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="steno-weights-") as name:
         folder = Path(name)
+        if options.changes:
+            write_report(options.out, report_changes(options, folder))
+            return
         model = make_model(folder / "model", options.layers)
         staging = folder / "staging"
         arguments = ["--model", str(folder / "model"), "--staging-dir", str(staging)]
@@ -149,17 +222,20 @@ def main() -> None:
         with running(folder / "stack", arguments, python=python) as stack, Agents(stack):
             for kind in options.transports.split(","):
                 results[kind] = measure(kind, model, folder, stack, options.updates)
+    print(table(results))
+    write_report(options.out, {"engine": "vllm" if options.vllm else "transformers", "transports": results})
+
+
+def write_report(path: Path, measured: dict[str, Any]) -> None:
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report = {
         "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
-        "engine": "vllm" if options.vllm else "transformers",
         "revision": revision.stdout.strip(),
-        "transports": results,
+        **measured,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1))
-    print(table(results))
-    print(f"load average {os.getloadavg()[0]:.1f}; the whole report is in {options.out}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1))
+    print(f"load average {os.getloadavg()[0]:.1f}; the whole report is in {path}")
 
 
 if __name__ == "__main__":
