@@ -131,21 +131,38 @@ def test_what_each_way_to_end_is_worth(rollout: Harbor, sessions: Sessions) -> N
     assert rollout.left() == []
 
 
-def test_rollouts_that_were_killed_leave_no_sandbox_and_nothing_runs_twice(rollout: Harbor, sessions: Sessions) -> None:
-    script = f'{TURN}case "$OPENAI_BASE_URL" in *.0/v1) sleep 600 ;; esac\n'
+def test_rollouts_that_were_ended_leave_no_sandbox_and_nothing_runs_twice(rollout: Harbor, sessions: Sessions) -> None:
+    """Killed; by Ctrl-C; by two of them. The same command goes on each time."""
+    script = f'{TURN}case "$OPENAI_BASE_URL" in *.3/v1) ;; *) sleep 600 ;; esac\n'
     tasks = rollout.task("t", APART, {"instruction.md": script, "tests/test.sh": CHECK, "environment/agent.py": AGENT})
-    options = ("--run", "killed", "--agent", SHELL, "--group-size", "2", "--sequential")
-    with rollout.start(tasks, *options, command=[]) as process:
-        until = time.monotonic() + 240
-        while not any(session.counts.turns for session in sessions("killed").values()):
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    options = ("--run", "ended", "--agent", SHELL, "--group-size", "4", "--sequential")
+
+    def ended(trial: int, *signals: signal.Signals) -> tuple[int, str]:
+        """Rollouts that are told so in the middle of this trial: their exit code, and what they said."""
+        with rollout.start(tasks, *options, command=[]) as process:
+            until = time.monotonic() + 240
+            while not any(
+                name.endswith(f".{trial}") and found.counts.turns for name, found in sessions("ended").items()
+            ):
+                assert time.monotonic() < until and process.poll() is None
+                time.sleep(0.1)
+            for each in signals:
+                process.send_signal(each)
+                time.sleep(0.5)  # two at a time are one
+            _, said = process.communicate(timeout=120)
+            return process.returncode, said
+
+    assert ended(0, signal.SIGKILL)[0] == -signal.SIGKILL
+    code, said = ended(1, signal.SIGINT)
+    assert code == 130 and "cancelled; the same command with --run ended goes on" in said
+    assert rollout.left() == [] and "that Harbor left" not in said, "Harbor has removed its sandbox"
+    code, said = ended(2, signal.SIGINT, signal.SIGINT)
+    assert code == 130 and rollout.left() == [], said
     said = rollout(tasks, *options, command=[])
-    first, second = sorted(rollout.rows(), key=lambda row: row["trial_id"])
-    assert (first["end_reason"], first["turns"]) == ("interrupted", 1), said
-    assert (second["end_reason"], second["reward"], second["turns"]) == ("completed", 1.0, 1)
+    found = sorted(rollout.rows(), key=lambda row: row["trial_id"])
+    assert [(row["end_reason"], row["reward"], row["turns"]) for row in found] == [
+        ("interrupted", None, 1), ("cancelled", None, 1), ("cancelled", None, 1), ("completed", 1.0, 1),
+    ], said  # fmt: skip
     assert rollout.left() == []
 
 
