@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from steno import Client
 from steno.contracts.records import Sample
 from steno.models import TINY
-from tests.integration.verl.verl_job import VerlJob, loop_file, ray_logs, task_folders, verl_config
+from tests.integration.verl.verl_job import VerlJob, clear_rows, loop_file, ray_logs, task_folders, verl_config
 from tests.support.processes import until
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
@@ -37,6 +37,7 @@ TASKS = {"plain": "Write a note.", "fork": "Write a note. FORK", "fail": "Write 
 @pytest.fixture(scope="module")
 def played(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """Three prompts of two sessions each, played to their end, in the embedded mode."""
+    clear_rows()  # the replay buffer takes whatever groups there are
     folder = tmp_path_factory.mktemp("verl")
     config = verl_config(loop_file(folder, task_folders(folder / "tasks", TASKS)))
     job = VerlJob(config, abort_every=5)

@@ -149,6 +149,13 @@ class VerlJob:
         ray.kill(self.manager._job)
 
 
+def clear_rows() -> None:
+    """Forget what jobs before have put into TransferQueue."""
+    for partition, tags in tq.kv_list().items():
+        if tags:
+            tq.kv_clear(keys=list(tags), partition_id=partition)
+
+
 def ray_logs() -> str:
     """The ends of what workers printed."""
     logs = Path(ray._private.worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
