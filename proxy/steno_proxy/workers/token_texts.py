@@ -37,6 +37,8 @@ SLICE_IDS = 2048
 MOST_IDS = 1 << 20
 MOST_BYTES = 16 << 20
 """Of a vocabulary's texts. Those of today have 150,000 to 260,000 ids and 1 to 2 MB."""
+MOST_TEXT_BYTES = 4096
+"""Of one token's text. The longest of today are runs of spaces, of some hundred bytes."""
 MOST_LOOKED_AT = 256
 """Tokenizers in AGAIN_S, by one process."""
 
@@ -124,9 +126,15 @@ async def _asked(worker: WorkerChannel, card: ModelCard) -> _Texts:
             raise EngineFailed(f"the worker said {len(said.texts)} texts for {len(ids)} ids")
         if total > MOST_BYTES:
             raise EngineFailed(f"the worker's texts have {total} bytes and more; at most {MOST_BYTES} are kept")
-        found.texts += [text.decode(errors=_NAMED) for text in said.texts]
+        if (longest := max(map(len, said.texts), default=0)) > MOST_TEXT_BYTES:
+            raise EngineFailed(f"the worker said a text of {longest} bytes; at most {MOST_TEXT_BYTES} are kept")
+        found.texts += await asyncio.to_thread(_decoded, said.texts)  # each byte that is no UTF-8 costs a call
         found.special += special
     return found
+
+
+def _decoded(texts: list[bytes]) -> list[str]:
+    return [text.decode(errors=_NAMED) for text in texts]
 
 
 def _name_bytes(error: UnicodeError) -> tuple[str, int]:

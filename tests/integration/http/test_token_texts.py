@@ -127,6 +127,8 @@ LIES = {
     "special ids of its own": saying(true, b"\xff\xff\xff\x7f"),
     "special ids that are none": saying(true, b"\x00\x00\x00"),
     "too long": saying(lambda ids: [b"x" * 100_000] * len(ids)),
+    "one too long": saying(lambda ids: [*true(ids)[1:], b"\xff" * 4097]),
+    "too much in all": saying(lambda ids: [b"x" * 4096] * len(ids)),
 }
 
 
@@ -136,6 +138,7 @@ async def test_what_can_not_be_is_not_kept_and_asked_again_later_and_later(
 ) -> None:
     monkeypatch.setattr(token_texts, "ANSWER_S", 0.05)
     monkeypatch.setattr(token_texts, "LOOK_S", 2.0)
+    monkeypatch.setattr(token_texts, "MOST_BYTES", 1 << 20)
     store, worker, sound, now = MemoryStore().token_texts, Speaker(LIES[lie]), Speaker(saying(true), "e"), [0.0]
     keeper = TokenTextsKeeper(store, lambda: [worker, sound], lambda: now[0])  # type: ignore[list-item]
     at = []

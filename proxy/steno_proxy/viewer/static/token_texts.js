@@ -11,7 +11,7 @@ export async function textsOf(keys) {
   const asked = new Set(keys);
   if ([...asked].some((key) => !known.has(key))) {
     const { items } = await get("workers/tokenizers");
-    for (const key of items) if (asked.has(key) && !known.has(key)) known.set(key, read(key));
+    for (const key of items) if (asked.has(key) && !known.has(key)) known.set(key, read(key).catch(() => forget(key)));
   }
   const found = await Promise.all([...asked].map(async (key) => [key, await known.get(key)]));
   return new Map(found.filter(([, texts]) => texts));
@@ -20,6 +20,12 @@ export async function textsOf(keys) {
 async function read(key) {
   const { texts, special } = await get(`workers/tokenizers/${encodeURIComponent(key)}`);
   return { texts, special: new Set(special) };
+}
+
+// One that could not be read now is asked for again.
+function forget(key) {
+  known.delete(key);
+  return null;
 }
 
 // A token's text; null where none is known.
