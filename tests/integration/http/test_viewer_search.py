@@ -91,6 +91,11 @@ async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path) -
             assert await found(proxy, text="def rule_7(tokens)") == ["by-hand", "old"]
             assert await found(proxy, text="def rule_7(tokens)", agent="pi") == ["old"]
             assert await found(proxy, text="nobody said this") == []
+            for path in tmp_path.rglob("*"):
+                if path.is_file():
+                    path.write_bytes(b"spoilt")
+            page = (await proxy.http.get("/ui/sessions", params={"text": "def rule_7(tokens)"})).json()
+            assert [session["trial_id"] for session in page["items"]] == ["by-hand"] and page["unreadable"] == ["old"]
     finally:
         server.close()
 

@@ -8,20 +8,23 @@ how far it came, and goes on when it is asked to.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from steno.contracts.errors import NotFound, StenoError
+from steno.contracts.errors import ArchiveUnreadable, NotFound, StenoError
 from steno.contracts.records import Session
 from steno_proxy.api.common import encoded, known_query, reader, services
 from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.places import InArchive
 from steno_proxy.store.views import ListPosition
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """How long one call looks."""
@@ -40,12 +43,14 @@ router = APIRouter(include_in_schema=False)
 
 
 class FoundSessions(BaseModel):
-    """searched: sessions that this call has looked at. total: sessions on record. next_cursor: to go on; None: that was all."""
+    """searched: sessions that this call has looked at. total: sessions on record. next_cursor: to go on; None: that was all.
+    unreadable: trials that the archive can't read now, which may belong here."""
 
     items: list[Session]
     next_cursor: str | None = None
     searched: int = 0
     total: int = 0
+    unreadable: list[str] = Field(default_factory=list)
 
 
 @router.get("/ui/sessions", dependencies=[Depends(reader), Depends(known_query)])
@@ -76,8 +81,14 @@ async def find_sessions(
         )  # fmt: skip
         counted = 0
         for session, passed in zip(page.items, page.passed, strict=True):
-            if sought is None or await _says(store, session, sought):
-                found.items.append(session)
+            try:
+                if sought is None or await _says(store, session, sought):
+                    found.items.append(session)
+            except StenoError as error:
+                if error.retryable and not isinstance(error, ArchiveUnreadable):
+                    raise
+                log.warning("a search left out session %s: %s", session.trial_id, error.message)
+                found.unreadable.append(session.trial_id)
             found.searched, counted = found.searched + passed - counted, passed
             if sought is not None and (
                 len(found.items) == limit or time.monotonic() > until or await request.is_disconnected()
@@ -85,6 +96,7 @@ async def find_sessions(
                 found.next_cursor = ListPosition(session.created_at, session.trial_id).cursor()
                 return encoded(request, found)
         found.searched += page.looked - counted
+        found.unreadable += page.unreadable
         cursor = page.next_cursor
         if cursor is None or len(found.items) == limit or time.monotonic() > until or await request.is_disconnected():
             found.next_cursor = cursor
@@ -96,31 +108,26 @@ async def _says(store: SessionStore, session: Session, sought: str) -> bool:
     """Whether this stands in what was said to the policy or by it, or in the trial's id. Args: sought: case folded."""
     if sought in session.trial_id.casefold():
         return True
-    for start in range(0, session.counts.turns, TURNS):
-        began = time.monotonic()
-        try:
-            said = await _said(store, session, range(start, min(start + TURNS, session.counts.turns)))
-        except NotFound:
-            return False  # deleted meanwhile
-        except StenoError as error:
-            if error.retryable:
-                raise
-            return False
-        found = list(texts(said))
-        long = sum(map(len, found)) > INLINE_LETTERS
-        if await asyncio.to_thread(_in_any, found, sought) if long else _in_any(found, sought):
-            return True
-        await asyncio.sleep(REST * (time.monotonic() - began))
+    try:
+        for start in range(0, session.counts.turns, TURNS):
+            began = time.monotonic()
+            said = await store.conversation(session.trial_id, range(start, min(start + TURNS, session.counts.turns)))
+            if await _in(said, sought):
+                return True
+            await asyncio.sleep(REST * (time.monotonic() - began))
+    except InArchive:  # which reads a session whole
+        turns = await store.turns(session.trial_id)
+        return await _in([[turn.messages, turn.reply] for turn in turns], sought)
+    except NotFound:
+        pass  # deleted meanwhile
     return False
 
 
-async def _said(store: SessionStore, session: Session, numbers: range) -> list[Any]:
-    """The messages and replies of these turns: without their tokens, but for what is in the archive, which is whole there."""
-    try:
-        return await store.conversation(session.trial_id, numbers)
-    except InArchive:
-        turns = await store.turns(session.trial_id, start=numbers.start, limit=len(numbers))
-        return [[turn.messages, turn.reply] for turn in turns]
+async def _in(said: list[Any], sought: str) -> bool:
+    found = list(texts(said))
+    if sum(map(len, found)) > INLINE_LETTERS:
+        return await asyncio.to_thread(_in_any, found, sought)
+    return _in_any(found, sought)
 
 
 def _in_any(found: Iterable[str], sought: str) -> bool:

@@ -21,6 +21,7 @@ export async function sessionsView(main, _, query, signal, state) {
   let cursor = null;
   let shown = 0;
   let searched = 0;
+  let unreadable = 0;
 
   async function next() {
     more.disabled = true;
@@ -28,13 +29,15 @@ export async function sessionsView(main, _, query, signal, state) {
     body.append(...page.items.map(line));
     shown += page.items.length;
     searched += page.searched ?? 0;
+    unreadable += page.unreadable?.length ?? 0;
     cursor = page.next_cursor;
     more.hidden = cursor === null;
     more.disabled = false;
     more.textContent = seeks ? "Search on" : "Show older ones";
     const far = seeks ? `, searched ${count(searched)} of ${count(Math.max(page.total, searched))}` : "";
-    found.textContent = `${many(shown, "session")}${!seeks && cursor ? ", the newest" : ""}${far}`;
-    if (!shown && cursor === null) body.append(h("tr", h("td.none", { colspan: 9 }, "No session matches.")));
+    const lost = unreadable ? `, ${count(unreadable)} in the archive can't be read now` : "";
+    found.textContent = `${many(shown, "session")}${!seeks && cursor ? ", the newest" : ""}${far}${lost}`;
+    if (!shown && !unreadable && cursor === null) body.append(h("tr", h("td.none", { colspan: 9 }, "No session matches.")));
     say(found.textContent);
     if (seeks && !page.items.length && cursor !== null && !signal.aborted) await next();
   }
