@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Range = tuple[int, int]
 """Of S: the first token, and the one after the last."""
@@ -94,6 +95,7 @@ class _Collected(torch.autograd.Function):
         return x_GSD.new_empty(0)
 
     @staticmethod
+    @once_differentiable  # keys and values are made again without a graph
     def backward(ctx: Any, nothing: Tensor) -> tuple[Tensor, None]:
         sums_GSD, ctx.sums.grad_GSD = ctx.sums.grad_GSD, None
         return nothing.new_zeros(ctx.sums.shape) if sums_GSD is None else sums_GSD.to(nothing.dtype), None
@@ -111,6 +113,7 @@ class _Along(torch.autograd.Function):
         return make()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         wide = torch.promote_types(grad.dtype, torch.float32)
         if ctx.repeats > 1:
