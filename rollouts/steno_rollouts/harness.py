@@ -25,7 +25,7 @@ from steno.contracts.rest import GroupSpec, GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.outcome import EndReason, TrialResult, recorded_result
-from steno_rollouts.tasks.task import Task, group_id
+from steno_rollouts.tasks.task import Task, group_id, kept_on_record
 from steno_rollouts.trials.runner import Assignment, FailedTrial, TrialRunner
 
 FIRST_TURN_S = 0.5
@@ -240,7 +240,7 @@ class Rollouts:
         return bool((await self._client.session(trial_id)).counts.turns)
 
     async def _register(self, plan: Planned, identity: str) -> GroupTrials:
-        options = self.options
+        options, withheld = self.options, kept_on_record(plan.task.hidden)
         spec = GroupSpec(
             group_id=identity,
             run_id=options.run_id,
@@ -252,7 +252,7 @@ class Rollouts:
             limits=options.limits,
             # Not said where there is none: a proxy of an older release refuses what it does not know.
             **({"fork_of": options.fork_of} if options.fork_of is not None else {}),
-            **({"withheld": dict(plan.task.hidden)} if plan.task.hidden else {}),
+            **({"withheld": withheld} if withheld else {}),
         )
         try:
             group = await self._client.create_group(spec)

@@ -21,7 +21,7 @@ from steno.contracts.errors import ConfigError, Conflict, NotFound, StenoError
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Completion, GroupSpec
 from steno_rollouts.outcome import CommandOutcome
-from steno_rollouts.tasks.task import Task
+from steno_rollouts.tasks.task import Task, kept_on_record
 from steno_rollouts.trials.reward import (
     RECORDED_INPUTS,
     RecordedTrial,
@@ -224,7 +224,8 @@ class Rescoring:
 
     async def _make(self, group: RescoredGroup) -> None:
         record = group.record
-        withheld: dict[str, Any] = {"withheld": dict(group.withheld)} if group.withheld else {}
+        kept = kept_on_record(group.withheld)
+        withheld: dict[str, Any] = {"withheld": kept} if kept else {}
         made = await self.client.create_group(
             GroupSpec(
                 group_id=group.name, run_id=self.into, task=record.task, size=record.size, purpose=record.purpose,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError
-from steno_cli.commands.sessions import Key, KeyFile, Url
+from steno_cli.commands.sessions import KeyFile, Url
 from steno_cli.terminal.connection import client_settings
 from steno_cli.terminal.output import console
 
@@ -46,7 +46,10 @@ def rescore(
     purpose: Annotated[Literal["train", "eval"], typer.Option(help="Of the groups to score.")] = "train",
     reward_timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of the function, in seconds.")] = 300.0,
     url: Url = None,
-    key: Key = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Admin key; else STENO_CLIENT_KEY, else STENO_ADMIN_KEY.", rich_help_panel="Connection"),
+    ] = None,
     key_file: KeyFile = None,
 ) -> None:
     """Score a recorded run with another reward function, into a run of its own. Nothing is sampled.

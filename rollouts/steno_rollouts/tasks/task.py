@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -27,6 +28,8 @@ from steno.contracts.json_limits import storable
 from steno_rollouts.tasks.rows import Row, as_json, is_rows, rows, shown
 from steno_rollouts.tasks.selection import TaskSelection, lookup
 
+MOST_HIDDEN_BYTES = 256 * 1024
+"""Of a task's hidden fields as JSON, to be kept on record."""
 INSTRUCTION = "instruction.md"
 CONFIGURATION = "task.toml"
 ENVIRONMENT = "environment"
@@ -65,6 +68,13 @@ class Task:
     def arguments(self) -> dict[str, Any]:
         """All fields, hidden ones too: a deep copy, since a trial that changes its own must not change its siblings'."""
         return copy.deepcopy({**self.fields, **self.hidden})
+
+
+def kept_on_record(hidden: Mapping[str, Any]) -> dict[str, Any]:
+    """The hidden fields of a task, for whoever scores its trials anew. None of them where they are large, since each group holds
+    a copy."""
+    size = len(json.dumps(hidden, ensure_ascii=False).encode())
+    return dict(hidden) if size <= MOST_HIDDEN_BYTES else {}
 
 
 def load_tasks(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID
-from steno_rollouts.tasks.task import Task, group_id, load_tasks
+from steno_rollouts.tasks.task import MOST_HIDDEN_BYTES, Task, group_id, kept_on_record, load_tasks
 from steno_rollouts.trials import workdir
 
 TOML = """
@@ -141,3 +141,12 @@ def test_a_groups_id_is_one_for_trials_too_and_its_own(run: str, task: str, name
     found = group_id(run, task, name)
     assert re.fullmatch(TRIAL_ID.strip("^$"), f"{found}.4095") and len(found) <= 120
     assert found == group_id(run, task, name) != group_id(run, task + "x", name)
+
+
+def test_hidden_fields_that_are_large_are_not_kept_with_each_group() -> None:
+    """A proxy takes 1 MiB with a group: tasks with large tests can be rolled out."""
+    room = MOST_HIDDEN_BYTES - len('{"_tests": ""}')
+    assert kept_on_record({"_tests": "x" * room}) == {"_tests": "x" * room}
+    assert kept_on_record({"_tests": "x" * (room + 1)}) == {}
+    assert kept_on_record({"_tests": "ä" * (room // 2 + 1)}) == {}
+    assert kept_on_record({}) == {}
