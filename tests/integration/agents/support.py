@@ -97,6 +97,11 @@ def output(done: subprocess.CompletedProcess[str], stack: Stack | None = None) -
     return done.stdout[-3000:] + done.stderr[-3000:] + (stack.logs() if stack is not None else "")
 
 
+def errors_of(stack: Stack, trial_id: str) -> str:
+    """For a failed test: how this trial's turns failed; of a fork that was asked something else, both texts."""
+    return "\n".join(f"{turn['turn_id']}: {turn['error']}" for turn in stack.turns(trial_id) if turn.get("error"))
+
+
 def is_fixed(work: Path) -> bool:
     """Whether the task is done that most of these tests set."""
     return (work / "src/calc.py").read_text() == "def add(a, b):\n    return a + b\n"

@@ -21,6 +21,7 @@ from tests.integration.agents.support import (
     branch,
     check_continuous,
     check_forked,
+    errors_of,
     fork,
     is_answering,
     is_fixed,
@@ -188,7 +189,7 @@ def test_a_fork_in_a_fresh_folder_is_told_what_was_recorded_and_goes_on_from_it(
         place.mkdir(parents=True)
     command, variables = pointed(stack, "claude-fork", "Fix the bug in src/calc.py")
     done = run(command, work, home, variables)
-    assert done.returncode == 0, output(done, stack)
+    assert done.returncode == 0, errors_of(stack, "claude-fork") + output(done, stack)
     turns = stack.turns("claude-fork")
     main = main_branch(turns)
     assert is_fixed(work)
