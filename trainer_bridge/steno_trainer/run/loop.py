@@ -311,11 +311,10 @@ class Loop:
         return time.monotonic() - started
 
     async def _send_whole(self) -> None:
-        """Weights that no worker could take by difference, as a full copy: while groups are waited for, so that they are still
-        those of that version."""
-        if self._pushing is None:
-            return
-        await asyncio.wait({self._pushing})
+        """Weights that no worker could take by difference, as a full copy: while groups are waited for, or before an
+        evaluation, so that they are still those of that version."""
+        if self._pushing is not None:
+            await asyncio.wait({self._pushing})
         if self._newest is None or self._newest.served or not self._newest.patches_refused:
             return
         logger.warning("no worker took %s by difference: it is sent whole", self._newest.version)
@@ -372,6 +371,8 @@ class Loop:
         if self._evaluate is None or self._ending.wanted.is_set():
             return {}
         self._view.phase("evaluating, where it is due")
+        await self._pushed_or_named()
+        await self._send_whole()
         await self._pushed_or_named()
         values = await self._ending.unless_ending(self._evaluate(self.state.step, str(self.state.version))) or {}
         if "eval/reward" in values:

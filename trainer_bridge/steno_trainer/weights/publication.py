@@ -28,6 +28,9 @@ class Publication:
         self.trouble: StenoError | None = None
         self._started = time.monotonic()
         self._refused: StenoError | None = None
+        self._patches_refused = (
+            False  # by a worker, at some time: the proxy tries it again, and its table says so no more
+        )
         self._ended: Update | None = None  # as it last was when it was not running: one that failed may be tried again
         self._settled = threading.Event()
 
@@ -48,13 +51,9 @@ class Publication:
 
     @property
     def patches_refused(self) -> bool:
-        """Whether weights sent by difference were refused: by a worker that could not make them, or by a proxy that knows no
-        patches."""
-        if not self.spec.manifest.patches:
-            return False
-        return isinstance(self._refused, BadRequest) or any(
-            why.startswith(WeightsRefused.code) for why in self.failed.values()
-        )
+        """Whether weights sent by difference were refused: by a worker that could not make them (one that made them and found
+        them wrong by the probe would find the same of a full copy), or by a proxy that knows no patches."""
+        return bool(self.spec.manifest.patches) and (isinstance(self._refused, BadRequest) or self._patches_refused)
 
     @property
     def outcome(self) -> str:
@@ -90,6 +89,7 @@ class Publication:
 
     def seen(self, update: Update) -> None:
         self.update = update
+        self._patches_refused |= any(map(_could_not_be_made, self.failed.values()))
         self.trouble = None
         if update.state != "running":
             self._ended = update
@@ -103,3 +103,9 @@ class Publication:
         if self.push_s is None:
             self.push_s = time.monotonic() - self._started
         self._settled.set()
+
+
+def _could_not_be_made(why: str) -> bool:
+    """Args: why: `<code>: <what a worker says>`."""
+    refused = f"{WeightsRefused.code}: "
+    return why.startswith(refused) and not why.removeprefix(refused).startswith("probe")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import BadRequest, Conflict, Unreachable
-from steno.contracts.policy import Probe, UpdateSpec, Want, WorkerUpdate
+from steno.contracts.policy import PatchEntry, Probe, UpdateSpec, Want, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
 from steno_trainer.weights.copies import WeightsCopies
@@ -156,6 +156,28 @@ async def test_workers_that_failed_are_named_until_they_have_caught_up(
         proxy.changed.set()
         await until(lambda: shared.failed == {})
     assert "w2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        ("weights_refused: shard patch-001-00000.bin has digest 0 (digest)", True),
+        ("weights_refused: probe: log-probabilities differ by 3 on average", False),
+        ("worker_lost: the worker went away", False),
+    ],
+)
+async def test_patches_that_were_refused_stay_so_when_the_proxy_tries_again(
+    shared: Publication, error: str, refused: bool
+) -> None:
+    manifest = shared.spec.manifest
+    manifest.patches = [PatchEntry(before="0" * 32, after=manifest.digest, files=manifest.shards)]
+    proxy = FakeProxy()
+    proxy.state, proxy.workers = "failed", [WorkerUpdate(worker_id="w", state="failed", error=error)]
+    async with following(shared, [proxy]):
+        await until(lambda: shared.settled)
+        proxy.state, proxy.workers = "running", [WorkerUpdate(worker_id="w", state="receiving")]
+        await until(lambda: shared.update is not None and shared.update.state == "running")
+        assert shared.patches_refused is refused
 
 
 async def test_an_update_that_no_worker_took_is_posted_again_after_growing_pauses(shared: Publication) -> None:
