@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 CLOSE_S = 10.0
 ANY_IDS = list(range(8))
 """Scored where there is no probe: every vocabulary has them, and broken weights give no numbers for any."""
+Proof = tuple[str, str, Probe | None]
+"""What decides whether weights pass: (version, digest, probe)."""
 
 
 class UpdateRunner:
@@ -69,7 +71,7 @@ class UpdateRunner:
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
         self._good: ProvenWeights | None = None  # what was proved last; None: nothing was asked of this engine yet
-        self._refused: tuple[str, StenoError] | None = None  # the last update whose probe failed, and how
+        self._refused: tuple[Proof, StenoError] | None = None  # the last weights whose probe failed, and how
 
     def cards(self) -> list[ModelCard]:
         """The engine's, with the version that was proved, and the capability PATCHES where weights are its own."""
@@ -131,8 +133,9 @@ class UpdateRunner:
             send(WeightUpdate.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
             return
         listeners = update.listeners if update is not None else set()
-        if self.healthy and self._refused is not None and self._refused[0] == frame.update_id:
-            # The same weights and the same probe would end as they did, and cost what runs here its tokens once more.
+        if self.healthy and self._refused is not None and self._refused[0] == _proof_of(spec):
+            # The same weights and the same probe would end as they did, and cost what runs here its tokens once more, also where
+            # they come another way (whole, after patches).
             send(WeightUpdate.refusal(frame.update_id, self._refused[1]))
             return
         update = self._updates[frame.update_id] = WeightUpdate(frame.update_id, spec, {*listeners, send})
@@ -230,7 +233,7 @@ class UpdateRunner:
             except WeightsRefused as error:
                 self._failed(update, error)
                 if loaded:
-                    self._refused = update.id, error
+                    self._refused = _proof_of(update.spec), error
                 if loaded or not self.healthy:
                     self._condemn(error.message)
                 else:
@@ -356,3 +359,7 @@ class UpdateRunner:
         """What is staged is no longer needed: its tensors are in the engine, or never will be."""
         self._stager.remove(update)
         update.forget_bytes()
+
+
+def _proof_of(spec: UpdateSpec) -> Proof:
+    return spec.version, spec.manifest.digest, spec.probe

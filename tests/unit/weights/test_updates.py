@@ -444,6 +444,10 @@ async def test_after_a_refusal_the_weights_of_before_are_loaded_and_proved_again
     bench.engine.during = lambda: None
     proxy.prepare(folder_spec(tmp_path, 2, probe=PROBE), "u2")
     assert proxy.frames[-1].state == "failed" and len(bench.engine.loaded) == 3
+    (other := bench.proxy()).prepare(stream_spec(2, probe=PROBE), "u2, another way")
+    assert [frame.state for frame in other.frames] == ["failed"]
+    proxy.prepare(folder_spec(tmp_path, 2, probe=PROBE | {"tolerance": 9.0}), "u2, of which more is let pass")
+    await proxy.until("ready")
     proxy.prepare(folder_spec(tmp_path, 3, probe=PROBE), "u3")
     await proxy.until("ready")
     proxy.tell(Apply("u3"))
