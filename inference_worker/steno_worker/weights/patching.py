@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,14 +60,19 @@ class PatchedStaging:
 
     def __init__(self, root: Path, update_id: str, manifest: Manifest) -> None:
         one = folder_of(root, update_id, manifest)
-        self.folder = one.with_name(f"{one.name}-whole")
+        # Of each attempt its own: a thread that was left behind by an earlier one removes what it has made.
+        self.folder = one.with_name(f"{one.name}-whole-{uuid.uuid4().hex[:8]}")
         self.incoming: StreamStaging | None = None
 
-    def open(self, kept: Path | None, size: int) -> None:
-        """Make room for `size` bytes, beside `kept`, which stays. Raises: WeightsRefused: there is none."""
+    @property
+    def folders(self) -> list[Path]:
+        """All that there is of it on the disk."""
+        return [self.folder, *(self.incoming.folders if self.incoming is not None else [])]
+
+    def open(self, needed: Sequence[Path], size: int) -> None:
+        """Make room for `size` bytes, beside the folders `needed`, which stay. Raises: WeightsRefused: there is none."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        arrived = self.incoming.folder if self.incoming is not None else None
-        sweep(self.folder.parent, self.folder, kept, arrived)
+        sweep(self.folder.parent, [*self.folders, *needed])
         check_room(self.folder, size)
 
     def remove(self) -> None:
@@ -150,10 +156,14 @@ class _PatchFile:
                 at += block.places + block.differences
 
     def check_fits(self, layout: dict[str, tuple[int, int]]) -> None:
-        """Args: layout: name -> (width, elements) of the shard's tensors. Raises: WeightsRefused."""
+        """Args: layout: name -> (width, elements) of the shard's tensors.
+
+        Raises: WeightsRefused, not of this file: the copy that it goes onto may be cut into shards in another way."""
         for name, tensor in self.tensors.items():
             if layout.get(name) != (tensor.width, tensor.elements):
-                raise file_refusal(self._name, f"is not of this shard: tensor {name!r}")
+                raise WeightsRefused(
+                    f"shard {self._name} is not of this shard: tensor {name!r}", field="manifest.patches"
+                )
 
     def apply(self, name: str, index: int, onto: weight_patch.Bits) -> None:
         """Raises: WeightsRefused."""

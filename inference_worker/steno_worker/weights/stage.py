@@ -52,10 +52,12 @@ class Stager:
         self._reading: list[DiskThread] = []  # of others' folders; also those that were left behind
         self._kept: StreamStaging | PatchedStaging | None = None
         self._base: PatchBase | None = None  # what was kept, for patches to go onto
+        self._here: set[WeightUpdate] = set()  # those whose files are needed: being staged, ready, or being loaded
 
     async def stage(self, update: WeightUpdate) -> Path:
         """The folder of its shards, complete and verified (`nccl`: of no meaning). Raises: WeightsRefused;
         UpdateAbandoned."""
+        self._here.add(update)
         if update.spec.manifest.patches:
             return await self._patched(update)
         if update.spec.transport == "stream":
@@ -76,6 +78,7 @@ class Stager:
 
     def remove(self, update: WeightUpdate) -> None:
         """What was written for it, unless it is kept. Returns at once."""
+        self._here.discard(update)
         if update.staging is not None and update.staging.folder != self._kept_folder:
             self._streams.tell(update.staging.remove)
 
@@ -91,6 +94,12 @@ class Stager:
     @property
     def _kept_folder(self) -> Path | None:
         return self._kept.folder if self._kept is not None else None
+
+    @property
+    def _needed_folders(self) -> list[Path]:
+        """All but these may go: one update may be loaded while the next is staged."""
+        stagings = [self._kept, *(update.staging for update in self._here)]
+        return [folder for staging in stagings if staging is not None for folder in staging.folders]
 
     async def _check(self, update: WeightUpdate) -> Path:
         spec = update.spec
@@ -147,7 +156,7 @@ class Stager:
     async def _receive(self, update: WeightUpdate) -> Path:
         await self._answering()
         staging = update.staging = StreamStaging(self._root(), update.id, update.spec.manifest)
-        await self._streams.do(staging.open, update.abandoned, self._kept_folder)
+        await self._streams.do(staging.open, update.abandoned, self._kept_folder, self._needed_folders)
         await self._take_all(update, staging)
         return staging.folder
 
@@ -173,9 +182,11 @@ class Stager:
             try:
                 return await self._patch(update, base, patches)
             except WeightsRefused as error:
-                if update.abandoned.is_set():
+                if update.abandoned.is_set() or _is_of_patches(error, patches):
                     raise
-                self._base = None
+                if self._base is base:  # else another update was served meanwhile
+                    self._base = None
+                update.forget_bytes()
                 logger.warning(
                     "update %s can't be made of the copy that this worker kept, and will be of the full copy: %s",
                     update.version, error.message,
@@ -193,15 +204,17 @@ class Stager:
         streams = update.spec.transport == "stream"
         if streams:
             made.incoming = StreamStaging(self._root(), update.id, manifest, wanted)
-            kept = self._kept_folder
+            kept, needed = self._kept_folder, self._needed_folders
             await disk.do(
-                partial(made.incoming.open, update.abandoned, kept, needs_kept=base is not None, more_bytes=size)
+                partial(
+                    made.incoming.open, update.abandoned, kept, needed, needs_kept=base is not None, more_bytes=size
+                )
             )  # fmt: skip
             await self._take_all(update, made.incoming)
             arrived = made.incoming.folder
         else:
             arrived = await disk.do(readable_folder, update.spec.location)
-        await disk.do(made.open, self._kept_folder, size)
+        await disk.do(made.open, self._needed_folders, size)
 
         def patch(on_bytes: Callable[[int], None]) -> Path:
             return PatchJob(
@@ -232,3 +245,9 @@ class Stager:
         if self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="steno-staging-"))
         return self._temporary
+
+
+def _is_of_patches(error: WeightsRefused, patches: Sequence[PatchEntry]) -> bool:
+    """Whether a patch itself is to blame, or its way here (`crc32`): onto another copy it would be refused as well."""
+    names = [file.name for patch in patches for file in patch.files]
+    return error.field == "crc32" or error.field in [f"manifest.shards.{name}" for name in names]

@@ -77,10 +77,10 @@ def folder_of(root: Path, update_id: str, manifest: Manifest) -> Path:
     return root / f"{PREFIX}{name}"
 
 
-def sweep(root: Path, *kept: Path | None) -> None:
+def sweep(root: Path, needed: Sequence[Path]) -> None:
     """Remove the folders of all other updates."""
     for other in root.glob(f"{PREFIX}*"):
-        if other not in kept:
+        if other not in needed:
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -119,6 +119,11 @@ class StreamStaging:
         self._checks: list[FileCheck] = []
 
     @property
+    def folders(self) -> list[Path]:
+        """All that there is of it on the disk."""
+        return [self.folder]
+
+    @property
     def received(self) -> int:
         """Bytes staged and checked, of all files."""
         return sum(check.fed for check in self._checks)
@@ -133,22 +138,23 @@ class StreamStaging:
         return (self._files[done], 0) if done < len(self._files) else None
 
     def open(
-        self, abandoned: threading.Event, kept: Path | None = None, *, needs_kept: bool = False, more_bytes: int = 0
-    ) -> None:
+        self, abandoned: threading.Event, kept: Path | None = None, needed: Sequence[Path] = (), *,
+        needs_kept: bool = False, more_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """Make the folder, remove those of other updates, take up what an earlier start of this worker left.
 
         Args:
-            kept: a folder that stays, unless its room is needed. needs_kept: it stays in any case.
+            kept: a folder that stays, unless its room is needed. needs_kept: it stays in any case. needed: others that stay.
             more_bytes: of what will be made of the files.
         Raises: WeightsRefused: no shards, or not enough room for them.
         """
         if not self._manifest.shards:
             raise WeightsRefused("manifest.shards: there are none", field="manifest.shards")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sweep(self.folder.parent, self.folder, kept)
+        sweep(self.folder.parent, [self.folder, *([kept] if kept is not None else []), *needed])
         self._take_up(abandoned)
-        needed = sum(file.size for file in self._files) - self.received + more_bytes
-        check_room(self.folder, needed, None if needs_kept or kept == self.folder else kept)
+        room = sum(file.size for file in self._files) - self.received + more_bytes
+        check_room(self.folder, room, None if needs_kept or kept == self.folder else kept)
 
     def write(self, shard: str, offset: int, data: bytes, crc32: int) -> None:
         """The bytes at `position`. Raises: WeightsRefused: they are other than what was sent, or than the manifest says."""

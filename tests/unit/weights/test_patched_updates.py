@@ -16,11 +16,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from steno.contracts import weight_patch
-from steno.contracts.policy import PATCHES, Manifest, UpdateSpec
+from steno.contracts.errors import WeightsRefused
+from steno.contracts.policy import PATCHES, Manifest, PatchEntry, UpdateSpec
 from steno.contracts.wire.frames import Apply, Chunk
 from steno_worker.weights import staged_files
-from steno_worker.weights.patching import PatchBase, PatchJob, whole_spec
+from steno_worker.weights.patching import PatchBase, PatchedStaging, PatchJob, whole_spec
+from steno_worker.weights.staged_files import UpdateAbandoned
+from steno_worker.weights.update_state import WeightUpdate
 from tests.support.patches import Chain
+from tests.support.waiting import until
 from tests.unit.weights.test_updates import Bench, Proxy
 
 KINDS = ("filesystem", "stream")
@@ -176,6 +180,7 @@ async def test_a_damaged_patch_is_refused_and_nothing_is_lost(side: Side) -> Non
     await side.serve(side.trained.push(1))
     spec = side.trained.push(2)
     name = spec.manifest.patches[1].files[0].name
+    base = side.bench.updates._stager._base
     good = (side.trained.folder / name).read_bytes()
     damaged = [bytes([*good[:-1], good[-1] ^ 1]), bytes([good[0] ^ 1, *good[1:]])]
     cut = [good[:-1], good + b"\0"] if side.trained.kind == "filesystem" else []
@@ -187,10 +192,84 @@ async def test_a_damaged_patch_is_refused_and_nothing_is_lost(side: Side) -> Non
         said = await side.serve(spec)
         assert name in said and ("digest" in said or "bytes" in said), said
         assert side.bench.updates.cards()[0].policy_version == "run/1" and side.bench.updates.healthy
+        assert side.bench.updates._stager._base is base is not None, "the copy kept here is not to blame"
+        assert not any(sent.startswith("base-") for sent in side.sent)
     (side.trained.folder / name).write_bytes(good)
     side.damage = lambda which, data: data
     assert await side.serve(spec) == ""
     side.check_loaded("run/2")
+
+
+@pytest.mark.parametrize("side", ["stream"], indirect=True)
+async def test_bytes_that_were_damaged_on_their_way_end_it_whatever_came_behind_them(side: Side) -> None:
+    await side.serve(side.trained.push(0))
+    spec = side.trained.push(1)
+    side.proxy.prepare(spec, spec.update_id)
+    await until(lambda: bool(side.proxy.frames[-1].shard))
+    name = side.proxy.frames[-1].shard
+    data = (side.trained.folder / name).read_bytes()
+    for part, crc32 in ((slice(0, 9), 0), (slice(9, None), zlib.crc32(data[9:]))):
+        side.proxy.tell(Chunk(spec.update_id, name, part.start, data[part], crc32))
+    assert "were damaged on their way (crc32)" in (await side.proxy.until("failed")).message
+    assert await side.serve(spec) == "" and not any(sent.startswith("base-") for sent in side.sent)
+    side.check_loaded("run/1")
+
+
+async def test_a_trainer_that_cuts_the_same_weights_otherwise_is_followed(side: Side, tmp_path: Path) -> None:
+    """As large as before, so that only the patch tells that it is of another shard."""
+    trained = side.trained
+    trained.tensors = {name: torch.randn(100) for name in ("x", "y")}
+    trained._chain = Chain(tmp_path / "first", [["x"], ["y"]])
+    for step in range(2):
+        await side.serve(trained.push(step))
+    trained._chain = Chain(tmp_path / "started again", [["y"], ["x"]])
+    trained._chain.push("w1", trained.tensors)
+    assert await side.serve(trained.push(2)) == ""
+    side.check_loaded("run/2")
+
+
+async def test_a_copy_that_was_kept_meanwhile_is_not_given_up_with_the_one_before(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(2):
+        await side.serve(side.trained.push(step))
+    stager = side.bench.updates._stager
+    patch, newer = stager._patch, PatchBase(Path("newer"), ("a", "b"), "0" * 32)
+
+    async def after_another_was_served(update: WeightUpdate, base: PatchBase | None, patches: list[PatchEntry]) -> Path:
+        if base is not None:
+            stager._base = newer
+            raise WeightsRefused("tensor 'x' is damaged", field="manifest.tensors.x")
+        return await patch(update, base, patches)
+
+    monkeypatch.setattr(stager, "_patch", after_another_was_served)
+    assert await side.prepare(side.trained.push(2)) == "ready"
+    assert stager._base is newer
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_what_is_being_loaded_stays_while_the_next_is_staged(side: Side, full: bool) -> None:
+    await side.serve(side.trained.push(0))
+    one = side.trained.push(1, full=full)
+    before = {name: tensor.clone() for name, tensor in side.trained.tensors.items()}
+    assert await side.prepare(one) == "ready"
+    side.bench.engine.may_load.clear()
+    side.proxy.tell(Apply(one.update_id))
+    two = side.trained.push(2, full=full)
+    assert await side.prepare(two) == "ready"
+    held = side.bench.updates._updates[one.update_id].staged
+    assert held is not None and sorted(path.name for path in held.folder.glob("*.safetensors")) == sorted(
+        shard.name for shard in held.spec.manifest.shards
+    )
+    side.bench.engine.may_load.set()
+    await until(lambda: (one.update_id, "served") in [(frame.update_id, frame.state) for frame in side.proxy.frames])
+    assert all(torch.equal(before[name], tensor) for name, tensor in side.loaded().items())
+    side.proxy.tell(Apply(two.update_id))
+    await side.proxy.until("served")
+    side.check_loaded("run/2")
+    await side.bench.updates._stager._streams.do(lambda: None)
+    if side.trained.kind == "stream" or not full:
+        assert len(kept(side)) == 1, "the copy that is served, and nothing else"
 
 
 async def test_a_chain_whose_full_copy_is_cut_off_is_refused(side: Side) -> None:
@@ -220,9 +299,7 @@ async def test_patches_of_other_weights_are_refused_by_the_result(side: Side) ->
     spec.manifest.tensors[0].digest = "0" * 32
     said = await side.serve(spec)
     assert "holds tensor 'x' with digest" in said
-    assert side.bench.engine.loaded == [] and not any(
-        path.name.endswith("-whole") for path in side.bench.root.iterdir()
-    )
+    assert side.bench.engine.loaded == [] and not any("-whole" in path.name for path in side.bench.root.iterdir())
 
 
 async def test_weights_that_fail_the_probe_leave_what_was_served_and_what_comes_next_goes_onto_it(side: Side) -> None:
@@ -305,6 +382,25 @@ def test_a_job_that_ends_early_leaves_nothing(tmp_path: Path, fault: str) -> Non
     with pytest.raises(Exception, match=says):
         job.run()
     assert not into.exists()
+
+
+def test_a_thread_that_was_left_behind_harms_no_later_attempt(tmp_path: Path) -> None:
+    trained, late = Trained(tmp_path / "trainer", "filesystem"), threading.Event()
+    trained.push(0)
+    manifest = trained.push(1).manifest
+    jobs = []
+    for abandoned in (late, threading.Event()):
+        staging = PatchedStaging(tmp_path / "staging", "u1", manifest)
+        staging.open([], 0)
+        jobs.append(PatchJob(
+            manifest, trained.folder, [shard.name for shard in manifest.shards], manifest.patches, trained.folder, False,
+            staging.folder, abandoned, lambda count: None,
+        ))  # fmt: skip
+    made = jobs[1].run()
+    late.set()
+    with pytest.raises((UpdateAbandoned, WeightsRefused)):
+        jobs[0].run()
+    assert len(list(made.iterdir())) == len(manifest.shards)
 
 
 def _of_another_shard() -> bytes:
