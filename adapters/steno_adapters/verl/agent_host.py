@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -15,22 +16,22 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoConfig, GenerationConfig
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import BadRequest, ConfigError
+from steno.contracts.errors import BadRequest, ConfigError, StenoError
 from steno.contracts.records import Limits
-from steno.contracts.rest import GroupTrials
+from steno.contracts.rest import Completion, GroupTrials
 from steno_adapters.verl import seam
 from steno_adapters.verl.checks import check_config, context_tokens
 from steno_adapters.verl.handed_over import HandedOver
 from steno_adapters.verl.job import JobFacts, facts_of, job
 from steno_adapters.verl.leftovers import end_leftovers, own_folder
-from steno_adapters.verl.prompt_groups import PromptSession
+from steno_adapters.verl.prompt_groups import PromptGroup, PromptSession
 from steno_adapters.verl.session_rows import SessionRows, training_rows, validation_rows
 from steno_adapters.verl.settings import VerlSettings
 from steno_adapters.verl.tokens import VerlEngine, VerlTokens
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
-from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
+from steno_rollouts.trials.runner import DEFAULT_TIMEOUT_S, Assignment, RunnerOptions, TrialRunner
 from steno_worker.chat.hf import HfChatFormat
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
@@ -39,14 +40,19 @@ from steno_worker.metrics import WorkerMetrics
 log = logging.getLogger(__name__)
 SERVED_S = 60.0
 """For the proxy to have this process' model."""
+SPARE_S = 600.0
+"""Of a group's deadline: for all that is not an agent's time."""
+FAILED_REWARD = 0.0
+"""Of a failed trial in validation: left out, it would make the score better."""
 
 
 @dataclass(frozen=True)
 class PlayedSession:
-    """A session that has ended, with what can be trained of it."""
+    """A session that has ended, with what can be trained of it. reward: as verl is told; None: it failed."""
 
     result: TrialResult
     rows: SessionRows
+    reward: float | None = None
 
 
 async def job_facts(config: Any, settings: VerlSettings) -> JobFacts:
@@ -60,7 +66,7 @@ async def job_facts(config: Any, settings: VerlSettings) -> JobFacts:
 
 
 class AgentHost:
-    """Of one process; `AgentHost.here` makes it."""
+    """Of one process; `AgentHost.begun` makes it."""
 
     def __init__(
         self, config: Any, settings: VerlSettings, prepared: Prepared, evaluated: Prepared, facts: JobFacts
@@ -73,7 +79,7 @@ class AgentHost:
         self._prepared = {False: prepared, True: evaluated}
         self._tasks = {side: {task.task_id: task for task in of.tasks} for side, of in self._prepared.items()}
         self._runners = {side: self._runner(of) for side, of in self._prepared.items()}
-        self._handing_over = HandedOver(self._client, facts.run, seam.unfinished)
+        self._handing_over = HandedOver(self._client, facts.run, facts.lineage, seam.unfinished)
         self._beside: list[asyncio.Task[Any]] = []
         self._worker: asyncio.Task[int] | None = None
 
@@ -91,9 +97,20 @@ class AgentHost:
         for warning in prepared.warnings:
             log.warning("%s", warning)
         host = cls(config, settings, prepared, evaluated, facts)
-        await end_leftovers(root, prepared.executor(), host._client)
-        await host._start(servers, tokenizer)
+        try:
+            await end_leftovers(root, prepared.executor(), host._client)
+            await host._start(servers, tokenizer)
+        except BaseException:
+            await host.close()
+            raise
         return host
+
+    async def close(self) -> None:
+        """End what runs beside the sessions. Idempotent."""
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        await self._client.close()
 
     @property
     def fails_groups(self) -> bool:
@@ -116,24 +133,37 @@ class AgentHost:
         """Run an agent to its end.
 
         Raises: ConfigError: the proxy takes no worker. StenoError: the proxy refuses, or is away for long.
-        Cancelled: the trial is ended as `cancelled`.
+        Whatever is raised, the trial is ended: as `cancelled` or `interrupted`, if the proxy is there.
         """
-        assignment: Assignment | None = None
         results: list[TrialResult] = []
         try:
             async with self._slots:
                 self._check_worker()
                 assignment = await self._assignment(session)
                 await self._runners[session.validate].run(assignment, results.append)
-        except asyncio.CancelledError:
-            if not results and session.group.is_registered:
-                assignment = assignment or await self._assignment(session)
-                await asyncio.shield(self._runners[session.validate].abandon(assignment, EndReason.CANCELLED))
+        except BaseException as error:
+            if not results:
+                reason = EndReason.CANCELLED if isinstance(error, asyncio.CancelledError) else EndReason.INTERRUPTED
+                await asyncio.shield(self._abandon(session, reason))
             raise
+        finally:
+            if results:
+                session.group.ended.add(session.index)
         [result] = results
-        if result.failed:
+        if result.failed and not session.validate:
             return PlayedSession(result, SessionRows([]))
-        return PlayedSession(result, await self._rows(result.trial_id, session.validate))
+        rows = await self._rows(result.trial_id, session.validate)
+        return PlayedSession(result, rows, FAILED_REWARD if result.reward is None else result.reward)
+
+    async def end_rest(self, group: PromptGroup) -> None:
+        """End the trials whose sessions failed before they could play them. For the last session that leaves its group."""
+        for trial_id in group.not_ended():
+            try:
+                await self._client.complete(
+                    trial_id, Completion(status="aborted", end_reason=EndReason.INTERRUPTED.value)
+                )
+            except StenoError as error:
+                log.warning("trial %s: not ended, its group waits for its deadline: %s", trial_id, error.message)
 
     def _runner(self, prepared: Prepared) -> TrialRunner:
         settings = prepared.settings
@@ -148,9 +178,33 @@ class AgentHost:
         )
         return TrialRunner(self._client, prepared.executor(), options, prepared.reward)
 
+    async def _abandon(self, session: PromptSession, reason: EndReason) -> None:
+        """End its trial, if there is one."""
+        if not session.group.is_registered:
+            return
+        try:
+            await self._runners[session.validate].abandon(await self._assignment(session), reason)
+            session.group.ended.add(session.index)
+        except StenoError as error:
+            log.warning("prompt %s: its trial was not ended: %s", session.uid, error.message)
+
+    def _deadline_s(self, session: PromptSession) -> float:
+        """Generous: for groups whose process was killed, so that nobody ends their trials. Trials begin in the order in which
+        they came, `in_flight` at a time."""
+        settings = self._settings
+        longest = settings.timeout_s or max(
+            task.timeout_s or DEFAULT_TIMEOUT_S for tasks in self._tasks.values() for task in tasks.values()
+        )
+        waves = math.ceil(session.waiting / settings.in_flight) + 1
+        trial_s = (settings.retries + 1) * (longest + settings.grace_s) + settings.reward_timeout_s + SPARE_S
+        return 2 * waves * trial_s
+
     async def _assignment(self, session: PromptSession) -> Assignment:
         async def register(size: int) -> GroupTrials:
-            return await self._client.create_group(session.group_spec(self._facts.run, size, self._limits))
+            facts, deadline_s = self._facts, self._deadline_s(session)
+            return await self._client.create_group(
+                session.group_spec(facts.run, facts.lineage, size, self._limits, deadline_s)
+            )
 
         made = await session.group.registered(register)
         return Assignment(made.trials[session.index], session.task, "verl", made.harness_key)
@@ -199,12 +253,18 @@ class AgentHost:
 
     async def _served(self) -> None:
         """Until the proxy has a worker of this job. Raises: ConfigError: it takes none. StenoError: it is not there."""
-        async with asyncio.timeout(SERVED_S):
-            while True:
-                self._check_worker()
-                if any(model.name == self._settings.model_name for model in await self._client.models()):
-                    return
-                await asyncio.sleep(0.1)
+        name = self._settings.model_name
+        try:
+            async with asyncio.timeout(SERVED_S):
+                while True:
+                    self._check_worker()
+                    if any(model.name == name for model in await self._client.models()):
+                        return
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise ConfigError(
+                f"proxy: {self._facts.proxy} does not serve the model {name} after {SERVED_S:.0f} s", field="proxy"
+            ) from None
 
 
 def _engine(

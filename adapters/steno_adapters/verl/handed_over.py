@@ -1,7 +1,8 @@
 """Tells the proxy which groups verl has: they are leased and acknowledged once TransferQueue has the rows of all their sessions.
 
 So the run's account at the proxy says what became of each token (I4): what is not handed over stays in hand. Any process of the
-job may do it for any group; one that dies loses its leases, and another one goes on.
+job may do it for any group; one that dies loses its leases, and another one goes on. Groups that another start of the
+trainer registered are left alone: TransferQueue knows nothing of them, trained or not. Their leases lapse.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, Forbidden, StenoError, Unauthorized
+from steno.contracts.errors import Conflict, Forbidden, NotFound, StenoError, Unauthorized
 from steno.contracts.leases import Lease, LeaseRequest
 from steno_adapters.verl.prompt_groups import VERL
 
@@ -25,13 +26,18 @@ MOST = 64
 
 
 class HandedOver:
-    """Args: unfinished: of these uids, those whose rows are not all there yet."""
+    """Args: lineage: of this start of the trainer. unfinished: of these uids, those whose rows are not all there yet."""
 
     def __init__(
-        self, client: AsyncSteno, run: str, unfinished: Callable[[Collection[str]], Awaitable[set[str]]]
+        self,
+        client: AsyncSteno,
+        run: str,
+        lineage: str,
+        unfinished: Callable[[Collection[str]], Awaitable[set[str]]],
     ) -> None:
-        self._client, self._run, self._unfinished = client, run, unfinished
-        self._held: dict[str, Lease] = {}
+        self._client, self._run, self._lineage, self._unfinished = client, run, lineage, unfinished
+        self._held: dict[str, str] = {}  # lease -> uid
+        self._left_alone: set[str] = set()
         self._consumer = f"verl-{socket.gethostname()[:80]}-{os.getpid()}".replace("_", "-")
 
     async def run(self) -> None:
@@ -40,7 +46,7 @@ class HandedOver:
         while True:
             try:
                 for lease in await self._client.lease(self._request()):
-                    self._held[lease.lease_id] = lease
+                    self._take(lease)
                 if self._held:
                     await self._look(extend=looks % round(TTL_S / LOOK_S / 4) == 0)
                     looks += 1
@@ -53,23 +59,30 @@ class HandedOver:
             except StenoError as error:
                 log.info("groups are acknowledged later: %s", error.message)
                 await asyncio.sleep(LOOK_S)
+            except Exception as error:  # TransferQueue's and Ray's have no common base
+                log.warning("groups are acknowledged later: %s: %s", type(error).__name__, error)
+                await asyncio.sleep(LOOK_S)
 
     def _request(self) -> LeaseRequest:
         wait_s = 0.0 if self._held else WAIT_S
         return LeaseRequest(run_id=self._run, consumer=self._consumer, max_groups=MOST, wait_s=wait_s, ttl_s=TTL_S)
 
+    def _take(self, lease: Lease) -> None:
+        of_verl = lease.group.task.get(VERL)
+        if isinstance(of_verl, dict) and of_verl.get("lineage") == self._lineage:
+            self._held[lease.lease_id] = str(of_verl.get("uid"))
+        elif lease.group.group_id not in self._left_alone:
+            self._left_alone.add(lease.group.group_id)
+            log.warning("group %s stays in hand: this start of verl did not register it", lease.group.group_id)
+
     async def _look(self, *, extend: bool) -> None:
-        open_ = await self._unfinished({_uid(lease) for lease in self._held.values()})
-        for lease_id, lease in list(self._held.items()):
+        open_ = await self._unfinished(set(self._held.values()))
+        for lease_id, uid in list(self._held.items()):
             try:
-                if _uid(lease) not in open_:
+                if uid not in open_:
                     await self._client.acknowledge(lease_id)
                     del self._held[lease_id]
                 elif extend:
                     await self._client.extend(lease_id, TTL_S)
-            except Conflict:
-                del self._held[lease_id]  # another process has it by now
-
-
-def _uid(lease: Lease) -> str:
-    return str(lease.group.task[VERL]["uid"])
+            except (Conflict, NotFound):  # another process has it by now, or a proxy without Redis was started again
+                del self._held[lease_id]

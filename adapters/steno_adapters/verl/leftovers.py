@@ -32,9 +32,10 @@ def own_folder(work_dir: Path) -> Path:
 
 def abandoned(work_dir: Path) -> Iterator[Path]:
     """Folders of processes of this machine that are gone."""
-    for folder in sorted(work_dir.glob(f"{PREFIX}{socket.gethostname()}-*")):
-        _, pid, started_at = folder.name.rsplit("-", 2)
-        if pid.isdecimal() and _started_at(int(pid)) != started_at:
+    here = f"{PREFIX}{socket.gethostname()}"
+    for folder in sorted(work_dir.glob(f"{PREFIX}*-*-*")):
+        owner, pid, started_at = folder.name.rsplit("-", 2)
+        if owner == here and pid.isdecimal() and _started_at(int(pid)) != started_at:
             yield folder
 
 

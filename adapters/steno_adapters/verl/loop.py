@@ -54,6 +54,7 @@ class RemoteAgentLoop(seam.AgentLoopBase):
         """
         uid = str(_plain(kwargs["uid"]))
         group, index = _groups.come(uid)  # before anything is waited for
+        host: AgentHost | None = None
         played: PlayedSession | None = None
         try:
             host = await host_here(self._config, self._file, self._servers, self._tokenizer)
@@ -67,10 +68,13 @@ class RemoteAgentLoop(seam.AgentLoopBase):
                 law=forced_law(sampling_params, validate=validate),
                 validate=validate,
                 step=None if step is None else int(step),
+                waiting=_groups.open,
             )
             played = await host.play(session)
         finally:
             none_has_any = _groups.leave(uid, group, rows=played is not None and bool(played.rows.rows))
+            if host is not None and not group.open:
+                await asyncio.shield(host.end_rest(group))
         if played.rows.rows:
             return outputs(played)
         message = f"prompt {uid}: trial {played.result.trial_id} has no rows: {played.result.detail or played.result.end_reason}"
@@ -115,7 +119,11 @@ def outputs(played: PlayedSession) -> list[Any]:
     for row in rows:
         oldest, newest = row.steps
         extra = {
-            "reward_extra_info": {"steno_turns": result.turns, "steno_rows": len(rows)},
+            "reward_extra_info": {
+                "steno_turns": result.turns,
+                "steno_rows": len(rows),
+                "steno_failed": int(result.failed),
+            },
             "min_global_steps": oldest,
             "max_global_steps": newest,
             "steno_trial_id": result.trial_id,
@@ -126,7 +134,7 @@ def outputs(played: PlayedSession) -> list[Any]:
                 response_ids=row.response_ids,
                 response_mask=row.mask,
                 response_logprobs=row.logprobs,
-                reward_score=result.reward,
+                reward_score=played.reward,
                 num_turns=result.turns,
                 metrics=seam.AgentLoopMetrics(generate_sequences=result.wall_s),
                 extra_fields=extra,

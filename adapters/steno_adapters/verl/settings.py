@@ -1,7 +1,7 @@
 """What agents in verl are run with: the settings of `steno rollout`, of which verl decides some.
 
 They are found in a file (YAML), in the environment (`STENO_VERL_…`, and `PROXY_SERVER_URL`), and on verl's command line
-(`+steno.timeout_s=600`); what comes later counts.
+(`+steno.timeout_s=600`); what comes later counts. Keys are not taken from the command line, which verl prints and tracks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.settings import SettingsConfigDict
+from steno.contracts.errors import ConfigError
 from steno_rollouts.config import RolloutSettings
 
 PROXY_VARIABLE = "PROXY_SERVER_URL"
@@ -58,6 +59,13 @@ class VerlSettings(RolloutSettings):
     @classmethod
     def found(cls, file: Path | None, command_line: Mapping[str, Any]) -> Self:
         """Raises: ConfigError, which names where a bad value is from."""
+        for name in cls._secrets():
+            if command_line.get(name) is not None:
+                raise ConfigError(
+                    f"{cls.flag(name)}: verl prints and tracks its command line: set {cls.variable(name)}, or give a file "
+                    f"that has it as {cls.flag(name)}_file",
+                    field=name,
+                )
         return cls.load(dict(command_line), file)
 
     @classmethod

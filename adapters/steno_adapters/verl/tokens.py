@@ -104,7 +104,10 @@ class VerlTokens:
         raise WeightsRefused("probe: verl's servers score no prompts", field="probe")
 
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
-        """One step per attempt. Raises: BadRequest: a grammar, or more than one candidate per token. EngineFailed."""
+        """One step per attempt that sampled something.
+
+        Raises: BadRequest: a grammar, or more than one candidate per token. EngineFailed.
+        """
         _check(job, law)
         assert law.max_tokens is not None  # the seam's promise
         name = request_id if self._distinct else _trial.get(request_id)
@@ -114,7 +117,8 @@ class VerlTokens:
             while True:
                 step = await self._attempt(name, [*prompt_ids, *said], law, law.max_tokens - len(said))
                 said += step.ids
-                yield step
+                if step.ids or step.finish is not None:
+                    yield step
                 if step.finish is not None:
                     return
                 await asyncio.sleep(RESUME_S)
@@ -131,7 +135,10 @@ class VerlTokens:
         self.tally.sampled += len(sampled)
         return TokenStep(
             ids=sampled,
-            logprobs=None if answer.log_probs is None else [float(value) for value in answer.log_probs],
+            # verl's vLLM server has none for an answer that it broke off before the first token
+            logprobs=None
+            if sampled and answer.log_probs is None
+            else [float(value) for value in answer.log_probs or ()],
             version=self._version(answer.extra_fields.get("global_steps")),
             finish=_finish(sampled, stops, most, answer.stop_reason),
             cached_tokens=int(answer.extra_fields.get("num_cached_tokens") or 0),

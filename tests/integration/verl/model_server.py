@@ -2,7 +2,8 @@
 
 What the agent needs to be told is forced after some tokens that are drawn; the log-probabilities are the model's own at the
 temperature that was asked for, of forced tokens too. Every `abort_every`-th answer is broken off in its middle, and new weights
-come: their number, for the weights stay the same.
+come: their number, for the weights stay the same. Every second of those is broken off before its first token, and then has no
+log-probabilities, as vLLM's server answers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ModelServer:
         self._tokenizer = AutoTokenizer.from_pretrained(TINY)
         self._model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
         self._abort_every, self._slow_s = abort_every, slow_s
-        self._answers, self.step = 0, 1
+        self._answers, self.step, self.empty = 0, 1, 0
         self._rest: dict[tuple[int, ...], list[int]] = {}
         self._asked: list[dict[str, Any]] = []
         self._names: list[str] = []
@@ -44,12 +45,15 @@ class ModelServer:
         await asyncio.sleep(self._slow_s)
         self._answers += 1
         step, rest = self.step, self._rest.pop(tuple(prompt_ids), None)
+        due = bool(self._abort_every) and self._answers % self._abort_every == 0
+        if rest is None and due and self._answers // self._abort_every % 2 == 0:
+            self.step, self.empty = step + 1, self.empty + 1
+            return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": step})
         hung_up_on = "Never mind." in self._tokenizer.decode(prompt_ids)
         if hung_up_on and rest is not None:
             await asyncio.sleep(3600)
         ids, logprobs = self._answer(list(prompt_ids), sampling_params, rest)
         reason = "completed"
-        due = self._abort_every and self._answers % self._abort_every == 0
         if rest is None and len(ids) > 2 and (due or hung_up_on):
             kept = len(ids) // 2
             self._rest[(*prompt_ids, *ids[:kept])] = ids[kept:]
@@ -60,6 +64,10 @@ class ModelServer:
     def asked(self) -> list[dict[str, Any]]:
         """The sampling parameters of each attempt."""
         return self._asked
+
+    def broken_off_empty(self) -> int:
+        """Answers that were broken off before their first token."""
+        return self.empty
 
     def set_slow(self, seconds: float) -> None:
         self._slow_s = seconds

@@ -39,7 +39,8 @@ def played(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Three prompts of two sessions each, played to their end, in the embedded mode."""
     clear_rows()  # the replay buffer takes whatever groups there are
     folder = tmp_path_factory.mktemp("verl")
-    config = verl_config(loop_file(folder, task_folders(folder / "tasks", TASKS)))
+    tasks = task_folders(folder / "tasks", TASKS)
+    config = verl_config(loop_file(folder, tasks), "actor_rollout_ref.rollout.val_kwargs.n=2")
     job = VerlJob(config, abort_every=5)
     client = Client(job.facts.proxy, job.facts.key)
     try:
@@ -147,6 +148,7 @@ def test_each_token_has_the_step_that_sampled_it_also_where_an_answer_was_aborte
             extra = row["extra_fields"]
             assert 1 <= extra["min_global_steps"] <= extra["max_global_steps"]
     assert several > 0, "an answer was gone on with under other weights"
+    assert ray.get(played.job.server.broken_off_empty.remote()) > 0, "and one was asked for again from its beginning"
 
 
 def test_of_a_partial_turn_what_was_sampled_is_trained(played: SimpleNamespace) -> None:
@@ -210,15 +212,18 @@ def test_groups_are_acknowledged_once_verl_has_their_rows(played: SimpleNamespac
     assert set(view.not_trained) == {"aborted"} or set(view.not_trained) == {"unscored"}
 
 
-def test_validation_is_told_apart_and_never_trained(played: SimpleNamespace) -> None:
-    [uid] = played.job.submit(["plain"], validate=True)
+def test_validation_is_told_apart_never_trained_and_a_failed_trial_counts_there(played: SimpleNamespace) -> None:
+    [uid] = played.job.submit(["fail"], validate=True)
     assert played.job.ended([uid], partition="val") == {uid: "finished"}
-    [key] = played.job.keys(uid, "val")
-    row = played.job.row(key, "val")
-    session = played.client.session(trial_of(row))
+    keys = played.job.keys(uid, "val")
+    assert keys == [f"{uid}_0_0", f"{uid}_1_0"], ray_logs()
+    rows = [played.job.row(key, "val") for key in keys]
+    session, failed = (played.client.session(trial_of(row)) for row in rows)
     assert played.client.group(session.group_id).purpose == "eval"
     assert session.sampling.force["temperature"] == 0.0, "val_kwargs of verl"
-    assert row["rm_scores"][-1] == session.reward == 1.0 and row["response_mask"].sum() > 0
+    assert [row["rm_scores"][-1] for row in rows] == [session.reward, 0.0] == [1.0, 0.0]
+    assert all(row["response_mask"].sum() > 0 for row in rows) and failed.reward is None
+    assert [row["extra_fields"]["reward_extra_info"]["steno_failed"] for row in rows] == [0, 1]
     view = played.client.run(played.run)
     assert view.eval_groups.ended == 1 and view.groups.acknowledged <= len(TASKS)
     assert view.not_trained["evaluation"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from steno.contracts.errors import ConfigError, Forbidden, Unreachable
+from steno.contracts.errors import ConfigError, Forbidden, NotFound, Unreachable
 from steno.contracts.records import Limits, Sample, SampledRange, TokenSpan, floats_to_bytes, ids_to_bytes
 from steno_adapters.verl import VERL_VERSIONS, check_versions
 from steno_adapters.verl.checks import check_config, context_tokens, forced_law
@@ -111,6 +112,20 @@ async def test_sessions_that_come_together_are_one_group_and_a_later_one_has_its
     assert groups.leave("u", late, rows=False)
     again, _ = groups.come("u")
     assert again not in (first, late)
+    assert groups.open == 2, "the new one, and the other prompt's"
+
+
+async def test_trials_of_sessions_that_failed_before_they_played_are_known() -> None:
+    group, _ = PromptGroups().come("u")
+    trials = [SimpleNamespace(session=SimpleNamespace(trial_id=f"g.{i}")) for i in range(3)]
+
+    async def register(size: int) -> Any:
+        return SimpleNamespace(trials=trials)
+
+    assert group.not_ended() == [], "none is registered"
+    await group.registered(register)
+    group.ended.add(1)
+    assert group.not_ended() == ["g.0", "g.2"]
 
 
 async def test_a_group_that_is_refused_is_refused_to_each_of_its_sessions() -> None:
@@ -129,27 +144,36 @@ def test_a_group_says_whose_it_is_and_forces_the_law() -> None:
     group, index = PromptGroups().come("u")
     task = Task("t", {"task_id": "t", "instruction": "do"}, {"_answer": "42"})
     session = PromptSession("a/b c", group, index, task, {"temperature": 0.7}, False, 5)
-    spec, again = (session.group_spec("run one", 2, Limits(max_turns=3)) for _ in range(2))
+    spec, again = (session.group_spec("run one", "verl-a", 2, Limits(max_turns=3), 60.0) for _ in range(2))
     assert spec.group_id != again.group_id and spec.group_id is not None and spec.group_id.startswith("run-one.a-b-c.")
-    assert spec.task == {"task_id": "t", "instruction": "do", "verl": {"uid": "a/b c", "step": 5}}
+    assert spec.task == {"task_id": "t", "instruction": "do", "verl": {"uid": "a/b c", "step": 5, "lineage": "verl-a"}}
+    assert spec.deadline_s == 60.0, "what a killed process leaves does not wait for ever"
     assert (spec.size, spec.purpose, spec.sampling.force, spec.limits.max_turns) == (
         2,
         "train",
         {"temperature": 0.7},
         3,
     )
-    assert PromptSession("u", group, 0, task, {}, True).group_spec("r", 1, Limits()).purpose == "eval"
+    evaluation = PromptSession("u", group, 0, task, {}, True).group_spec("r", "verl-a", 1, Limits(), 60.0)
+    assert evaluation.purpose == "eval"
 
 
 # -- groups that verl has -----------------------------------------------------------------------------------------------------
 
 
-class Leases:
-    """A client that leases one group once, and fails as it is told."""
+def leased(lease_id: str, task: dict[str, Any]) -> Any:
+    return SimpleNamespace(lease_id=lease_id, group=SimpleNamespace(group_id=f"g-{lease_id}", task=task))
 
-    def __init__(self, *failures: Exception) -> None:
-        self.failures, self.done = list(failures), list[str]()
-        self.leases = [SimpleNamespace(lease_id="l", group=SimpleNamespace(task={"verl": {"uid": "u"}}))]
+
+OURS = {"verl": {"uid": "u", "lineage": "verl-a"}}
+
+
+class Leases:
+    """A client that leases its groups once, and fails as it is told. refused: lease -> what its acknowledgement raises."""
+
+    def __init__(self, *failures: Exception, refused: dict[str, Exception] | None = None) -> None:
+        self.failures, self.done, self.refused = list(failures), list[str](), refused or {}
+        self.leases = [leased("l", OURS)]
 
     async def lease(self, request: Any) -> list[Any]:
         if self.failures:
@@ -159,6 +183,8 @@ class Leases:
 
     async def acknowledge(self, lease_id: str) -> None:
         self.done.append(f"acknowledged {lease_id}")
+        if lease_id in self.refused:
+            raise self.refused[lease_id]
 
     async def extend(self, lease_id: str, ttl_s: float) -> None:
         self.done.append(f"extended {lease_id}")
@@ -173,19 +199,71 @@ async def test_a_group_is_acknowledged_once_its_rows_are_there(monkeypatch: pyte
         looks += 1
         return set(uids) if looks < 3 else set()
 
-    running = asyncio.create_task(HandedOver(client, "r", unfinished).run())  # type: ignore[arg-type]
+    await handed_over(client, unfinished, until="acknowledged l")
+    assert client.done[0] == "extended l" and looks == 3
+
+
+async def handed_over(client: Leases, unfinished: Callable[[Collection[str]], Any], until: str) -> None:
+    running = asyncio.create_task(HandedOver(client, "r", "verl-a", unfinished).run())  # type: ignore[arg-type]
     async with asyncio.timeout(30):
-        while "acknowledged l" not in client.done:
+        while until not in client.done:
+            assert not running.done(), "it goes on whatever happens"
             await asyncio.sleep(0.001)
     running.cancel()
-    assert client.done[0] == "extended l" and looks == 3
+
+
+async def test_a_lease_that_the_proxy_does_not_know_any_more_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy without Redis that was started again."""
+    monkeypatch.setattr("steno_adapters.verl.handed_over.LOOK_S", 0.001)
+    client = Leases(refused={"l": NotFound("no group g is leased")})
+    client.leases.append(leased("next", OURS))
+
+    async def unfinished(uids: Collection[str]) -> set[str]:
+        return set()
+
+    await handed_over(client, unfinished, until="acknowledged next")
+    assert client.done.count("acknowledged l") == 1
+
+
+async def test_a_failure_of_transfer_queue_is_said_and_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("steno_adapters.verl.handed_over.LOOK_S", 0.001)
+    client, failures = Leases(), [RuntimeError("no controller")]
+
+    async def unfinished(uids: Collection[str]) -> set[str]:
+        if failures:
+            raise failures.pop()
+        return set()
+
+    await handed_over(client, unfinished, until="acknowledged l")
+    assert "RuntimeError: no controller" in caplog.text
+
+
+async def test_groups_that_this_start_did_not_register_are_left_in_hand(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another start's may never have been trained, though TransferQueue knows nothing of them."""
+    monkeypatch.setattr("steno_adapters.verl.handed_over.LOOK_S", 0.001)
+    client = Leases()
+    before = {"verl": {"uid": "v", "lineage": "verl-b"}}
+    client.leases = [leased("before", before), leased("before", before), leased("other", {"task_id": "t"})]
+    client.leases.append(leased("l", OURS))
+
+    async def unfinished(uids: Collection[str]) -> set[str]:
+        assert set(uids) == {"u"}
+        return set()
+
+    await handed_over(client, unfinished, until="acknowledged l")
+    assert client.done == ["acknowledged l"]
+    assert caplog.text.count("g-before stays in hand") == 1 == caplog.text.count("g-other stays in hand")
 
 
 async def test_a_key_that_does_not_open_leases_is_said_and_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     async def unfinished(uids: Collection[str]) -> set[str]:
         raise AssertionError("nothing was leased")
 
-    await HandedOver(Leases(Forbidden("a run's key")), "r", unfinished).run()  # type: ignore[arg-type]
+    await HandedOver(Leases(Forbidden("a run's key")), "r", "verl-a", unfinished).run()  # type: ignore[arg-type]
     assert "groups stay in hand" in caplog.text
 
 
@@ -238,11 +316,23 @@ def test_what_verl_decides_is_refused_and_the_place_is_named(file: Path) -> None
     assert set(OF_VERL) <= set(VerlSettings.model_fields)
 
 
-def test_without_a_url_there_is_no_proxy_yet_and_no_key_of_one(file: Path) -> None:
+@pytest.mark.parametrize("name", ["key", "worker_key"])
+def test_keys_are_not_taken_from_a_command_line_that_verl_prints(name: str, file: Path, tmp_path: Path) -> None:
+    words = rf"\+steno.{name}: verl prints and tracks its command line: set STENO_VERL_{name.upper()}, or give a file"
+    with pytest.raises(ConfigError, match=words) as refused:
+        VerlSettings.found(file, {name: "hush"})
+    assert f"+steno.{name}_file" in refused.value.message and "hush" not in refused.value.message
+    (tmp_path / "key").write_text("hush\n")
+    found = VerlSettings.found(file, {f"{name}_file": str(tmp_path / "key")})
+    assert getattr(found, name).get_secret_value() == "hush"
+
+
+def test_without_a_url_there_is_no_proxy_yet_and_no_key_of_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("tasks: /tasks\n")
     assert VerlSettings.found(file, {}).proxy == ""
+    monkeypatch.setenv("STENO_VERL_KEY", "secret")
     with pytest.raises(ConfigError, match="key: is of a proxy that runs already"):
-        VerlSettings.found(file, {"key": "secret"})
+        VerlSettings.found(file, {})
 
 
 def test_a_url_without_a_port_means_the_schemes_own() -> None:
@@ -347,3 +437,10 @@ def test_only_folders_of_processes_that_are_gone_are_abandoned(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 3
     [left] = abandoned(tmp_path)
     assert left != own_folder(tmp_path) and left.name.startswith("verl-worker-")
+
+
+def test_folders_of_a_machine_whose_name_goes_on_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
+    for name in ("verl-worker-node-1-2-999999999-123", "verl-worker-node-1-999999999-123", "verl-worker-node"):
+        (tmp_path / name).mkdir()
+    assert [folder.name for folder in abandoned(tmp_path)] == ["verl-worker-node-1-999999999-123"]

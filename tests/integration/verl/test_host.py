@@ -1,0 +1,136 @@
+"""The parts of an agent-loop worker that need verl's packages, and no Ray: answers of its servers, the ends of trials."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from verl.workers.rollout.replica import TokenOutput
+
+from steno import Client
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import ConfigError, Unreachable
+from steno.models import TINY
+from steno_adapters.verl import agent_host
+from steno_adapters.verl.agent_host import AgentHost
+from steno_adapters.verl.job import JobFacts
+from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
+from steno_adapters.verl.settings import VerlSettings
+from steno_adapters.verl.tokens import VerlTokens
+from steno_rollouts.build import Prepared
+from steno_worker.chat import chat_engine
+from tests.integration.verl.verl_job import task_folders, verl_config
+from tests.support.stack import Stack, running
+
+pytestmark = pytest.mark.verl
+
+
+async def test_an_answer_that_is_broken_off_before_its_first_token_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl's vLLM server answers so where new weights come."""
+    answers = [
+        TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": 1}),
+        TokenOutput(token_ids=[7], log_probs=[-0.5], stop_reason="aborted", extra_fields={"global_steps": 1}),
+        TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": 2}),
+        TokenOutput(
+            token_ids=[8, 2], log_probs=[-0.25, -1.0], stop_reason="completed", extra_fields={"global_steps": 3}
+        ),
+    ]
+    asked = []
+
+    async def attempt(servers: Any, name: str, ids: list[int], sampling: dict[str, Any]) -> TokenOutput:
+        asked.append(ids)
+        return answers.pop(0)
+
+    monkeypatch.setattr("steno_adapters.verl.tokens.attempt", attempt)
+    monkeypatch.setattr("steno_adapters.verl.tokens.RESUME_S", 0.0)
+    tokens = VerlTokens(
+        SimpleNamespace(), name="policy", lineage="verl-a", context_tokens=64, vocabulary_size=64,
+        tokenizer_digest="d", stop_ids=[2],
+    )  # fmt: skip
+    law = Sampling(max_tokens=8)
+    steps = [step async for step in tokens.sample("r", [5], law, Job(messages=[]))]
+    for step in steps:
+        chat_engine._check(step, law, False)
+    assert [(step.ids, step.version, step.finish) for step in steps] == [
+        ([7], "verl-a/1", None),
+        ([8, 2], "verl-a/3", "stop"),
+    ]
+    assert asked == [[5], [5], [5, 7], [5, 7]]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(tmp_path_factory.mktemp("proxy"), None) as found:
+        yield found
+
+
+def settings_of(folder: Path, url: str) -> VerlSettings:
+    tasks = task_folders(folder / "tasks", {"plain": "Write a note."})
+    return VerlSettings(
+        tasks=tasks, command=["true"], proxy=url, work_dir=folder / "trials", confine="off", in_flight=1, timeout_s=10
+    )
+
+
+async def test_whatever_a_session_fails_by_no_trial_of_its_group_stays_open(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose runner raises, one that is cancelled while it waits, one that fails before it plays."""
+    settings = settings_of(tmp_path, stack.url)
+    prepared = Prepared.of(settings, "ends")
+    facts = JobFacts("ends", "verl-a", stack.url, None, None)
+    host = AgentHost(verl_config(None), settings, prepared, prepared, facts)
+    runs = asyncio.Event()
+
+    async def run(*_: Any) -> None:
+        runs.set()
+        raise Unreachable("the proxy is away")
+
+    monkeypatch.setattr(host._runners[False], "run", run)
+    groups = PromptGroups()
+    come = [groups.come("u") for _ in range(3)]
+    task = host.task("plain", validate=False)
+    sessions = [PromptSession("u", group, i, task, {}, False, waiting=groups.open) for group, i in come]
+    group = come[0][0]
+    with pytest.raises(Unreachable):
+        await host.play(sessions[0])
+    await host._slots.acquire()
+    waits = asyncio.create_task(host.play(sessions[1]))
+    await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    with Client(stack.url) as client:
+        [group_id] = {session.group_id for session in client.session_page(run_id="ends").items}
+        registered = client.group(group_id)
+        ends = [client.session(trial) for trial in registered.trial_ids]
+        assert [(each.status, each.end_reason) for each in ends] == [
+            ("aborted", "interrupted"),
+            ("aborted", "cancelled"),
+            ("open", None),
+        ]
+        assert registered.task["verl"]["lineage"] == "verl-a"
+        assert registered.deadline_s is not None and registered.deadline_s > 3 * 10
+        await host.end_rest(group)
+        assert client.session(registered.trial_ids[2]).end_reason == "interrupted"
+    await host.close()
+
+
+async def test_a_host_that_the_proxy_does_not_serve_leaves_nothing_running(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def facts(*_: Any) -> JobFacts:
+        return JobFacts("begun", "verl-a", stack.url, None, None)
+
+    monkeypatch.setattr(agent_host, "job_facts", facts)
+    monkeypatch.setattr(agent_host, "SERVED_S", 0.0)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    with pytest.raises(ConfigError, match=r"does not serve the model policy after 0 s"):
+        await AgentHost.begun(verl_config(None), settings_of(tmp_path, stack.url), SimpleNamespace(), tokenizer)
+    assert not {task.get_name() for task in asyncio.all_tasks()} & {"steno-worker", "steno-handed-over"}
