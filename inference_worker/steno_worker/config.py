@@ -62,9 +62,9 @@ class WorkerSettings(Settings):
 
     staging_dir: Path | None = Field(
         None,
-        description="folder for weights received through the proxy: those served and those that come, room for two full copies "
-        "(with room for one, none is left to go back to); this worker's alone, kept over restarts to go on from; default: a "
-        "temporary one",
+        description="folder for weights received through the proxy, or made of patches (also with filesystem): those served and "
+        "those that come, room for two full copies (with room for one, none is left to go back to); this worker's alone, kept "
+        "over restarts to go on from; default: a temporary one",
     )
 
     # -- how it behaves

@@ -67,7 +67,7 @@ class RunSettings(TrainerSettings):
         "full",
         description="full: every push is a full copy; delta: most are what changed bit for bit since the last one (not nccl)",
     )
-    push_full_every: int = Field(20, ge=1, le=256, description="pushes from one full copy to the next (push: delta)")
+    push_full_every: int = Field(20, ge=1, le=64, description="pushes from one full copy to the next (push: delta)")
     push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
     push_deadline_s: float = Field(
         600.0, gt=0, description="seconds that workers have to load the weights; later, a worker counts as failed"

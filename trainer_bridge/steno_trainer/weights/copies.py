@@ -90,7 +90,7 @@ class WeightsCopies:
         Args:
             ranks: None: this process alone.
             writers: ranks that write, each its share of the shards; None: all.
-            keep: how many complete copies stay, the newest.
+            keep: how many versions stay, the newest.
             extra: files to put into each copy: the model's configuration, its tokenizer.
         """
         if keep < 1:
@@ -207,8 +207,17 @@ class WeightsCopies:
         self._prune()
         return body | {"folder": str(final)}
 
+    def _outdated(self) -> list[WeightsCopy]:
+        """What is neither of the newest versions nor the newest copy of its own. Of the newest version all stay: workers may be
+        reading it by difference while it is sent whole."""
+        copies = self.complete()
+        versions = list(dict.fromkeys(copy.version for copy in reversed(copies)))[: self._keep]
+        newest = {copy.version: copy for copy in copies}
+        stay = [newest[version] for version in versions]
+        return [copy for copy in copies if copy.version != versions[0] and copy not in stay]
+
     def _prune(self) -> None:
-        for copy in self.complete()[: -self._keep]:
+        for copy in self._outdated():
             doomed = self.root / f"{REMOVING}{uuid.uuid4().hex}"
             try:
                 copy.folder.rename(doomed)  # at once, so that nobody takes half a copy for a whole one

@@ -12,6 +12,7 @@ a folder that is removed takes nothing from a newer one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -44,8 +45,10 @@ log = logging.getLogger(__name__)
 DEFAULT_FULL_EVERY = 20
 """Pushes from one full copy to the next. A worker that comes late reads up to 19 patches beside it: at a fiftieth of a copy each,
 a third more."""
-MAX_FULL_EVERY = 256
-"""As many patches as a manifest takes, and the full copy."""
+MAX_FULL_EVERY = 64
+"""A worker has all patches of four shards open at a time."""
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+"""What a file system says that can't have them, or no more of them. Anything else (no room, a server that hangs) may pass."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class WeightsDifferences(WeightsCopies):
             for old, new in names:
                 os.link(last.folder / old, folder / new)
         except OSError as error:
-            self._can_link = isinstance(error, FileNotFoundError)
+            self._can_link = error.errno not in NO_LINKS
             log.warning("%s can't have links to %s, so a full copy is written: %s", self.root, last.folder.name, error)
             return None
         return shards

@@ -160,7 +160,7 @@ def test_where_a_full_copy_is_smaller_it_is_sent(tmp_path: Path) -> None:
 
 
 def test_a_chain_ends_before_its_patches_are_as_large_as_the_model(tmp_path: Path) -> None:
-    source, copies = large(), WeightsDifferences(tmp_path, full_every=100)
+    source, copies = large(), WeightsDifferences(tmp_path, full_every=64)
     lengths = []
     for step in range(8):
         lengths.append(len(copies.write(at(step), source).manifest.patches))
@@ -180,32 +180,53 @@ def test_after_a_write_that_failed_there_is_nothing_to_compare_with(tmp_path: Pa
     assert copies.write(at(2), source).manifest.patches
 
 
-@pytest.mark.parametrize("fault", ["links", "gone"])
+@pytest.mark.parametrize("fault", ["links", "gone", "for now"])
 def test_where_files_can_not_be_linked_full_copies_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    source, copies = large(), WeightsDifferences(tmp_path)
+    source, copies, link = large(), WeightsDifferences(tmp_path), os.link
     first = copies.write(at(0), source)
     if fault == "gone":
         for shard in first.manifest.shards:
             (first.folder / shard.name).unlink()
     else:
-        monkeypatch.setattr(differences.os, "link", _no_links)
+        monkeypatch.setattr(differences.os, "link", _no_links if fault == "links" else _no_room)
     move(source)
     copy = copies.write(at(1), source)
     assert not copy.manifest.patches
     assert made(copy, tmp_path)["b"] == bytes(tensor_bytes(source.tensors["b"]))
-    monkeypatch.setattr(differences.os, "link", os.link)
-    assert bool(copies.write(at(2), source).manifest.patches) is (fault == "gone")
+    monkeypatch.setattr(differences.os, "link", link)
+    assert bool(copies.write(at(2), source).manifest.patches) is (fault != "links")
 
 
 def _no_links(old: Path, new: Path) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
-@pytest.mark.parametrize("full_every", [0, 257])
+def _no_room(old: Path, new: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_version_that_is_sent_whole_leaves_the_one_before(tmp_path: Path) -> None:
+    """Workers serve it, and go back to it; and no more than two full copies lie there."""
+    source, copies = large(), WeightsDifferences(tmp_path)
+    for step, full in ((0, True), (1, False), (2, False), (2, True), (3, False), (3, True)):
+        copies.write(at(step), source, full=full)
+        if full:
+            move(source, step)
+        if (step, full) == (2, True):
+            assert kinds(tmp_path) == ["changes-run-1", "changes-run-2", "weights-run-2"]
+    assert kinds(tmp_path) == ["changes-run-3", "weights-run-2", "weights-run-3"]
+    shards = [
+        path for folder in tmp_path.iterdir() for path in folder.iterdir() if path.name.startswith(("base", "model-0"))
+    ]
+    full = sum(path.stat().st_size for path in (tmp_path / "weights-run-3").glob("model-0*"))
+    assert sum({path.stat().st_ino: path.stat().st_size for path in shards}.values()) == 2 * full
+
+
+@pytest.mark.parametrize("full_every", [0, 65])
 def test_chains_have_a_length(tmp_path: Path, full_every: int) -> None:
-    with pytest.raises(ValueError, match=f"got {full_every}, must be from 1 to 256"):
+    with pytest.raises(ValueError, match=f"got {full_every}, must be from 1 to 64"):
         WeightsDifferences(tmp_path, full_every=full_every)
 
 
