@@ -8,6 +8,7 @@ digests, so that an origin costs a few hundred bytes a turn.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -149,10 +150,13 @@ class ForkOrigin:
 def _asked(
     comparison: ForkComparison, before: bytes, messages: Iterable[Message], prompt_digest: bytes | None
 ) -> bytes:
-    """A conversation, with what was said before. A plain prompt says all by itself."""
+    """A conversation, with what was said before. A plain prompt says all by itself. Results of a turn's calls are the same in any
+    order: agents that run them at the same time give them as they come, and each names its call."""
     asked = before
-    for message in messages:
-        asked = _chained(b"" if message.get("role") == "prompt" else asked, comparison.message(message))
+    for role, group in itertools.groupby(messages, key=lambda message: message.get("role")):
+        digests = map(comparison.message, group)
+        for digest in sorted(digests) if role == "tool" else digests:
+            asked = _chained(b"" if role == "prompt" else asked, digest)
     return asked if prompt_digest is None else _chained(b"", prompt_digest)
 
 

@@ -104,10 +104,15 @@ async def _same_prompt(recorder: Recorder, origin: ForkOrigin, plan: Plan) -> Pl
     at = plan.prefix.messages
     if turn.parent_id != plan.parent_id or len(turn.messages) != len(plan.messages) - at:
         return plan
-    said: list[Message] = plan.job.messages[:at] + [
-        {**theirs, "tool_call_id": mine["tool_call_id"]} if "tool_call_id" in mine else theirs
-        for mine, theirs in zip(plan.job.messages[at:], turn.messages, strict=True)
-    ]
+    # Results may come in another order: by call, the id that the worker is to see.
+    own: dict[tuple[str, int] | None, str] = {}
+    for asked, sent in zip(plan.messages[at:], plan.job.messages[at:], strict=True):
+        if named := parse_call_id(asked.get("tool_call_id") or ""):
+            own[named] = sent["tool_call_id"]
+    said: list[Message] = plan.job.messages[:at]
+    for theirs, sent in zip(turn.messages, plan.job.messages[at:], strict=True):
+        call_id = own.get(parse_call_id(theirs.get("tool_call_id") or ""), sent.get("tool_call_id"))
+        said.append({**theirs, "tool_call_id": call_id} if call_id else theirs)
     plan.job = msgspec.structs.replace(plan.job, messages=said, tools=turn.tools)
     return plan
 

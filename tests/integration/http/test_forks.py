@@ -42,7 +42,9 @@ class Voice(ParrotEngine):
         messages = request.job.messages
         last = str(messages[-1]["content"]) if messages else ""
         if "look" in last and request.job.tools:
-            return Say(f"I look {self.taken}.", reasoning="hm", calls=[(f"own{self.taken}", "read", '{"path": "a"}')])
+            paths = "ab" if "both" in last else "a"
+            calls = [(f"own{self.taken}{path}", "read", f'{{"path": "{path}"}}') for path in paths]
+            return Say(f"I look {self.taken}.", reasoning="hm", calls=calls)
         if "cut" in last:
             return Say("half of it", fail_after=4)
         return Say(f"said {self.taken}")
@@ -318,6 +320,44 @@ async def test_branches_are_found_by_what_they_ask_in_whatever_order(proxy: Prox
     assert len(mine) == len(turns) + 1 and all(
         path(list(mine.values()), mine[t.turn_id]) == path(turns, t) for t in turns
     )
+
+
+async def look_at_both(proxy: Proxy, trial: str, order: str, texts: str = "ab") -> tuple[str, str]:
+    """Two calls of one turn. order: in which their results are given. texts: what each of them gave. Returns: the answers after
+    them."""
+    client = proxy.openai(trial)
+    messages: Answers = [{"role": "user", "content": "look at both"}]
+    answer = await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
+    message = answer.choices[0].message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+    ids = dict(zip("ab", (call["id"] for call in message["tool_calls"]), strict=True))
+    given = dict(zip("ab", texts, strict=True))
+    messages += [message, *({"role": "tool", "tool_call_id": ids[path], "content": given[path]} for path in order)]
+    told = []
+    for question in ("", "and then"):
+        if question:
+            messages.append({"role": "user", "content": question})
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
+        told.append(answer.choices[0].message.content or "")
+        messages.append({"role": "assistant", "content": told[-1]})
+    return told[0], told[1]
+
+
+async def test_results_of_a_turns_calls_may_come_in_another_order(proxy: Proxy) -> None:
+    """Agents that run calls at the same time give their results as they come."""
+    told = await look_at_both(proxy, "origin", "ab")
+    await proxy.steno.complete("origin", Completion(reward=1.0))
+    origin = [turn async for turn in proxy.steno.turns("origin")]
+    again = await look_at_both(proxy, await fork(proxy, origin[1]), "ba")
+    turns = [turn async for turn in proxy.steno.turns("fork")]
+    assert again[0] == told[0] and again[1] != told[1]
+    assert [turn.replayed is not None for turn in turns] == [True, True, False]
+    assert path(turns, turns[1]) == path(origin, origin[1])
+    await look_at_both(proxy, await fork(proxy, origin[1], "anew", resample=True), "ba")
+    turns = [turn async for turn in proxy.steno.turns("anew")]
+    prompt = path(turns, turns[1])[: 4 * turns[1].prompt_tokens]
+    assert prompt == path(origin, origin[1])[: 4 * origin[1].prompt_tokens] and turns[1].replayed is None
+    with pytest.raises(openai.APIStatusError, match="was not asked"):
+        await look_at_both(proxy, await fork(proxy, origin[1], "swapped"), "ab", texts="ba")
 
 
 async def test_several_choices_are_told_together(proxy: Proxy) -> None:
