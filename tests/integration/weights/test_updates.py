@@ -109,6 +109,17 @@ def check_served(stack: Stack, trial_id: str, version: str, model: PreTrainedMod
     assert {span["version"] for span in turn["versions"]} == {version}
 
 
+def check_late_worker(stack: Stack, model: PreTrainedModel) -> None:
+    """A worker that starts now gets version 3, and serves it alone once the first one has ended."""
+    first = stack.workers[0]
+    stack.start_worker("--worker-id", "late", name="late")
+    until(lambda: "late" in versions(stack).get("run/3", []))
+    first.send_signal(signal.SIGTERM)
+    first.wait(60)
+    until(lambda: versions(stack) == {"run/3": ["late"]})
+    check_served(stack, "late-trial", "run/3", model)
+
+
 @pytest.mark.parametrize("kind", ["filesystem", "stream"])
 def test_what_was_published_is_what_is_sampled_from(stack: Stack, tmp_path: Path, kind: str) -> None:
     with publisher(stack, transport(kind, tmp_path / "copies")) as sending:
@@ -144,13 +155,7 @@ def test_weights_by_difference_are_sampled_from_also_by_a_worker_that_comes_late
                 step: patch.size for step, patch in zip((2, 3), manifest.patches, strict=True)
             }
         # It has nothing that a patch could go onto.
-        first = stack.workers[0]
-        stack.start_worker("--worker-id", "late", name="late")
-        until(lambda: "late" in versions(stack).get("run/3", []))
-        first.send_signal(signal.SIGTERM)
-        first.wait(60)
-        until(lambda: versions(stack) == {"run/3": ["late"]})
-        check_served(stack, "late-trial", "run/3", model)
+        check_late_worker(stack, model)
         if kind == "stream":
             assert publication.bytes_sent - sent[3] == manifest.size
 
@@ -160,13 +165,7 @@ def test_a_worker_that_comes_late_catches_up_from_the_copy_before_it_gets_traffi
     with publisher(stack, StreamTransport(WeightsCopies(tmp_path / "copies"))) as sending:
         publication = sending.publish(PolicyVersion("run", 3), *sources(model))
         sending.wait(publication, PATIENCE_S)
-        first = stack.workers[0]
-        stack.start_worker("--worker-id", "late", name="late")
-        until(lambda: "late" in versions(stack).get("run/3", []))
-        first.send_signal(signal.SIGTERM)
-        first.wait(60)
-        until(lambda: versions(stack) == {"run/3": ["late"]})
-        check_served(stack, "late-trial", "run/3", model)
+        check_late_worker(stack, model)
         assert publication.bytes_sent == 2 * publication.spec.manifest.size
 
 
