@@ -118,7 +118,7 @@ def pack_block(index: int, before: Bits, now: Bits) -> PackedBlock | None:
 
 
 def header_bytes(header: PatchHeader) -> bytes:
-    """As the file begins."""
+    """Returns: the first bytes of a patch file: the header's length (8 bytes, little-endian), then the header as JSON."""
     text = header.model_dump_json().encode()
     return len(text).to_bytes(8, "little") + text
 

@@ -29,7 +29,7 @@ _host: asyncio.Task[AgentHost] | None = None
 
 
 class TrialFailed(StenoError):
-    """A session came to no rows."""
+    """A session has no row to train."""
 
     code = "trial_failed"
 

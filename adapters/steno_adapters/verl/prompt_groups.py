@@ -34,7 +34,7 @@ class PromptGroup:
 
     @property
     def closed(self) -> bool:
-        """How many there are is decided."""
+        """Whether the group takes no more sessions: it is registered, with its size."""
         return self._registered is not None
 
     @property

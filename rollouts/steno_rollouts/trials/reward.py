@@ -137,7 +137,7 @@ class RewardFunction:
             )
 
     def needs(self, name: str) -> bool:
-        """Whether it asks for this by name, and has no default for it."""
+        """Whether the function has a parameter of this name, without a default."""
         return name in self._needs
 
     def check_inputs(self, known: Collection[str], of_what: str) -> None:

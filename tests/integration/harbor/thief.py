@@ -101,7 +101,7 @@ def tests() -> None:
 
 
 def listing() -> None:
-    """Nobody sees a process any more, and one that lives goes on."""
+    """Make `cat` show nothing, so that a daemon is not found in lists of processes."""
     write("/bin/cat", "#!/bin/sh\n")
     daemon("true")
 
