@@ -87,7 +87,7 @@ class Worker:
             stopping.cancel()
             for task in runs:
                 task.cancel()
-            await asyncio.gather(*runs, return_exceptions=True)
+            await asyncio.gather(serving, *runs, return_exceptions=True)
             await self._updates.close()
         if self._death is not None:
             return ENGINE_DIED

@@ -12,12 +12,38 @@ import uvicorn
 
 from steno_proxy.server.http_protocol import BoundedHttp
 from steno_proxy.workers.worker_socket import OpeningSocket
+from tests.support.waiting import until
 
 
 class _Server(uvicorn.Server):
+    """Ends as uvicorn does, but at once: its own loops look every 0.1 s, and thousands of tests end a server."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told_to_end = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the test runner's signals are not ours to take
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # writes the headers of all answers
+        await self.told_to_end.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = self.server_state
+        for server in self.servers:
+            server.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            await until(lambda: not state.connections and not state.tasks, self.config.timeout_graceful_shutdown)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+        for server in self.servers:
+            await server.wait_closed()
+        await self.lifespan.shutdown()
 
 
 @contextlib.asynccontextmanager
@@ -39,6 +65,6 @@ async def serve(app: Any, **options: Any) -> AsyncIterator[int]:
     try:
         yield listener.getsockname()[1]
     finally:
-        server.should_exit = True
+        server.told_to_end.set()
         await task
         listener.close()

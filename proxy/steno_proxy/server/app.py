@@ -20,10 +20,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 
 from steno.contracts.errors import StenoError
 from steno_proxy import logs
@@ -165,6 +166,21 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.turns = generation.by_path(agents)
     app.sockets = response_socket.by_path(turns, keys, **bounds)
     app.actions = gemini.actions(turns, hub, keys, **bounds)
+    app.router.routes += _control_routes()
+    app.router.routes += [*HealthProbes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
+    app.add_exception_handler(StenoError, on_steno_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_surprise)
+    app.openapi = cache(lambda: openapi.document(app, settings, keys=keys.enabled))  # type: ignore[method-assign]
+    return app
+
+
+@cache
+def _control_routes() -> list[BaseRoute]:
+    """Of the session API and the viewer. They depend on no setting, and making them takes most of what an application takes: a
+    process that makes several (tests do) makes these once."""
+    control = APIRouter(generate_unique_id_function=openapi.operation_name)
     for router in (
         sessions.router,
         groups.router,
@@ -178,14 +194,8 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         under_way.router,
         workers.router(Depends(reader)),
     ):
-        app.include_router(router)
-    app.router.routes += [*HealthProbes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
-    app.add_exception_handler(StenoError, on_steno_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_surprise)
-    app.openapi = cache(lambda: openapi.document(app, settings, keys=keys.enabled))  # type: ignore[method-assign]
-    return app
+        control.include_router(router)
+    return control.routes
 
 
 def relay_settings(settings: ProxySettings, keys: Keyring) -> RelaySettings:
