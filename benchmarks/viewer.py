@@ -6,8 +6,8 @@
 The proxy has a process of its own, with the sessions in its memory. A filter is one that matches few sessions or none, so that
 everything is looked at. `late_ms` is how much later than asked for a task of the proxy's event loop came on, which is what a
 token on its way would wait: without a search, and while one reads all texts. With `--streams`, so many agents stream meanwhile
-(`worker.py`, `load.py`; a token each 0.1 s): `gap_p99_ms` is between two tokens of a stream, in turns without a search and with
-one all the time.
+(`worker.py`, `load.py`; a token each 0.1 s, or `--pace-s`): `gap_p99_ms` is between two tokens of a stream, in turns without a
+search and with one all the time.
 With `--browser`, Chromium says when it had painted the list and each filter (Playwright: see `.ci/run`), and how evenly 300 turns
 of 100,000 tokens scroll. Say what the load was (`load`): above some 4 on two cores it measures others.
 """
@@ -126,6 +126,7 @@ def main() -> int:
         "--streams", type=int, default=0, help="also the gaps between tokens of so many streams, beside a search"
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of streams, without a search and with one")
+    parser.add_argument("--pace-s", type=float, default=PACE_S, help="seconds from one token of a stream to its next")
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hold:
@@ -164,7 +165,7 @@ def main() -> int:
         if options.browser:
             found |= _in_a_browser(url)
         if options.streams:
-            found["streams"] = _beside_streams(url, options.streams, options.rounds)
+            found["streams"] = _beside_streams(url, options.streams, options.rounds, options.pace_s)
         found["load_at_end"] = os.getloadavg()
     finally:
         proxy.stdin.close()
@@ -247,9 +248,9 @@ SCROLL = """async () => {
 """Through the page at 160 pixels a frame: the gaps between frames, and tasks of more than 50 ms."""
 
 
-def _beside_streams(url: str, streams: int, rounds: int) -> dict[str, Any]:
+def _beside_streams(url: str, streams: int, rounds: int, pace_s: float) -> dict[str, Any]:
     """Gaps between tokens, in turns without a search and with one that never ends."""
-    worker = [sys.executable, "-m", "benchmarks.worker", "--proxy", url.replace("http", "ws"), "--pace-s", str(PACE_S)]
+    worker = [sys.executable, "-m", "benchmarks.worker", "--proxy", url.replace("http", "ws"), "--pace-s", str(pace_s)]
     gaps: dict[str, list[float]] = {"quiet": [], "search": []}
     failed = 0
     with subprocess.Popen(worker) as engine:
@@ -268,6 +269,7 @@ def _beside_streams(url: str, streams: int, rounds: int) -> dict[str, Any]:
     moved = middle["search"] - middle["quiet"]
     return {
         "streams": streams,
+        "pace_s": pace_s,
         "gap_p99_ms": gaps,
         "median_ms": middle,
         "search_moves_p99_by_ms": moved,
