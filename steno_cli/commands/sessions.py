@@ -108,7 +108,9 @@ def show(
 @app.command()
 def export(
     trial_ids: Annotated[list[str] | None, typer.Argument(help="Trials; none: all that match the filters.")] = None,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: standard output.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File or folder to write; default: standard output.")
+    ] = None,
     file_format: Annotated[
         ExportFormat | None, typer.Option("--format", help="By default as the file's name ends, else jsonl.")
     ] = None,
@@ -132,10 +134,11 @@ def export(
     key: Key = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Write sessions to a file, as records or in the formats of other tools.
+    """Write sessions to a file or a folder, as records or in the formats of other tools.
 
     jsonl, parquet: records. atif: Harbor's trajectories, one per branch. chat: OpenAI's fine-tuning format. sft: Parquet with
-    input_ids and labels. Parquet needs the extra `export`.
+    input_ids and labels. datasets: the same as a folder for load_from_disk of Hugging Face's datasets. Parquet and datasets need
+    the extra `export`.
     """
     chosen = Selection(status and status.value, group, run, end_reason, min_reward, best_of_group)
     if trial_ids and chosen != Selection():

@@ -1,14 +1,10 @@
-"""Recorded sessions as a file: records as JSON lines or Parquet, trajectories, conversations, or tokens to train on.
-
-In Parquet, token ids, log-probabilities and masks are native lists, numbers and text are columns of their own, and everything
-nested (messages, tools, spans) is a column of JSON text, since its shape differs from row to row.
-"""
+"""Recorded sessions as a file or a folder: records as JSON lines or Parquet, trajectories, conversations, tokens to train on."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-import typing
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -21,37 +17,28 @@ from steno.contracts.errors import ConfigError, Forbidden, NotFound
 from steno.contracts.records import Sample, Session, Turn
 from steno.contracts.rest import TEXTS_SUFFIX
 from steno_cli.exports.rows import SESSION_COLUMNS, Records, atif_rows, chat_rows, record_rows, sft_rows
+from steno_cli.exports.tables import write_dataset, write_parquet
 from steno_cli.terminal.flags import unwrap
 from steno_cli.terminal.output import console
-
-_ROWS_PER_GROUP = 512
-"""Rows held in memory before a Parquet row group is written: a few MB of tokens."""
 
 
 class ExportFormat(StrEnum):
     """jsonl, parquet: records as they are. atif: Harbor's trajectories, chat: OpenAI's fine-tuning format, both JSON lines with a
-    row per branch. sft: Parquet with `input_ids` and `labels`, a row per sample."""
+    row per branch. sft: Parquet with `input_ids` and `labels`, a row per sample. datasets: the same as a folder of Hugging Face's
+    datasets."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
     ATIF = "atif"
     CHAT = "chat"
     SFT = "sft"
+    DATASETS = "datasets"
 
 
 _MODELS: dict[Records, type[BaseModel]] = {Records.TURNS: Turn, Records.SAMPLES: Sample, Records.SESSIONS: Session}
 _SFT_COLUMNS: dict[str, Any] = {
     "input_ids": bytes, "labels": bytes, "trial_id": str, "group_id": str, "leaf_id": str, "reward": float,
 }  # fmt: skip
-_LISTS = {
-    "new_prompt_ids": "int32",
-    "completion_ids": "int32",
-    "token_ids": "int32",
-    "input_ids": "int32",
-    "labels": "int32",
-    "sampling_logprobs": "float",
-    "loss_mask": "bool",
-}
 
 
 def export_sessions(
@@ -65,11 +52,11 @@ def export_sessions(
 ) -> int:
     """Write these trials, one session in memory at a time. Returns the number of rows.
 
-    A file is written beside its name and renamed when whole.
+    A file or a folder is written beside its name and renamed when whole.
     Args: file_format: None: as the file's name ends, else JSON lines. records: of jsonl and parquet; None: turns.
         whole_prompts: of atif.
-    Raises: ConfigError (Parquet to standard output, a folder that is not there, options that the format does not take), what
-        the client raises.
+    Raises: ConfigError (Parquet or a folder to standard output, a place that can't be, options that the format does not take),
+        what the client raises.
     """
     chosen = file_format or (ExportFormat.PARQUET if to is not None and to.suffix == ".parquet" else ExportFormat.JSONL)
     of_records = chosen in (ExportFormat.JSONL, ExportFormat.PARQUET)
@@ -85,26 +72,54 @@ def export_sessions(
         for trial_id in trial_ids
         for row in _noting(_rows(client, trial_id, chosen, kind, whole_prompts=whole_prompts), tokenizers)
     )
-    as_parquet = chosen in (ExportFormat.PARQUET, ExportFormat.SFT)
     if to is None:
-        if as_parquet:
+        if chosen in (ExportFormat.PARQUET, ExportFormat.SFT):
             raise ConfigError(f"--format {chosen.value} writes Parquet, which needs a file: give --output FILE.parquet")
+        if chosen is ExportFormat.DATASETS:
+            raise ConfigError("--format datasets writes a folder: give --output FOLDER")
         return _write_jsonl(rows, sys.stdout)
-    if not to.parent.is_dir():
-        raise ConfigError(f"--output: no such folder: {to.parent}")
+    _check_place(to, chosen)
+    to = to.absolute()
     partial = to.with_name(f".{to.name}.partial")
+    _remove(partial)  # of an export that was killed
     try:
-        if as_parquet:
-            count = _write_parquet(rows, columns, partial)
-        else:
-            with partial.open("w", encoding="utf-8") as file:
-                count = _write_jsonl(rows, file)
+        count = _write(rows, columns, chosen, partial)
         partial.replace(to)
-        if chosen in (ExportFormat.JSONL, ExportFormat.PARQUET):
+        if of_records:
             _write_texts(client, tokenizers, to.with_name(to.name + TEXTS_SUFFIX))
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
     return count
+
+
+def _check_place(to: Path, chosen: ExportFormat) -> None:
+    """Before minutes of reading. Raises: ConfigError: nothing can be written there, or it would replace what is no export."""
+    if not to.parent.is_dir():
+        raise ConfigError(f"--output: no such folder: {to.parent}")
+    if chosen is not ExportFormat.DATASETS:
+        if to.is_dir():
+            raise ConfigError(f"--output: {to} is a folder; --format {chosen.value} writes a file")
+    elif to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(
+            f"--output: {to} is there already; --format datasets writes a folder: give a new or an empty one"
+        )
+
+
+def _remove(partial: Path) -> None:
+    if partial.is_dir():
+        shutil.rmtree(partial)
+    else:
+        partial.unlink(missing_ok=True)
+
+
+def _write(rows: Iterator[dict[str, Any]], columns: dict[str, Any], chosen: ExportFormat, partial: Path) -> int:
+    match chosen:
+        case ExportFormat.PARQUET | ExportFormat.SFT:
+            return write_parquet(rows, columns, partial)
+        case ExportFormat.DATASETS:
+            return write_dataset(rows, columns, partial)
+    with partial.open("w", encoding="utf-8") as file:
+        return _write_jsonl(rows, file)
 
 
 def _noting(rows: Iterator[dict[str, Any]], tokenizers: set[str]) -> Iterator[dict[str, Any]]:
@@ -139,7 +154,7 @@ def _rows(
             return atif_rows(client, trial_id, whole_prompts=whole_prompts)
         case ExportFormat.CHAT:
             return chat_rows(client, trial_id)
-        case ExportFormat.SFT:
+        case ExportFormat.SFT | ExportFormat.DATASETS:
             return sft_rows(client, trial_id)
         case _:
             return record_rows(client, trial_id, records)
@@ -156,36 +171,3 @@ def _write_jsonl(rows: Iterable[dict[str, Any]], file: Any) -> int:
         file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         count += 1
     return count
-
-
-def _write_parquet(rows: Iterator[dict[str, Any]], columns: dict[str, Any], path: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    scalars = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
-    items = {"int32": pa.int32(), "float": pa.float32(), "bool": pa.bool_()}
-    schema = pa.schema(
-        (name, pa.list_(items[_LISTS[name]]) if name in _LISTS else scalars.get(kind, pa.string()))
-        for name, kind in columns.items()
-    )
-    nested = {name for name, kind in columns.items() if name not in _LISTS and not _is_flat(kind)}
-    count = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        batch: list[dict[str, Any]] = []
-        for row in rows:
-            batch.append(
-                {k: json.dumps(v, ensure_ascii=False) if k in nested and v is not None else v for k, v in row.items()}
-            )
-            count += 1
-            if len(batch) == _ROWS_PER_GROUP:
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-                batch = []
-        writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-    return count
-
-
-def _is_flat(kind: Any) -> bool:
-    """A column of its own rather than JSON text; a digest is hex text."""
-    if typing.get_origin(kind) is typing.Literal:
-        return True
-    return isinstance(kind, type) and issubclass(kind, str | int | float | bytes)

@@ -12,16 +12,18 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from steno import Client
-from steno.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError, NotFound
 from steno.contracts.records import Sample, Turn
 from steno.contracts.rest import Completion, GroupSpec
 from steno_cli.exports.export import ExportFormat, export_sessions
 from steno_cli.exports.rows import Records
 from steno_cli.exports.selection import Selection
+from steno_cli.exports.tables import write_parquet
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 
@@ -79,15 +81,23 @@ async def record_a_session(proxy: Proxy) -> tuple[list[Turn], list[Sample]]:
 
 
 async def exported(proxy: Proxy, to: Path, file_format: ExportFormat, **how: Any) -> list[Any]:
-    def write() -> None:
+    def write() -> int:
         with Client(proxy.url) as client:
-            count = export_sessions(client, [TRIAL], to, file_format, **how)
-        assert count == (pq.read_metadata(to).num_rows if to.suffix == ".parquet" else len(to.read_text().splitlines()))
+            return export_sessions(client, [TRIAL], to, file_format, **how)
 
-    await asyncio.to_thread(write)
-    return (
-        pq.read_table(to).to_pylist() if to.suffix == ".parquet" else list(map(json.loads, to.read_text().splitlines()))
-    )
+    count = await asyncio.to_thread(write)
+    rows = rows_in(to)
+    assert count == len(rows)
+    return rows
+
+
+def rows_in(to: Path) -> list[Any]:
+    if to.is_dir():
+        [data] = to.glob("*.arrow")
+        return pa.ipc.open_stream(data.read_bytes()).read_all().to_pylist()  # type: ignore[no-any-return]
+    if to.suffix == ".parquet":
+        return pq.read_table(to).to_pylist()  # type: ignore[no-any-return]
+    return list(map(json.loads, to.read_text().splitlines()))
 
 
 def whole(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -172,6 +182,30 @@ async def test_labels_are_the_ids_exactly_where_the_mask_is_one(proxy: Proxy, tm
         assert row["input_ids"] == ids.tolist()
         assert row["labels"] == [one if kept else -100 for one, kept in zip(ids.tolist(), mask, strict=True)]
         assert row["reward"] == 0.5
+    assert await exported(proxy, tmp_path / "t", ExportFormat.DATASETS) == rows
+
+
+@pytest.mark.trl
+async def test_datasets_on_disk_go_through_trls_collator_as_they_are(proxy: Proxy, tmp_path: Path) -> None:
+    """Read by Hugging Face's datasets; labels differ from -100 exactly where the record's mask is 1."""
+    from datasets import load_from_disk
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    _, samples = await record_a_session(proxy)
+    await exported(proxy, tmp_path / "sft", ExportFormat.DATASETS)
+    data = load_from_disk(str(tmp_path / "sft"))
+    assert data["leaf_id"][:] == [sample.leaf_id for sample in samples]
+    collated = DataCollatorForLanguageModeling(pad_token_id=0)(list(data))
+    for n, sample in enumerate(samples):
+        ids, mask, _ = sample.to_numpy()
+        labels = collated["labels"][n].numpy()
+        assert (labels[: len(ids)] != -100).tolist() == mask.tolist() and (labels[len(ids) :] == -100).all()
+        assert labels[: len(ids)][mask].tolist() == ids[mask].tolist()
+        assert collated["input_ids"][n][collated["attention_mask"][n] == 1].tolist() == ids.tolist()
+    data.save_to_disk(str(tmp_path / "again"))
+    written, again = (sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("sft", "again"))
+    assert written == again and load_from_disk(str(tmp_path / "again"))[:] == data[:]
+    assert data.map(lambda row: {"tokens": len(row["input_ids"])})["tokens"][:] == [len(s.loss_mask) for s in samples]
 
 
 async def test_lines_for_fine_tuning_learn_each_whole_reply_once(proxy: Proxy, tmp_path: Path) -> None:
@@ -220,12 +254,56 @@ async def test_filters_choose_sessions(proxy: Proxy) -> None:
         ({"file_format": ExportFormat.SFT, "records": Records.TURNS}, "--records: got turns, but --format sft"),
         ({"file_format": ExportFormat.CHAT, "whole_prompts": True}, "--whole-prompts: only with --format atif, got"),
         ({"file_format": ExportFormat.SFT, "to": None}, "--format sft writes Parquet, which needs a file"),
+        ({"file_format": ExportFormat.DATASETS, "to": None}, "--format datasets writes a folder: give --output FOLDER"),
+        (
+            {"file_format": ExportFormat.DATASETS, "whole_prompts": True},
+            "--whole-prompts: only with --format atif, got",
+        ),
     ],
 )
 def test_options_that_a_format_does_not_take_are_refused(how: dict[str, Any], words: str, tmp_path: Path) -> None:
     with Client("http://127.0.0.1:9") as client, pytest.raises(ConfigError, match=words):
         export_sessions(client, ["t"], **{"to": tmp_path / "out"} | how)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_replaces_nothing_that_is_no_export(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("kept")
+    for to, file_format, words in [
+        (tmp_path / "notes", ExportFormat.DATASETS, "notes is there already; --format datasets writes a folder"),
+        (tmp_path / "notes" / "mine.txt", ExportFormat.DATASETS, "mine.txt is there already"),
+        (tmp_path / "notes", ExportFormat.CHAT, "notes is a folder; --format chat writes a file"),
+        (tmp_path / "none" / "x", ExportFormat.DATASETS, "--output: no such folder: .*none"),
+    ]:
+        with Client("http://127.0.0.1:9") as client, pytest.raises(ConfigError, match=words):
+            export_sessions(client, ["t"], to, file_format)
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "kept" and len(list(tmp_path.rglob("*"))) == 2
+
+
+async def test_a_folder_is_whole_or_not_there(proxy: Proxy, tmp_path: Path) -> None:
+    """Also where an export was killed on the way, or a trial goes meanwhile."""
+    await record_a_session(proxy)
+    (tmp_path / ".t.partial").mkdir()
+    (tmp_path / ".t.partial" / "data-00000-of-00001.arrow").write_bytes(b"half")
+
+    def write(trials: list[str], name: str) -> int:
+        with Client(proxy.url) as client:
+            return export_sessions(client, trials, tmp_path / name, ExportFormat.DATASETS)
+
+    with pytest.raises(NotFound):
+        await asyncio.to_thread(write, [TRIAL, "nobody"], "gone")
+    (tmp_path / "t").mkdir()
+    assert await asyncio.to_thread(write, [TRIAL], "t") == len(rows_in(tmp_path / "t"))
+    assert await asyncio.to_thread(write, [], "none") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["none", "t"]
+
+
+def test_long_sessions_are_written_a_few_at_a_time(tmp_path: Path) -> None:
+    rows = ({"input_ids": [7] * 300_000, "labels": [-100] * 300_000} for _ in range(5))
+    assert write_parquet(rows, {"input_ids": bytes, "labels": bytes}, tmp_path / "t.parquet") == 5
+    found = pq.read_metadata(tmp_path / "t.parquet")
+    assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == [2, 2, 1]
 
 
 @pytest.mark.agents
