@@ -44,28 +44,28 @@ class CannotScore(StenoError):
     code = "reward_error"
 
 
-@dataclass
+@dataclass(slots=True)
 class RescoredTrial:
-    """before: the recorded reward. outcome: what the function says of it; None: it was not asked. earlier: on record of the new
-    run already, with `after`."""
+    """What is kept of a trial until its group is made: of thousands, so little. completed: as recorded. before: the recorded
+    reward. ended: the recorded reason, or status. outcome: what the function says of it; None: it was not asked. earlier: on
+    record of the new run already, with `after`."""
 
-    session: Session
+    trial_id: str
+    completed: bool
+    before: float | None
+    ended: str
     outcome: CommandOutcome | None = None
     earlier: bool = False
     after: float | None = None
 
-    @property
-    def before(self) -> float | None:
-        return self.session.reward if self.session.status == "completed" else None
 
-
-@dataclass
+@dataclass(slots=True)
 class RescoredGroup:
-    """name: of the new group. withheld: for whoever scores it anew. made: all of it was on record already."""
+    """name: of the new group. made: all of it was on record already."""
 
-    record: Group
+    group_id: str
+    created_at: float
     name: str
-    withheld: Mapping[str, Any]
     trials: list[RescoredTrial]
     made: bool = False
 
@@ -107,7 +107,7 @@ class Rescoring:
             raise CannotScore(_named(failures), field="reward")
         if not self.groups:
             raise ConfigError(f"--run: run {self.run_id} has no group to score: {self.without()}", field="run")
-        self.groups.sort(key=lambda group: group.record.created_at)
+        self.groups.sort(key=lambda group: group.created_at)
         await _each([group for group in self.groups if not group.made], self._make)
         await self.client.rollouts_over(self.into)
 
@@ -121,6 +121,8 @@ class Rescoring:
 
     async def _groups(self) -> list[tuple[str, str | None]]:
         """Groups to score, and in which state they are in the new run; None: they are not there."""
+        view = await self.client.run(self.run_id)
+        counted = view.groups if self.purpose == "train" else view.eval_groups
         places = await self.client.groups(self.run_id)
         if not places:
             raise ConfigError(
@@ -144,6 +146,9 @@ class Rescoring:
             else:
                 self.to_score += place.size
                 found.append((place.group_id, there.get(self._name(place.group_id, code))))
+        listed = sum(place.purpose == self.purpose for place in places)
+        if (more := sum(counted.model_dump().values()) - listed) > 0:
+            self.left_out["groups that were deleted, or are too old to be listed"] += more
         return found
 
     def _name(self, group_id: str, code: str | None = None) -> str:
@@ -162,30 +167,29 @@ class Rescoring:
         known = {} if state is None else {s.trial_id: s for s in await self._sessions(name)}
         trials = []
         for session in await self._sessions(group_id):
-            mine = known.get(self._trial(name, session.trial_id))
-            earlier = mine is not None and mine.status != "open"
-            trials.append(RescoredTrial(session, earlier=earlier, after=mine.reward if mine is not None else None))
-        if any(trial.session.status == "open" for trial in trials):
-            self.left_out["groups that still run"] += 1
-            return
-        if not any(trial.session.status == "completed" for trial in trials):
+            if session.status == "open":
+                self.left_out["groups that still run"] += 1
+                return
+            trials.append(_to_score(session, known.get(self._trial(name, session.trial_id))))
+        if not any(trial.completed for trial in trials):
             self.left_out["groups of which no trial was completed"] += 1
             return
-        task, withheld, folder = self._task(record)
+        task, _, folder = self._task(record)
         for trial in trials:
-            if trial.session.status == "completed" and not trial.earlier and len(failures) < MOST_FAILURES:
+            if trial.completed and not trial.earlier and len(failures) < MOST_FAILURES:
                 await self._ask(trial, task, folder, failures)
-        self.groups.append(RescoredGroup(record, name, withheld, trials, made=state not in (None, "running")))
+        made = state not in (None, "running")
+        self.groups.append(RescoredGroup(group_id, record.created_at, name, trials, made))
 
     async def _sessions(self, group_id: str) -> list[Session]:
         return [session async for session in self.client.sessions(group_id=group_id, limit=1000)]
 
     async def _ask(self, trial: RescoredTrial, task: dict[str, Any], folder: Path | None, failures: list[str]) -> None:
-        trial_id = trial.session.trial_id
         try:
-            trial.outcome = await self.function(RecordedTrial(task, trial_id, self.transcript(trial_id), folder))
+            scored = RecordedTrial(task, trial.trial_id, self.transcript(trial.trial_id), folder)
+            trial.outcome = await self.function(scored)
         except RewardError as error:
-            failures.append(f"{trial_id}: {error.message}")
+            failures.append(f"{trial.trial_id}: {error.message}")
             return
         trial.after = trial.outcome.reward
         self.scored += 1
@@ -223,8 +227,8 @@ class Rescoring:
         return f"{name}.{trial_id.rpartition('.')[2]}"
 
     async def _make(self, group: RescoredGroup) -> None:
-        record = group.record
-        kept = kept_on_record(group.withheld)
+        record = await self.client.group(group.group_id)
+        kept = kept_on_record(self._task(record)[1])
         withheld: dict[str, Any] = {"withheld": kept} if kept else {}
         made = await self.client.create_group(
             GroupSpec(
@@ -234,7 +238,7 @@ class Rescoring:
         )  # fmt: skip
         waiting = {trial.session.trial_id for trial in made.trials if trial.session.status == "open"}
         for trial in group.trials:
-            name = self._trial(group.name, trial.session.trial_id)
+            name = self._trial(group.name, trial.trial_id)
             if name in waiting:
                 waiting.discard(name)
                 await self._complete(name, trial)
@@ -243,13 +247,11 @@ class Rescoring:
         self.made += 1
 
     async def _complete(self, name: str, trial: RescoredTrial) -> None:
-        session, outcome = trial.session, trial.outcome
+        outcome = trial.outcome
         if outcome is None:
-            reason = session.end_reason or session.status
-            await self.client.complete(name, Completion(status="aborted", end_reason=reason))
+            await self.client.complete(name, Completion(status="aborted", end_reason=trial.ended))
             return
-        limit = (session.end_reason or "").startswith("limit:")
-        reason = session.end_reason if limit and session.end_reason else outcome.reason.value
+        reason = trial.ended if trial.ended.startswith("limit:") else outcome.reason.value
         try:
             await self.client.complete(
                 name, Completion(reward=outcome.reward, end_reason=reason, metrics=outcome.metrics)
@@ -260,6 +262,15 @@ class Rescoring:
             self.left_out["trials that were deleted meanwhile"] += 1
             trial.after = None
             await self.client.complete(name, _GONE)
+
+
+def _to_score(session: Session, mine: Session | None) -> RescoredTrial:
+    """Args: mine: its trial in the new run, if there is one."""
+    completed = session.status == "completed"
+    return RescoredTrial(
+        session.trial_id, completed, session.reward if completed else None, session.end_reason or session.status,
+        earlier=mine is not None and mine.status != "open", after=mine.reward if mine is not None else None,
+    )  # fmt: skip
 
 
 _GONE = Completion(status="aborted", end_reason="deleted")

@@ -146,8 +146,10 @@ async def test_a_reward_the_other_way_round_turns_the_trainers_advantages(proxy:
 async def test_what_was_made_is_not_made_again_and_counts(proxy: Proxy, tmp_path: Path) -> None:
     assert (await rescored(proxy, tmp_path, "other_way", "--as", "new")).exit_code == 0
     made, before = await proxy.steno.groups("new"), await proxy.steno.run("new")
+    await proxy.steno.delete("f.0")
     again = await rescored(proxy, tmp_path, "other_way", "--as", "new")
     said = " ".join(again.output.split())
+    assert "1 groups that were deleted, or are too old to be listed" in said
     assert again.exit_code == 0 and "run new: 1 groups (1 were there already), 4 trials" in said
     assert "mean reward 0.500 -0.667" in said and "1 of 1 groups order" in said
     assert await proxy.steno.groups("new") == made and await proxy.steno.run("new") == before
