@@ -20,7 +20,8 @@ from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ObjectStorage
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.facets import SessionFilter
-from steno_proxy.store.redis.schema import ARCHIVED, ENDED, FACETS, RUNS
+from steno_proxy.store.redis import runs as runs_module
+from steno_proxy.store.redis.schema import ARCHIVED, ENDED, FACETS, RUNS, run_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.recording_contract import END, record
 from tests.support.recordings import row, session, turn
@@ -247,6 +248,29 @@ async def test_lists_of_groups_name_those_whose_trials_have_left(store: RedisSto
     for trial_id in group.trial_ids:
         await store.delete(trial_id, now=END["now"] + LATER, tombstone_s=60.0)
     assert await store.runs.groups("r") == [new]
+
+
+async def test_of_archived_groups_lists_name_the_newest(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_module, "MOST_ARCHIVED", 500)
+    monkeypatch.setattr(runs_module, "ARCHIVED_MORE", 1000)
+    await store.create_group(*make_group("old", 1, created_at=1.0))
+    await store.complete("old-0", status="aborted", **(END | {"reward": None}))
+    assert await move(store) == 1
+    key = run_keys("r").past
+    with server.client() as client:
+        one = json.loads(client.hget(key, "old"))
+        client.hset(key, mapping={f"g{n}": json.dumps(one | {"m": f"{n}.5"}) for n in range(1, 1499)})
+        await store.runs.close_due()
+        assert client.hlen(key) == 1499, "so few are not looked for"
+        await store.create_group(*make_group("new", 1, created_at=9999.0))
+        client.hset(key, "g1499", json.dumps(one | {"m": "1499.5"}))
+        await store.runs.close_due()
+        assert client.hlen(key) == 500
+        named = [place.group_id for place in await store.runs.groups("r")]
+        assert named == ["new", *(f"g{n}" for n in range(1499, 999, -1))]
+        assert await listed(store, group_id="old") == ["old-0"] and (await store.group("old")).trial_ids == ["old-0"]
 
 
 async def test_a_list_of_a_run_reads_no_archived_records_of_other_runs(

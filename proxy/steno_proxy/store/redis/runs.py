@@ -35,6 +35,11 @@ log = logging.getLogger(__name__)
 READY_ENTRIES = 1000
 """Of the stream of announcements: as many groups as may get ready while a replica reads the last ones."""
 DUE_AT_ONCE = 256
+MOST_ARCHIVED = 100_000
+"""Groups of a run that lists name after their trials have left for the archive: the newest, some 15 MB."""
+ARCHIVED_MORE = 1000
+"""So many more are there before the oldest are looked for, which reads them all."""
+SCANNED = 1000
 RETRY_S = 1.0
 """Before the stream is read again after Redis failed."""
 
@@ -220,9 +225,26 @@ class RedisRuns:
         due = RunQuery(due=DUE_AT_ONCE)
         await asyncio.gather(*(self._change(run_id, due, decide.close_due, now=now) for run_id, *_ in known))
         for run_id, tag, score in known:
-            [groups] = await self._link.ask(("HLEN", run_keys(run_id).groups))
+            keys = run_keys(run_id)
+            groups, past = await self._link.ask(("HLEN", keys.groups), ("HLEN", keys.past))
+            if past >= MOST_ARCHIVED + ARCHIVED_MORE:
+                await self._forget_oldest(keys.past)
             if not groups:
                 await self._link.run(self._rest, [RUNS, PAST_RUNS], [tag, score])
+
+    async def _forget_oldest(self, key: str) -> None:
+        """Of archived groups but the newest MOST_ARCHIVED. Other replicas may do the same meanwhile: what they took before this
+        one looked is not counted, so that nothing newer goes."""
+        made: dict[bytes, float] = {}
+        cursor: Any = 0
+        while True:
+            [(cursor, some)] = await self._link.ask(("HSCAN", key, cursor, "COUNT", SCANNED))
+            made |= {name: read(GroupStatus, raw).made_at or 0.0 for name, raw in some.items()}
+            if not cursor:
+                break
+        oldest = sorted(made, key=lambda name: made[name])[: max(0, len(made) - MOST_ARCHIVED)]
+        for at in range(0, len(oldest), SCANNED):
+            await self._link.write("HDEL", key, *oldest[at : at + SCANNED])
 
     async def in_hand(self, *, now: float | None = None) -> GroupsInHand:
         known = [run_id_of(tag.decode()) for tag, _ in await self._known()]

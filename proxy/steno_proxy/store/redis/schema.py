@@ -45,7 +45,8 @@
     steno:{R}:totals             hash    none                 run: groups by purpose and state
     steno:{R}:ledger             hash    none                 run: s:VERSION and n:REASON:VERSION -> tokens
     steno:{R}:taken              zset    none                 run: what is counted, so that it counts once; entries an hour
-    steno:{R}:past               hash    none                 run: group whose trials are all in the archive -> where it was
+    steno:{R}:past               hash    none                 run: group whose trials are all in the archive -> where it was;
+                                                              a sweep keeps the newest 100,000
     steno:{R}:trainer            hash    none                 run: who has the run: name, epoch, at (its last heartbeat; 0: it
                                                               has left)
     steno:{R}:steps              zset    none                 step: a training step's numbers, JSON -> its number
