@@ -1,4 +1,4 @@
-"""The embedded engine: a transformers model on the CPU in a thread of its own, for demos, tests and small models.
+"""The embedded engine: a transformers model in a thread of its own, on the CPU or one GPU, for demos, tests and small models.
 
 Owns what is asked of it and who waits for which tokens. The thread is `batch_thread.py`, batching `batch.py`, sampling
 `sampler.py`, grammars `grammar.py`. Float32 throughout, so that log-probabilities agree with any other forward pass to 1e-3 (I1).
@@ -33,6 +33,7 @@ MIN_TEMPERATURE = 0.01
 """vLLM's bound, kept here too: logits divided by much less overflow float32."""
 OPTIONS = {
     "threads": (1, "CPU threads of torch; one is best for a tiny model, and for whatever shares the machine"),
+    "device": ("cpu", "where the model is: cpu, cuda, cuda:1, …"),
     "prefill_tokens": (512, "prompt tokens computed between two steps of the running streams"),
 }
 """Engine arguments: name -> (default, meaning)."""
@@ -88,7 +89,9 @@ class TransformersEngine:
         tokenizer_digest: str = "",
         threads: int = 1,
         prefill_tokens: int = 512,
+        device: str = "cpu",
     ) -> None:
+        """Raises: ConfigError: torch has no such device."""
         self._model_dir = model_dir
         self._config = _checked_config(model_dir)
         self._context_tokens = _context_tokens(self._config, context_tokens)
@@ -104,6 +107,7 @@ class TransformersEngine:
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
         self._places: dict[str, TensorPlace] = {}
         self._failure: str | None = None
+        self._device = _checked_device(device)
         self._thread = BatchThread(self._batch, threads=threads, deliver=self._deliver, failed=self._fail)
 
     # -- what the worker asks -----------------------------------------------------------------------------------------------
@@ -255,8 +259,11 @@ class TransformersEngine:
 
     def _batch(self) -> RunningBatch:
         """In the thread. Raises: ConfigError."""
+        if self._device.type != "cpu":
+            torch.set_default_device(self._device)  # of this thread: whatever a step makes is beside the model
         try:
             model = _load_model(self._model_dir, self._config)
+            torch.nn.Module.to(model, self._device)
         except Exception as error:
             raise ConfigError(f"model: {self._model_dir} can't be loaded: {error}") from error
         self._places = places_of(model.state_dict())
@@ -298,6 +305,20 @@ def _checked_config(model_dir: Path) -> Any:
             f"model: the embedded engine runs causal models with full attention only; {model_dir} has {sorted(kinds)}"
         )
     return config
+
+
+def _checked_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    have = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type, 0)
+    if (device.index or 0) >= have:
+        raise ConfigError(
+            f"engine_args.device: got {name}, must be cpu or one of this machine's {torch.cuda.device_count()} CUDA devices",
+            field="engine_args",
+        )
+    return device
 
 
 def _context_tokens(config: Any, asked: int | None) -> int:

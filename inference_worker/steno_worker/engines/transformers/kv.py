@@ -140,6 +140,8 @@ class SlotCache:
         """Room in every slot for the longest sequence, of which the system gives what is written to and no more."""
         # Zeros, as fresh pages are: masked positions still go through a multiplication, and NaN times zero is NaN.
         shape = (self.slots, like.shape[1], self._capacity, like.shape[3])
+        if like.device.type != "cpu":
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
         pages = mmap.mmap(-1, math.prod(shape) * like.dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(pages, dtype=like.dtype).view(shape)

@@ -123,7 +123,7 @@ def _bend(logits_V: torch.Tensor, row: SamplerRow) -> None:
     if law.remembers_output():
         _penalise(logits_V, row)
     if row.matcher is not None:
-        logits_V.masked_fill_(~row.matcher.allowed(logits_V.shape[0]), -math.inf)
+        logits_V.masked_fill_(~row.matcher.allowed(logits_V.shape[0]).to(logits_V.device), -math.inf)
 
 
 def _penalise(logits_V: torch.Tensor, row: SamplerRow) -> None:

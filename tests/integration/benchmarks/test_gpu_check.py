@@ -1,0 +1,93 @@
+"""The check for GPUs, rehearsed on the CPU: every part runs, and says what it can't show here. About a minute of processor
+time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_check.calls import Calls, Failed, OutOfTime
+from benchmarks.gpu_check.parts import off
+from benchmarks.gpu_check.verdict import below, beyond, judged
+
+ROOT = Path(__file__).resolve().parents[3]
+RIGHT = {"logprobs_mean": 0.001, "grad_norm_relative": 0.001, "gradient_cosine": 0.999}
+
+
+def run(*arguments: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "scripts/gpu-check"), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_a_rehearsal_looks_at_every_part_and_says_what_a_cpu_cannot_show(tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    done = run("--rehearse", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    parts = report["parts"]
+    assert {name: part["state"] for name, part in parts.items()} == {
+        "kernel": "ok", "step": "ok", "engine": "ok", "memory": "not possible", "speed": "ok", "nccl": "ok",
+        "vllm": "not possible",
+    }  # fmt: skip
+    assert "whole process" in parts["memory"]["why"] and "--vllm" in parts["vllm"]["why"]
+    step = parts["step"]["figures"]["bfloat16, 1 rank"]
+    assert step["shares"] and step["computed_tokens"][0] < step["computed_tokens"][1]
+    assert step["against_reference"]["logprobs_mean"] > 0 and step["against_reference"]["gradient_cosine"] < 1
+    trainer = parts["engine"]["figures"]["trainer"]
+    assert trainer["float32"]["logprob_difference"] < trainer["bfloat16"]["logprob_difference"] and (
+        trainer["bfloat16"]["kl_k3"] > 0
+    )
+    assert set(parts["speed"]["figures"]["lengths"]) == {"64", "256", "group"}
+    assert parts["nccl"]["figures"]["ranks"] == 2
+    assert report["schema"] == 1 and report["rehearsal"] and report["versions"]["torch"] and report["machine"]["cores"]
+    for name, part in parts.items():
+        assert name in done.stdout and part["seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("what", "value"), [("logprobs_mean", 0.06), ("grad_norm_relative", 0.2), ("gradient_cosine", 0.9)]
+)
+def test_a_step_that_is_off_fails_and_says_by_how_much(what: str, value: float) -> None:
+    assert off(RIGHT, "bfloat16") == []
+    for bad in (value, float("nan")):
+        [said] = off({**RIGHT, what: bad}, "bfloat16")
+        assert f"{bad:.3g}" in said
+    assert len(off({**RIGHT, what: value}, "float32")) == (1 if what == "gradient_cosine" else 2)
+    assert judged({}, ["wrong"]).state == "failed" and judged({}, []).state == "ok"
+    assert beyond("x", 1.0, 1.0) == below("x", 1.0, 1.0) == []
+
+
+def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words(tmp_path: Path) -> None:
+    from time import monotonic
+
+    calls = Calls(tmp_path, until=monotonic() + 100, small=True)
+    with pytest.raises(Failed, match=r"collectives ended with 1\n[\s\S]*KeyError: 'device'"):
+        calls("collectives", {})
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\necho loading\nsleep 600\n")
+    slow.chmod(0o700)
+    with pytest.raises(Failed, match="facts took longer than 5 s\nloading"):
+        calls("facts", {}, limit_s=5.0, python=str(slow))
+    with pytest.raises(OutOfTime, match="facts was not begun"):
+        Calls(tmp_path, until=monotonic() + 1, small=True)("facts", {})
+
+
+def test_what_can_not_be_looked_at_is_said_before_anything_is(tmp_path: Path) -> None:
+    unknown = run("--rehearse", "--parts", "kernel,cache")
+    assert unknown.returncode == 2 and "got cache, must be of kernel, step" in unknown.stderr
+    command = [
+        "env",
+        "CUDA_VISIBLE_DEVICES=",
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_check",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    nothing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert nothing.returncode == 2 and "no CUDA device here; --rehearse" in nothing.stderr
+    assert not (tmp_path / "r").exists()
