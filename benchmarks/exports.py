@@ -1,9 +1,11 @@
-"""What an export of many sessions costs: seconds, and the largest memory of `steno sessions export`.
+"""What it costs to read many sessions out of a proxy: seconds and largest memory of `steno sessions export` and `steno rescore`.
 
     python -m benchmarks.exports --sessions 1000,10000
 
-A proxy with its store in memory has that many recorded sessions of two turns (about 800 prompt and 240 sampled tokens each);
-each format is exported by the command, in a process of its own.
+A proxy with its store in memory has that many recorded sessions of two turns (about 800 prompt and 240 sampled tokens each), in
+groups of eight; each format is exported by the command, in a process of its own. Last, all are scored anew by a function that
+reads each reply. `proxy_more_mib` is what the largest memory of the proxy's process grew by meanwhile (`rescore` records every
+turn once more).
 """
 
 from __future__ import annotations
@@ -12,47 +14,75 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from hashlib import blake2b
 from pathlib import Path
 
+from steno.contracts.records import Group, IndexRow, Turn
 from steno_cli.exports.export import ExportFormat
 from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.memory.store import MemoryStore
+from tests.support.recording_contract import END
 from tests.support.recordings import conversation, session
 from tests.support.server import serve
 
 TURNS = 2
+GROUP = 8
+RUN = "recorded"
+REWARD = """
+def f(transcript):
+    return float(len(transcript.last_reply) % 7)
+"""
+
+
+def sound(made: list[tuple[Turn, IndexRow]]) -> list[tuple[Turn, IndexRow]]:
+    """With the digests of the prompts that they had, so that they are in samples."""
+    path = b""
+    for turn, _ in made:
+        path += turn.new_prompt_ids
+        turn.prompt_digest = blake2b(path, digest_size=16).digest()
+        path += turn.completion_ids
+    return made
 
 
 async def filled(count: int) -> MemoryStore:
     store = MemoryStore()
-    made = conversation(TURNS, seed=1)
-    for i in range(count):
-        name = f"trial-{i}"
-        await store.register(session(name))
-        for n, (turn, row) in enumerate(made):
-            await store.commit(name, turn, row, now=10.0 + n)
+    made = sound(conversation(TURNS, seed=1))
+    for first in range(0, count, GROUP):
+        names = [f"group-{first}.{number}" for number in range(min(GROUP, count - first))]
+        group = Group(group_id=f"group-{first}", run_id=RUN, size=len(names), trial_ids=names, created_at=first + 1.0)
+        await store.create_group(group, [session(name, group_id=group.group_id, run_id=RUN) for name in names])
+        for name in names:
+            for n, (turn, row) in enumerate(made):
+                await store.commit(name, turn, row, now=10.0 + n)
+            await store.complete(name, status="completed", **END)
+            await store.settle(name, now=END["now"])
     return store
 
 
-def measured(url: str, file_format: ExportFormat, folder: Path) -> dict[str, object]:
-    out = folder / f"out.{file_format.value}"
-    words = ["sessions", "export", "--format", file_format.value, "-o", str(out), "--proxy", url]
+def measured(words: list[str]) -> dict[str, object]:
+    """What a command of `steno` took, and the proxy, which is in this process."""
+    proxy_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "steno", *words], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "steno", *words], stdout=sys.stderr)
     _, status, used = os.wait4(process.pid, 0)
     assert status == 0, words
     return {
-        "format": file_format.value,
         "seconds": round(time.monotonic() - began, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 1),
         "peak_mib": round(used.ru_maxrss / 1024),
-        "file_mib": round(out.stat().st_size / 2**20, 1),
+        "proxy_more_mib": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - proxy_before) / 1024),
     }
+
+
+def size_mib(out: Path) -> float:
+    files = [out] if out.is_file() else list(out.iterdir())
+    return round(sum(file.stat().st_size for file in files) / 2**20, 1)
 
 
 async def main() -> None:
@@ -61,10 +91,19 @@ async def main() -> None:
     args = parser.parse_args()
     for count in map(int, args.sessions.split(",")):
         async with serve(create_app(ProxySettings(), await filled(count))) as port:
+            url = f"http://127.0.0.1:{port}"
             with tempfile.TemporaryDirectory() as folder:
                 for file_format in ExportFormat:
-                    found = await asyncio.to_thread(measured, f"http://127.0.0.1:{port}", file_format, Path(folder))
-                    print(json.dumps({"sessions": count} | found), flush=True)
+                    out = Path(folder) / f"out.{file_format.value}"
+                    words = ["sessions", "export", "--format", file_format.value, "-o", str(out), "--proxy", url]
+                    found = await asyncio.to_thread(measured, words)
+                    row = {"sessions": count, "format": file_format.value} | found | {"file_mib": size_mib(out)}
+                    print(json.dumps(row), flush=True)
+                score = Path(folder) / "score.py"
+                score.write_text(REWARD)
+                words = ["rescore", "--run", RUN, "--reward", f"{score}:f", "--as", "scored", "--proxy", url]
+                found = await asyncio.to_thread(measured, words)
+                print(json.dumps({"sessions": count, "command": "rescore"} | found), flush=True)
 
 
 if __name__ == "__main__":
