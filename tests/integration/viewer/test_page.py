@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from steno.contracts.records import halves_to_bytes
+from steno.contracts.records import ForkOf, halves_to_bytes
+from steno.contracts.rest import Completion, SessionSpec
 from steno.contracts.training_steps import PostedAnnotation, TrainingStep
+from steno_cli.main import app
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
@@ -107,6 +111,48 @@ async def test_what_the_trainer_saw_is_shown_of_its_run_and_in_the_tokens(proxy:
         assert [kind.split()[2] for kind in kinds] == ["d5", "d1", "d3", "unknown"]
         await cells.first.hover()
         assert "trainer minus sampler 0.2000" in await page.text_content(".token-detail")
+        assert await looker.faults() == [] and looker.troubles == []
+
+
+async def test_a_run_that_scores_another_anew_shows_what_it_borrowed(
+    proxy: Proxy, browser: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "score.py").write_text("def other_way(transcript):\n    return -transcript.session.reward\n")
+    words = ["rescore", "--run", "fix-the-parser", "--reward", f"{tmp_path / 'score.py'}:other_way", "--as", "again"]
+    done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--proxy", proxy.url])
+    assert done.exit_code == 0, done.output
+    tokens = sum((await proxy.steno.run("again")).borrowed.values())
+    shown = f"{tokens:,}" if tokens < 10_000 else f"{tokens / 1000:.1f}k"
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("runs", "table.rows tbody tr")
+        await page.click("table.rows a:text-is('again')")
+        await page.wait_for_selector("text=tokens borrowed from the trials that this run scores anew.")
+        said = await page.text_content(".card:has-text('tokens borrowed')")
+        assert said.startswith(f"{shown} tokens borrowed") and "tokens sampled by trials" not in said
+        assert f"for the trainer {shown} 100 %" in said and "base/3" in said and "base/4" in said
+        assert await page.text_content(".fact:has(dt:text('Mean reward')) dd") == "-0.5"
+        await looker.shot("run-rescored")
+        assert await looker.faults() == [] and looker.troubles == []
+        sessions = [session async for session in proxy.steno.sessions(run_id="again")]
+        [trial] = [session.trial_id for session in sessions if session.rescore_of == "parser-05.0"]
+        await looker.go(f"sessions/{trial}", ".fact:has(dt:text('Scores anew')) a:text('parser-05.0')")
+        assert await page.text_content(".fact:has(dt:text('Reward')) dd") == "-1"
+
+
+async def test_a_fork_says_where_it_comes_from_and_what_it_was_told(proxy: Proxy, browser: Any) -> None:
+    assert (await proxy.chat("origin", "hello")).status_code == 200
+    await proxy.steno.complete("origin", Completion(reward=1.0))
+    [turn] = await proxy.store.turns("origin")
+    await proxy.steno.register("fork", SessionSpec(fork_of=ForkOf(trial_id="origin", turn_id=turn.turn_id)))
+    again = await proxy.chat("fork", "hello")
+    assert again.status_code == 200
+    await proxy.chat("fork", "hello", again.json()["choices"][0]["message"], "and you?")
+    async with looking(browser, proxy.url) as looker:
+        await looker.go("sessions/fork", f"section.turn .chip:text('told again, {turn.completion_tokens} tokens')")
+        assert await looker.page.locator("section.turn .chip:text('told again')").count() == 1
+        await looker.page.click(".fact:has(dt:text('Forked from')) a")
+        await looker.page.wait_for_selector("h1:text-is('origin')")
         assert await looker.faults() == [] and looker.troubles == []
 
 

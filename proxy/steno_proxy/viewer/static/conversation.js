@@ -61,6 +61,7 @@ function turnHead(turn, recording) {
     turn.superseded_by ? h("span.chip.warn", `superseded by #${recording.get(turn.superseded_by)?.index ?? "?"}`) : null,
     turn.attempt ? h("span.chip.warn", { title: "workers were lost under it" }, `attempt ${turn.attempt + 1}`) : null,
     turn.choice ? h("span.chip", `choice ${turn.choice}`) : null,
+    Number.isInteger(turn.replayed) ? h("span.chip", { title: "nothing was sampled: the answer is the recorded one" }, `told again, ${count(turn.replayed)} tokens`) : null,
     h("span.space"),
     h("span.dim.small.mono", turn.turn_id));
 }

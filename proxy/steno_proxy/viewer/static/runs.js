@@ -45,7 +45,7 @@ export async function runView(main, [run], _, signal) {
 async function draw(run, parts, signal) {
   const path = `runs/${encodeURIComponent(run)}`;
   const [view, policies] = await Promise.all([get(path, {}, signal), get("policy", {}, signal)]);
-  const now = JSON.stringify([view.groups, view.eval_groups, view.sampled]);
+  const now = JSON.stringify([view.groups, view.eval_groups, view.sampled, view.borrowed]);
   if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal);
   parts.seen = now;
   parts.steps = await stepsOf(path, parts.steps ?? [], signal);

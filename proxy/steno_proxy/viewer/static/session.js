@@ -119,6 +119,8 @@ class SessionPage {
         fact("Took", seconds(took)),
         fact("Made", time(session.created_at)),
         session.metadata.agent ? fact("Agent", plain(session.metadata.agent)) : null,
+        session.fork_of ? fact("Forked from", origin(session.fork_of.trial_id)) : null,
+        session.rescore_of ? fact("Scores anew", origin(session.rescore_of)) : null,
         Object.entries(session.metrics).slice(0, 6).map(([name, value]) => fact(plain(name), reward(value)))),
       notes(session.notes));
   }
@@ -164,6 +166,8 @@ class SessionPage {
     this.outline.draw(this.shown, this.leaf);
   }
 }
+
+const origin = (trial) => h("a.mono", { href: `#/sessions/${encodeURIComponent(trial)}` }, plain(trial));
 
 function notes(found) {
   if (!found) return null;
