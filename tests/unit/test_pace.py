@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fastapi import Request
 
+from steno.contracts.rest import TurnPage
 from steno_proxy.api.agent_http import read_body
+from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
 from steno_proxy.store.redis.link import RedisLink
 from steno_proxy.store.redis.recordings import RedisRecordings
@@ -74,3 +77,22 @@ async def test_what_follows_a_long_commit_is_a_slice(length: int, last: str) -> 
     pace, done = Noted(), turn(0, messages=[{"role": "user", "content": "x" * length}])
     assert await Answered(RedisLink("redis://127.0.0.1:1/0"), pace).commit("t", done, row(done), now=1.0) == 0
     assert pace.said[-1] == last and pace.said.count("commit") == 1
+
+
+async def test_a_page_of_turns_as_json_is_made_a_turn_at_a_time() -> None:
+    """And says what it said in one piece."""
+    steps = 0
+
+    async def other() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await asyncio.sleep(0)
+
+    page = TurnPage(items=[turn(number) for number in range(4)], next_start=4)
+    request = Request({"type": "http", "headers": []})
+    streaming = asyncio.create_task(other())
+    found = await encoded_items(request, page)
+    streaming.cancel()
+    assert (found.body, found.media_type) == (encoded(request, page).body, "application/json")
+    assert steps >= 2 * len(page.items) * STEPS_BETWEEN

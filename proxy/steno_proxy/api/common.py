@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from steno.contracts.errors import BadRequest, Conflict, StenoError
 from steno.contracts.leases import EPOCH_HEADER
 from steno.contracts.records import ForkOf, Session, readable
-from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, Trial
+from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, SampleList, Trial, TurnPage
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.viewer_cookie import cookie_of
 from steno_proxy.config import ProxySettings
+from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.store_capacity import StoreCapacity
@@ -123,6 +124,21 @@ def encoded(request: Request, body: BaseModel, status: int = 200) -> Response:
     if MSGPACK in request.headers.get("accept", ""):
         return Response(_ROOMY.encode(body.model_dump(mode="python")), status, media_type=MSGPACK)
     return Response(msgspec.json.encode(readable(body)), status, media_type="application/json")
+
+
+async def encoded_items(request: Request, page: TurnPage | SampleList) -> Response:
+    """As `encoded`, an item at a time, so that what streams goes on: as JSON, 100,000 tokens take 20 ms."""
+    if MSGPACK in request.headers.get("accept", ""):
+        return encoded(request, page)
+    pace, items = Pace(), []
+    for item in page.items:
+        await pace.turn()
+        shown = readable(item)
+        await pace.turn()
+        items.append(msgspec.Raw(msgspec.json.encode(shown)))
+    await pace.turn()
+    whole = readable(page.model_copy(update={"items": []})) | {"items": items}
+    return Response(msgspec.json.encode(whole), media_type="application/json")
 
 
 def trial(request: Request, session: Session) -> Trial:

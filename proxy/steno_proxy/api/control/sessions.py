@@ -22,6 +22,7 @@ from steno_proxy.api.common import (
     ERRORS,
     admin,
     encoded,
+    encoded_items,
     harness_of_trial,
     known_query,
     origin_of,
@@ -149,7 +150,7 @@ async def read_turns(
         turn.unreadable = None if turn.upstream_tokens else fault(turn, synthetic="synthetic" in session.marks)
     after = start + len(turns)
     more = bool(turns) and after < session.counts.turns
-    return encoded(request, TurnPage(items=turns, next_start=after if more else None))
+    return await encoded_items(request, TurnPage(items=turns, next_start=after if more else None))
 
 
 @router.get(
@@ -162,7 +163,7 @@ async def read_samples(request: Request, trial_id: TrialId) -> Response:
     store = services(request).store
     session = await store.session(trial_id)
     turns = await store.turns(trial_id)
-    return encoded(request, samples(session, turns))
+    return await encoded_items(request, samples(session, turns))
 
 
 @router.get(
