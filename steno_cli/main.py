@@ -14,6 +14,7 @@ from steno_cli.commands import (
     doctor,
     env,
     evaluate,
+    merge,
     models,
     rescore,
     rollout,
@@ -74,6 +75,7 @@ app.command("evaluate", help=prose(evaluate.evaluate.__doc__), rich_help_panel="
 app.command("rescore", help=prose(rescore.rescore.__doc__), rich_help_panel="Run")(rescore.rescore)
 _train = settings_command(RunSettings, train.train)
 app.command("train", help=prose(train.train.__doc__), rich_help_panel="Run")(_train)
+app.command("merge", help=prose(merge.merge.__doc__), rich_help_panel="Run")(merge.merge)
 app.command("doctor", help=prose(doctor.doctor.__doc__), rich_help_panel="Read")(doctor.doctor)
 app.command("results", help=prose(evaluate.results.__doc__), rich_help_panel="Read")(evaluate.results)
 app.command("ui", help=prose(ui.ui.__doc__), rich_help_panel="Read")(ui.ui)

@@ -37,8 +37,24 @@ class TrainerSettings(Settings):
     trust_remote_code: bool = Field(False, description="run the Python files of a model directory")
     seed: int = Field(0, ge=0, description="seed of everything random in training: mini-batches, dropout")
 
+    # -- an adapter in place of the whole model
+    lora_rank: int | None = Field(
+        None, ge=1, le=1024,
+        description="train a LoRA adapter of this rank, and leave the model as it is; unset: train the whole model",
+    )  # fmt: skip
+    lora_alpha: float | None = Field(
+        None, gt=0, description="the adapter is scaled by this over its rank; unset: the rank, which is a scale of 1"
+    )
+    lora_targets: list[str] = Field(
+        default_factory=list,
+        description="layers that get an adapter, by the last word of their names: q_proj, v_proj, …; unset: all linear layers "
+        "but the head",
+    )
+
     # -- the optimizer
-    learning_rate: float = Field(1e-6, gt=0, description="peak learning rate; 1e-6 is usual for RL of whole models")
+    learning_rate: float = Field(
+        1e-6, gt=0, description="peak learning rate; 1e-6 is usual for RL of whole models, 1e-5 to 1e-4 with lora_rank"
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps from 0 to the peak rate, linearly")
     total_steps: int | None = Field(None, ge=1, description="steps of the whole run; linear and cosine end there, at 0")
@@ -99,7 +115,10 @@ class TrainerSettings(Settings):
     mismatch_low: float = Field(0.5, ge=0, description="lowest ratio that `masked` keeps")
     mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")
     reference_kl: float = Field(0.0, ge=0, description="weight of the k3 KL to the reference; 0 loads no reference")
-    reference: str | None = Field(None, description="model directory of the reference; default: `model`")
+    reference: str | None = Field(
+        None,
+        description="model directory of the reference; default: `model`, which with lora_rank is the model without its adapter",
+    )
     entropy_bonus: float = Field(0.0, description="weight of the entropy, in nats")
 
     # -- a step
@@ -226,6 +245,10 @@ class TrainerSettings(Settings):
             raise ConfigError(
                 "reference needs reference_kl above 0: without it the reference is unused", field="reference"
             )
+        if self.lora_rank is None:
+            for field, given in (("lora_alpha", self.lora_alpha), ("lora_targets", self.lora_targets)):
+                if given:
+                    raise ConfigError(f"{field}: got {given}, needs lora_rank, which is unset", field=field)
 
     def _check_imitation(self) -> None:
         """What an objective that reads no rewards and no ratios would ignore is refused."""

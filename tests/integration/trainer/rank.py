@@ -5,7 +5,8 @@ checkpoint, if there is one; save_after: steps after which there is one; die: [s
 rank is killed]; by_deepspeed: write checkpoints of format 2; forever: go on with the last batch; refused: [folder of checkpoints,
 run] that must be refused before anything else; states: the optimizer's, after the checkpoint was read and at the end; gradients:
 compare each pass's gradient with the float32 sum of what the ranks had (`Gradients`); probe: so many tokens, of the weights as
-they were loaded. The first rank writes result.pt: a report per step, and the last weights.
+they were loaded; pushed: what workers would be sent at the end, in this type. The first rank writes result.pt: a report
+per step, and the last weights.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
+from steno_trainer.weights.adapters import weights_of
 from steno_trainer.weights.probe import ProbeTolerance
 from tests.integration.trainer.materials import random_batch
 
@@ -67,6 +69,7 @@ def main(folder: Path) -> None:
             checkpoints.save(RunState.of("r", history, ledger, {f"g{report.step}"}))
             (folder / "saved").touch()
     weights = whole_weights(stepper.engine)
+    pushed = whole_pushed(stepper.engine, job["pushed"]) if "pushed" in job else None
     states += [whole_states(stepper.engine)] if job.get("states") else []
     if ranks.first:
         found = {"reports": reports, "weights": weights, "random": (random.random(), torch.rand(3)), "resumed": resumed}
@@ -77,6 +80,7 @@ def main(folder: Path) -> None:
             "gradients": gradients and gradients.found,
             "states": states,
             "refusals": refusals,
+            "pushed": pushed,
         }
         torch.save(found | rest, folder / "result.pt")
     ranks.barrier()
@@ -93,7 +97,7 @@ def refusal(root: Path, run: str, stepper: Stepper) -> str:
 
 
 def whole_states(engine: PolicyEngine) -> dict[str, list[Any]]:
-    """Parameter -> float32 weight, both moments, and how many steps the optimizer counts."""
+    """Parameter that is trained -> float32 weight, both moments, and how many steps the optimizer counts."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     optimizer = engine.deepspeed.optimizer.optimizer
@@ -103,6 +107,7 @@ def whole_states(engine: PolicyEngine) -> dict[str, list[Any]]:
         + [safe_get_full_optimizer_state(parameter, kind).clone() for kind in ("exp_avg", "exp_avg_sq")]
         + [torch.tensor(steps)]
         for name, parameter in engine.lm.named_parameters()
+        if parameter.requires_grad
     }
 
 
@@ -154,6 +159,11 @@ def whole_weights(engine: PolicyEngine) -> dict[str, Any]:
         with deepspeed.zero.GatheredParameters(parameter):
             found[name] = parameter.detach().clone()
     return found
+
+
+def whole_pushed(engine: PolicyEngine, dtype: str) -> dict[str, torch.Tensor]:
+    buckets = weights_of(engine.lm, getattr(torch, dtype)).buckets()
+    return {name: tensor.clone() for bucket in buckets for name, tensor in bucket.items()}
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from transformers import (
 from steno.contracts.errors import ConfigError
 from steno_trainer.config import TrainerSettings
 from steno_trainer.model import attention
+from steno_trainer.model.adapter import add_adapter
 from steno_trainer.model.attention import Segments
 from steno_trainer.model.deepspeed_config import deepspeed_config
 from steno_trainer.model.memory_estimate import (
@@ -37,6 +38,7 @@ from steno_trainer.model.memory_estimate import (
     ModelShape,
     estimate,
     longest_sample,
+    lora_table,
     table,
 )
 from tests.unit.trainer.families import TINY_CONFIGS
@@ -77,8 +79,12 @@ def test_parameters_are_those_of_the_model(kind: str, tied: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fields", [{}, {"hidden_size": 512, "intermediate_size": 256}, {"head_dim": 64}])
-def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, int]) -> None:
+@pytest.mark.parametrize("rank", [0, 8])
+def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, int], rank: int) -> None:
     model = built(kind, **fields)
+    shape = ModelShape.of(model.config.to_dict())
+    if rank:
+        add_adapter(model, rank=rank, alpha=None, targets=[], seed=0)
     owned = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     tokens, kept = 256, {}
 
@@ -97,7 +103,10 @@ def test_what_a_layer_keeps_is_what_is_estimated(kind: str, fields: dict[str, in
             states, attention_mask=None, position_embeddings=embeddings, position_ids=positions, segments=segments
         )
     measured = sum(size for size, _ in kept.values()) / tokens
-    assert ModelShape.of(model.config.to_dict()).saved_per_token == pytest.approx(measured, rel=0.05)
+    if rank:  # norms that are frozen keep less
+        assert 0.6 * (shape.saved_per_token + 14 * rank) < measured < 1.05 * (shape.saved_per_token + 14 * rank)
+    else:
+        assert shape.saved_per_token == pytest.approx(measured, rel=0.05)
 
 
 def test_every_choice_takes_what_it_should_off_the_gpu() -> None:
@@ -160,9 +169,22 @@ def test_a_sample_configuration_is_one_that_its_estimate_carries(name: str) -> N
 
 
 def test_the_table_in_the_docs_is_the_one_that_is_computed() -> None:
-    assert table() in (ROOT / "docs/trainer-operations.md").read_text(), (
-        "run python -m steno_trainer.model.memory_estimate"
-    )
+    docs = (ROOT / "docs/trainer-operations.md").read_text()
+    assert table() in docs and lora_table() in docs, "run python -m steno_trainer.model.memory_estimate"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_has_as_many_parameters_as_are_estimated_and_all_else_is_frozen(kind: str) -> None:
+    model = built(kind, num_key_value_heads=2)
+    shape = ModelShape.of(model.config.to_dict())
+    add_adapter(model, rank=8, alpha=None, targets=[], seed=0)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert shape.adapter_parameters(8) == trained
+    machine, options = Machine(gpus=1), MemoryOptions(lora_rank=8)
+    found = estimate(shape, machine, options, 1024).gpu
+    assert found["gradients"] + found["optimizer"] == 16 * trained
+    assert found["weights"] == 2 * (shape.parameters + trained)
+    assert estimate(shape, machine, replace(options, reference=True), 1024).gpu["weights"] == found["weights"]
 
 
 def test_a_models_own_configuration_is_read() -> None:

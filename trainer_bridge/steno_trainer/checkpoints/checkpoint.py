@@ -2,6 +2,7 @@
 
     <root>/step-00000040/      zero/ (float32 weights and optimizer: partitions.py)   random-<rank>.pt   state.msgpack
                                weights-<lineage>-<step>/ (the full model, for any engine or tool that reads safetensors)
+                               adapter-<lineage>-<step>/ in its place where an adapter is trained, in peft's layout
     <root>/.writing-step-…     being written; its writer died if another one writes
     <root>/lineages/           every start of the run (lineages.py); an older one writes no checkpoint here
     <root>/latest              the name of the newest whole one
@@ -27,12 +28,14 @@ import torch
 from steno.contracts.errors import Superseded
 from steno_trainer.checkpoints import partitions
 from steno_trainer.checkpoints.deepspeed_files import load_engine
+from steno_trainer.checkpoints.frozen import NO_ADAPTER, adapter_of
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
+from steno_trainer.weights.adapters import ADAPTER_PREFIX, write_adapter
 from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.source import ModelWeights
 
@@ -80,6 +83,8 @@ class _CheckpointRecord(msgspec.Struct, frozen=True):
     parameters: int
     steps_done: int
     run: RunState
+    adapter: str = NO_ADAPTER
+    """What is trained of the model: how the adapter is made, and of which weights of the model, which are not in here."""
 
 
 class Checkpoints:
@@ -92,6 +97,7 @@ class Checkpoints:
         self._engine: PolicyEngine = stepper.engine
         self._ranks = stepper.ranks
         self._keep = keep
+        self._adapter = adapter_of(self._engine)
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint. Raises: BadCheckpoint: `latest` names none."""
@@ -120,11 +126,7 @@ class Checkpoints:
         ranks.barrier()
         partitions.save(self._engine, writing / "zero")
         torch.save(_random_state(), writing / f"random-{ranks.rank}.pt")
-        lm = self._engine.lm
-        version = run.history.current
-        WeightsCopies(writing, ranks=ranks, extra=_configuration(self._engine.settings.model)).write(
-            version, ModelWeights(lm)
-        )
+        self._write_weights(writing, run.history.current)
         _sync_files(writing, only=ranks.rank, of=ranks.size)
         ranks.barrier()
         lost = self._superseded() if ranks.first else None
@@ -139,6 +141,18 @@ class Checkpoints:
             self._prune()
         ranks.barrier()
         return final
+
+    def _write_weights(self, writing: Path, version: PolicyVersion) -> None:
+        lm, model = self._engine.lm, self._engine.settings.model
+        if self._adapter == NO_ADAPTER:
+            WeightsCopies(writing, ranks=self._ranks, extra=configuration(model)).write(version, ModelWeights(lm))
+            return
+        folder = writing / f"{ADAPTER_PREFIX}{version.lineage}-{version.step}"
+        if self._ranks.first:
+            folder.mkdir()
+        write_adapter(lm, folder, base=model, writes=self._ranks.first)
+        # The others write nothing, and must not sync what is half written.
+        self._ranks.barrier()
 
     def _superseded(self) -> Superseded | None:
         try:
@@ -188,10 +202,15 @@ class Checkpoints:
             ("format", saved.format, BY_DEEPSPEED if by_deepspeed else FORMAT),
             ("run", saved.run.run_id, run_id),
             ("precision", saved.precision, engine.settings.precision),
+            ("adapter", saved.adapter, self._adapter),
             ("parameters", saved.parameters, engine.parameters),
         ):
             if was != now:
                 anew = "; start anew, in another checkpoint_dir, with its weights-… folder as the model"
+                if saved.adapter != NO_ADAPTER:
+                    anew = (
+                        "; start anew, in another checkpoint_dir, with what `steno merge` makes of its adapter-… folder"
+                    )
                 hint = anew if what != "format" else ""
                 raise BadCheckpoint(f"{folder}: {what} {was} in the checkpoint, {now} now{hint}")
         return saved
@@ -199,7 +218,9 @@ class Checkpoints:
     def _wrote(self, writing: Path, final: Path, run: RunState) -> None:
         """All parts are there and synced: say what they are, and give them their name."""
         settings, steps = self._engine.settings, self._stepper.steps_done
-        saved = _CheckpointRecord(FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run)
+        saved = _CheckpointRecord(
+            FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run, self._adapter
+        )
         _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
         _sync_folders(writing)
         writing.rename(final)
@@ -245,7 +266,7 @@ def _restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _configuration(model: str) -> list[Path]:
+def configuration(model: str) -> list[Path]:
     folder = Path(model)
     if not folder.is_dir():  # a name: transformers has it in its cache
         from transformers.utils.hub import cached_file

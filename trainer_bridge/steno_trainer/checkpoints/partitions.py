@@ -60,7 +60,7 @@ def save(engine: PolicyEngine, folder: Path) -> None:
             held, written = 0, written + 1
 
     for group, name, start, numel in _parameters(engine):
-        share = _share(numel, engine.ranks.size, rank)
+        share = share_of(numel, engine.ranks.size, rank)
         if not len(share):
             continue
         tensors = {
@@ -103,7 +103,7 @@ def _load(engine: PolicyEngine, saved: _Pieces) -> None:
     states: list[dict[str, Any]] = [{kind: torch.zeros_like(flat) for kind in saved.kinds} for flat in flats]
     optimizer.checkpoint_event_prologue()
     for group, name, start, numel in _parameters(engine):
-        share = _share(numel, engine.ranks.size, engine.ranks.rank)
+        share = share_of(numel, engine.ranks.size, engine.ranks.rank)
         places = {WEIGHT: flats[group].data, **{kind: states[group][kind] for kind in saved.kinds}}
         for what, flat in places.items():
             saved.read(name, what, numel, share, flat.narrow(0, start, len(share)))
@@ -147,7 +147,7 @@ class _Pieces:
     def read(self, name: str, what: str, numel: int, share: range, into: Tensor) -> None:
         """The elements `share` of a flattened parameter of `numel`, from whoever has them."""
         for rank, index in enumerate(self._indices):
-            theirs = _share(numel, self._ranks, rank)
+            theirs = share_of(numel, self._ranks, rank)
             wanted = range(max(theirs.start, share.start), min(theirs.stop, share.stop))
             if not len(wanted):
                 continue
@@ -175,7 +175,7 @@ def _parameters(engine: PolicyEngine) -> Iterator[tuple[int, str, int, int]]:
             start += parameter.partition_numel()
 
 
-def _share(numel: int, ranks: int, rank: int) -> range:
+def share_of(numel: int, ranks: int, rank: int) -> range:
     """Of a flattened parameter, as ZeRO-3 cuts it; what it appends to fill the last pieces is not in it."""
     chunk = -(-numel // ranks)
     return range(min(rank * chunk, numel), min((rank + 1) * chunk, numel))

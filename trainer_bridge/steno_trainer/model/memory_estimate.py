@@ -15,6 +15,9 @@ time:
     chunk        12 C V      logits of one chunk, a few times over
     nccl                     of the first rank, with that transport: vLLM's packing buffers, and gathered buckets on their way
 
+With `lora_rank` the F of gradients and optimizer is that of the adapter, on all linear layers but the head; frozen weights have
+no gradients (a head takes 2 V H), and a reference is the model itself.
+
 In the host, besides what is offloaded: 2 F with `push: delta`, the last push in bfloat16 over all ranks that write.
 
 Of a mixture of experts all experts count. A model of another kind than `KINDS`, whose parameters would not be as many, is
@@ -116,6 +119,14 @@ class ModelShape:
         """Those that one token meets, embedding and head too."""
         return self.parameters - self.layers * (self.experts - self.chosen) * self.expert_parameters
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Of an adapter on all linear layers but the head. Experts, which transformers fuses, get none."""
+        wide, narrow = self.heads * self.head_size, self.key_heads * self.head_size
+        ends = 4 * self.hidden + 2 * wide + 2 * narrow
+        if not self.experts:
+            ends += 3 * (self.hidden + self.intermediate)
+        return self.layers * rank * ends
+
     @property
     def head_parameters(self) -> int:
         return self.vocabulary * self.hidden
@@ -146,7 +157,7 @@ class Machine:
 @dataclass(frozen=True)
 class MemoryOptions:
     """What the settings say. live: stage3_max_live_parameters; buckets: elements of reduce and prefetch buckets together, which
-    are equally large."""
+    are equally large. lora_rank: of the adapter that is trained; 0: the whole model is."""
 
     offload_optimizer: bool = False
     offload_parameters: bool = False
@@ -158,6 +169,7 @@ class MemoryOptions:
     delta: bool = False
     live: int = 500_000_000
     buckets: int = 200_000_000
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,21 +186,25 @@ class Estimate:
 
 def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample_tokens: int) -> Estimate:
     """Of a step whose largest micro-batch is `sample_tokens`."""
+    adapter = shape.adapter_parameters(options.lora_rank) if options.lora_rank else 0
+    trained = adapter or shape.parameters
     share = shape.parameters / machine.gpus
     tokens = sample_tokens / options.sequence_parallel
-    models = 2 if options.reference else 1
+    models = 2 if options.reference and not adapter else 1
     states = 2.0 * shape.layers * shape.hidden * tokens
     # The backward pass of a layer: what it kept, gradients of the widest activations, its weights and their gradients.
     per_token = shape.saved_per_token + 6 * shape.intermediate * max(1, shape.chosen) + 12 * shape.hidden
+    if adapter:  # what is between A and B of each layer, its gradient, and what is added to the widest
+        per_token += 4 * 7 * options.lora_rank + 4 * shape.intermediate
     gpu = {
-        "weights": 0.0 if options.offload_parameters else 2.0 * share * models,
-        "gradients": 0.0 if options.offload_optimizer else 4.0 * share,
-        "optimizer": 0.0 if options.offload_optimizer else 12.0 * share,
+        "weights": 0.0 if options.offload_parameters else 2.0 * (share * models + adapter / machine.gpus),
+        "gradients": 0.0 if options.offload_optimizer else 4.0 * trained / machine.gpus,
+        "optimizer": 0.0 if options.offload_optimizer else 12.0 * trained / machine.gpus,
         # A bucket and what is sent of it: in float32 where gradients are reduced, half of them, in bfloat16 where weights come.
-        "gathered": 2.0 * options.live + 6.0 * options.buckets + 8.0 * shape.head_parameters,
+        "gathered": 2.0 * options.live + 6.0 * options.buckets + (2.0 if adapter else 8.0) * shape.head_parameters,
         # And what is between the last layer and the loss, in bfloat16: normed in float32, trained positions, gradients.
         "states": (0.0 if options.activation_offload else states) + 16.0 * shape.hidden * tokens,
-        "layer": per_token * tokens + 4.0 * shape.layer_parameters,
+        "layer": per_token * tokens + (2.0 if adapter else 4.0) * shape.layer_parameters,
         # Each sample's, in bfloat16, for one layer at a time.
         "paths": 8.0 * PATHS * shape.key_heads * shape.head_size * tokens,
         "chunk": 12.0 * options.chunk_tokens * shape.vocabulary,
@@ -197,7 +213,7 @@ def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample
     }
     # In the host: 12 bytes of state, 4 of accumulated gradients and 4 of those that Adam reads, per parameter.
     host = (
-        20.0 * shape.parameters * options.offload_optimizer
+        20.0 * trained * options.offload_optimizer
         + 2.0 * models * shape.parameters * options.offload_parameters
         + 2.0 * shape.parameters * options.delta
     )
@@ -270,6 +286,40 @@ def table(machine: Machine = Machine()) -> str:
     return "\n".join(lines)
 
 
+LORA_RANK = 32
+"""Of the table."""
+
+
+def lora_table() -> str:
+    """Markdown: an adapter of the models in the table, on one GPU or eight."""
+    head = (
+        "model",
+        "GPUs",
+        "choices",
+        "weights",
+        "gradients, optimizer",
+        "gathered",
+        "per 1,024 tokens",
+        "longest sample",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    cases = [("7b", 1, False), ("7b", 1, True), ("14b", 1, False), ("32b", 8, False), ("32b", 8, True)]
+    for name, gpus, offload in cases:
+        model, shape, _ = SAMPLES[name]
+        machine = Machine(gpus, host_bytes=1200 * 10**9 * gpus // 8)
+        options = MemoryOptions(lora_rank=LORA_RANK, activation_offload=offload)
+        found = estimate(shape, machine, options, 1024).gpu
+        longest = longest_sample(shape, machine, options)
+        per_kilo = found["states"] + found["layer"] + found["paths"] - 2.0 * shape.layer_parameters
+        cells = (
+            model, str(gpus), "`activation_offload`" if offload else "none",
+            *(_gib(b) for b in (found["weights"], found["gradients"] + found["optimizer"], found["gathered"], per_kilo)),
+            f"{longest:,}" if longest else "does not fit",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _variants(shape: ModelShape, plain: MemoryOptions) -> Iterator[tuple[str, MemoryOptions]]:
     sample = " (the sample)"
     yield "none" + sample * (not plain.offload_optimizer), replace(plain, offload_optimizer=False)
@@ -296,12 +346,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="of the longest sample; default: the longest that fits")
     parser.add_argument("--sequence-parallel", type=int, default=1)
     parser.add_argument("--chunk-tokens", type=int, default=1024)
+    parser.add_argument("--lora-rank", type=int, default=0, help="of an adapter; default: the whole model is trained")
     for flag in ("offload-optimizer", "offload-parameters", "activation-offload", "reference", "nccl", "delta"):
         parser.add_argument(f"--{flag}", action="store_true")
     given = parser.parse_args()
     machine = Machine(given.gpus, int(given.gpu_gib * GIB), int(given.host_gb * 10**9))
     if given.config is None:
         print(table(machine))
+        print(f"\nAdapters of rank {LORA_RANK}:\n")
+        print(lora_table())
         return
     try:
         shape = ModelShape.of(json.loads(given.config.read_text()))
@@ -309,7 +362,7 @@ def main() -> None:
         parser.error(str(error))
     options = MemoryOptions(
         given.offload_optimizer, given.offload_parameters, given.activation_offload, given.sequence_parallel,
-        given.chunk_tokens, given.reference, given.nccl, given.delta,
+        given.chunk_tokens, given.reference, given.nccl, given.delta, lora_rank=given.lora_rank,
     )  # fmt: skip
     longest = longest_sample(shape, machine, options)
     tokens = given.tokens or longest

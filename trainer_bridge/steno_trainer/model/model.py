@@ -125,11 +125,12 @@ def head_factor(config: Any) -> float:
     return found
 
 
-def cost_model(lm: Any) -> CostModel:
+def cost_model(lm: Any, *, frozen: bool = False) -> CostModel:
     """What a token costs, from the model's configuration and the sizes of its parameters (whole ones, also under ZeRO-3).
 
     Of experts those count that a token is sent to; for what pairs of tokens cost, layers with attention do.
 
+    Args: frozen: only an adapter gets gradients, which is not in `lm` yet, and costs next to nothing.
     Raises: ConfigError: it has experts that can't be counted.
     """
     config = lm.config
@@ -143,6 +144,7 @@ def cost_model(lm: Any) -> CostModel:
     return CostModel.of(
         parameters=sizes.active - sizes.outer, layers=len(attentive) if kinds else config.num_hidden_layers,
         attention_width=heads * size, hidden=config.hidden_size, vocabulary=config.vocab_size,
+        frozen=frozen,
     )  # fmt: skip
 
 

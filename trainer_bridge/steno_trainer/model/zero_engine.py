@@ -6,6 +6,7 @@ apart: that it divides gradients by ranks, that it clips by default, that a rate
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -18,6 +19,7 @@ from torch import Tensor
 from steno.contracts.errors import ConfigError
 from steno_trainer.config import TrainerSettings
 from steno_trainer.distributed.ranks import Ranks
+from steno_trainer.model.adapter import add_adapter, without_adapter
 from steno_trainer.model.coverage import examine
 from steno_trainer.model.deepspeed_config import deepspeed_config, reference_config, start_deepspeed
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
@@ -64,9 +66,14 @@ class PolicyEngine:
                 f"{ranks.sequence_size}",
                 field="micro_batch_tokens",
             )
-        cost = cost_model(policy.lm)
+        cost = cost_model(policy.lm, frozen=settings.lora_rank is not None)
+        if settings.lora_rank is not None:
+            add_adapter(
+                policy.lm, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=settings.lora_targets,
+                seed=settings.seed,
+            )  # fmt: skip
         reference = None
-        if settings.reference_kl:
+        if settings.reference_kl and (settings.lora_rank is None or settings.reference is not None):
             frozen = reference_config(zero)
             reference = _initialize(
                 _load(settings.reference or settings.model, settings, frozen, training=False), frozen
@@ -120,12 +127,18 @@ class PolicyEngine:
         found: tuple[Tensor, Tensor] = self.deepspeed(share.packed, share.segments, chunks)
         return found
 
+    @property
+    def has_reference(self) -> bool:
+        """A model beside the policy, or the policy without its adapter."""
+        return bool(self.settings.reference_kl)
+
     @torch.no_grad()
     def score(self, share: RankShare, chunks: int, *, reference: bool) -> Tensor:
         """Log-probabilities without gradients, by the policy as it is or by the reference. [N] float32."""
-        engine: Any = self.reference if reference else self.deepspeed
+        engine: Any = self.reference if reference and self.reference is not None else self.deepspeed
         engine.eval()
-        found: tuple[Tensor, Tensor] = engine(share.packed, share.segments, chunks)
+        with without_adapter(self.lm) if reference and self.reference is None else contextlib.nullcontext():
+            found: tuple[Tensor, Tensor] = engine(share.packed, share.segments, chunks)
         return found[0]
 
     @torch.no_grad()

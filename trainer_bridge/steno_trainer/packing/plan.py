@@ -55,6 +55,7 @@ class CostModel:
     s: of its first tokens, those that another sample of the micro-batch has computed; P: parameters active per token, without
     embedding and head; L: layers; W: heads x head size; H: hidden size; V: vocabulary. The second term is that of causal
     attention within the sample: half of 12 L W per token and position.
+    Where the weights are `frozen`, under an adapter, they get no gradient, and 4 stands for the 6 of the first and the last term.
     Source: PaLM, arXiv:2204.02311, appendix B; halved for the causal mask as in FlashAttention-2, arXiv:2307.08691, 4.1.
     """
 
@@ -63,8 +64,11 @@ class CostModel:
     per_trained: float
 
     @classmethod
-    def of(cls, *, parameters: int, layers: int, attention_width: int, hidden: int, vocabulary: int) -> CostModel:
-        return cls(6.0 * parameters, 6.0 * layers * attention_width, 6.0 * hidden * vocabulary)
+    def of(
+        cls, *, parameters: int, layers: int, attention_width: int, hidden: int, vocabulary: int, frozen: bool = False
+    ) -> CostModel:
+        passes = 4.0 if frozen else 6.0
+        return cls(passes * parameters, 6.0 * layers * attention_width, passes * hidden * vocabulary)
 
     def flops(self, item: PackingItem, shared: int = 0) -> float:
         def until(tokens: int) -> float:

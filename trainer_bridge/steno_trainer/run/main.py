@@ -54,6 +54,7 @@ from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
+from steno_trainer.weights.adapters import weights_of
 from steno_trainer.weights.address import meeting_address
 from steno_trainer.weights.copies import WeightsCopies
 from steno_trainer.weights.differences import WeightsDifferences, patch_takers
@@ -61,7 +62,6 @@ from steno_trainer.weights.exchange import beside_first
 from steno_trainer.weights.probe import ProbeTolerance
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.publisher import Publisher
-from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ class RankDuties:
         told = self._ranks.share(str(version).encode() if version is not None else None)
         probe = self._probe.make()
         dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
-        source = ModelWeights(self._engine.lm, dtype=dtype)
+        source = weights_of(self._engine.lm, dtype)
         pushed = PolicyVersion.parse(told.decode())
         if self._ranks.first:
             self._lineages.pushing(pushed)

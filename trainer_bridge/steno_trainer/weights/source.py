@@ -83,22 +83,37 @@ class ModelWeights:
         self._module = module
         self._dtype = dtype
         self._converts = _converts(module)
-        self._buckets = _cut([self._unit(key, tensor) for key, tensor in _named_tensors(module)], bucket_bytes)
+        self._buckets = _cut([self._unit(key, tensor) for key, tensor in self._tensors(module)], bucket_bytes)
         names = [meta.name for bucket in self.plan() for meta in bucket]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise WeightsUnavailable(f"{twice}: two tensors of the model have this name in its checkpoint")
+
+    def _tensors(self, module: nn.Module) -> list[tuple[str, Tensor]]:
+        """By name, in the order in which they leave."""
+        return named_tensors(module)
 
     def plan(self) -> list[list[TensorMeta]]:
         return [[meta for unit in bucket for meta in unit.metas] for bucket in self._buckets]
 
     def buckets(self) -> Iterator[dict[str, Tensor]]:
         for bucket in self._buckets:
-            with _gathered([unit.tensor for unit in bucket]), torch.no_grad():
+            with (
+                gathered([tensor for unit in bucket for tensor in self._needed(unit.key, unit.tensor)]),
+                torch.no_grad(),
+            ):
                 yield {name: tensor for unit in bucket for name, tensor in self._sent(unit)}
 
+    def _needed(self, key: str, tensor: Tensor) -> list[Tensor]:
+        """What is gathered to send a tensor."""
+        return [tensor]
+
+    def _whole(self, key: str, tensor: Tensor) -> Tensor:
+        """What is sent for a tensor that has been gathered."""
+        return tensor.detach()
+
     def _sent(self, unit: _Unit) -> Iterator[tuple[str, Tensor]]:
-        tensors = self._in_checkpoint(unit.key, unit.tensor.detach())
+        tensors = self._in_checkpoint(unit.key, self._whole(unit.key, unit.tensor))
         for meta in unit.metas:
             tensor = tensors[meta.name]
             if tuple(tensor.shape) != meta.shape:
@@ -133,7 +148,7 @@ def full_shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
-def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and persistent buffers in the module's order, tied ones under the name that its checkpoint keeps."""
     tied = getattr(module, "_tied_weights_keys", None) or {}
     first: dict[int, tuple[str, Tensor]] = {}
@@ -168,7 +183,7 @@ def _cut(units: list[_Unit], bucket_bytes: int) -> list[list[_Unit]]:
     return buckets
 
 
-def _gathered(tensors: list[Tensor]) -> contextlib.AbstractContextManager[Any]:
+def gathered(tensors: list[Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Whole on every rank inside the block, partitioned again after it."""
     partitioned = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
     if not partitioned:

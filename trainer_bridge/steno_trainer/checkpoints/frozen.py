@@ -1,0 +1,47 @@
+"""What a checkpoint of an adapter says of the model that it does not hold: which adapter this is, and of which weights."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from steno_trainer.checkpoints.partitions import share_of
+from steno_trainer.model.sizes import full_numel
+from steno_trainer.model.zero_engine import PolicyEngine
+from steno_trainer.weights.adapters import NAME, adapted_layers
+
+NO_ADAPTER = "none"
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def adapter_of(engine: PolicyEngine) -> str:
+    """In words; `NO_ADAPTER`. A collective. Equal for the same adapter of the same frozen weights, on any number of ranks."""
+    layers = adapted_layers(engine.lm)
+    if not layers:
+        return NO_ADAPTER
+    layer = next(iter(layers.values()))
+    targets = sorted({path.rsplit(".", 1)[-1] for path in layers})
+    return (
+        f"rank {layer.r[NAME]}, alpha {layer.lora_alpha[NAME]}, targets {' '.join(targets)}, on weights "
+        f"{_fingerprint(engine):016x}"
+    )
+
+
+def _fingerprint(engine: PolicyEngine) -> int:
+    """Of the frozen weights: of each the sum of its words, as integers, times a number made of its name. Whoever holds which part
+    of a weight, the sum over ranks is the same. It tells models apart that nobody made to be taken for each other."""
+    total = torch.zeros((), dtype=torch.int64)
+    for name, parameter in engine.lm.named_parameters():
+        if parameter.requires_grad:
+            continue
+        words = _mine(parameter, engine).view(_WORDS[parameter.dtype.itemsize])
+        total += words.sum(dtype=torch.int64).cpu() * (zlib.crc32(name.encode()) | 1)  # wraps
+    return int(engine.ranks.add(total)) % 2**64
+
+
+def _mine(parameter: Tensor, engine: PolicyEngine) -> Tensor:
+    """This rank's part of it; what ZeRO-3 appends to fill the last one is not in it."""
+    held: Tensor = parameter.ds_tensor.detach().flatten()  # type: ignore[attr-defined]
+    return held[: len(share_of(full_numel(parameter), engine.ranks.size, engine.ranks.rank))]
