@@ -42,8 +42,8 @@ class TrainerSettings(Settings):
         None, ge=1, le=1024,
         description="train a LoRA adapter of this rank, and leave the model as it is; unset: train the whole model",
     )  # fmt: skip
-    lora_alpha: float | None = Field(
-        None, gt=0, description="the adapter is scaled by this over its rank; unset: the rank, which is a scale of 1"
+    lora_alpha: int | None = Field(
+        None, ge=1, description="the adapter is scaled by this over its rank; unset: the rank, which is a scale of 1"
     )
     lora_targets: list[str] = Field(
         default_factory=list,

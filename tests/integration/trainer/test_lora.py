@@ -19,7 +19,7 @@ from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference
 from tests.integration.trainer.test_step import BATCHES, EPSILON, RATE, compare, settings
 
-LORA = {"lora_rank": 4, "lora_alpha": 6.0, "lora_targets": ["q_proj", "v_proj", "down_proj"], "seed": 3}
+LORA = {"lora_rank": 4, "lora_alpha": 6, "lora_targets": ["q_proj", "v_proj", "down_proj"], "seed": 3}
 IDS = torch.arange(40).reshape(2, 20)
 
 
@@ -29,7 +29,7 @@ class PeftReference(Reference):
     def __init__(self, model: Path, **given: Any) -> None:
         super().__init__(model, **given)
         ours = load_model(str(model), precision="float32", zero=None).lm
-        add_adapter(ours, rank=4, alpha=6.0, targets=LORA["lora_targets"], seed=LORA["seed"])
+        add_adapter(ours, rank=4, alpha=6, targets=LORA["lora_targets"], seed=LORA["seed"])
         start = {name: tensor.double() for name, tensor in ours.named_parameters() if "lora_" in name}
         assert len(start) == 12 and all(bool(tensor.any()) == ("lora_A" in name) for name, tensor in start.items())
         config = LoraConfig(r=4, lora_alpha=6, target_modules=LORA["lora_targets"], lora_dropout=0.0)
@@ -104,7 +104,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_any_ranks_go_on_from_it(tmp_pa
 
     refused = [[given["checkpoint_dir"], "r"]]
     for changed, said in (
-        ({"model": str(other)}, "on weights"), ({"lora_alpha": 8.0}, "alpha 8"), ({"lora_rank": None}, "none now"),
+        ({"model": str(other)}, "on weights"), ({"lora_alpha": 8}, "alpha 8"), ({"lora_rank": None}, "none now"),
     ):  # fmt: skip
         cut = {"lora_alpha": None, "lora_targets": []} if "lora_rank" in changed else {}
         this = {"settings": given | changed | cut, "batches": [], "refused": refused}

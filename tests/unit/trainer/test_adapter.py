@@ -151,7 +151,7 @@ def test_an_adapter_merges_into_the_model_that_it_names(adapter: Path, tmp_path:
     [
         ({"use_rslora": True}, "use_rslora: got True, must be False"),
         ({"peft_type": "IA3"}, "peft_type: got IA3, must be LORA"),
-        ({"target_modules": "all-linear"}, "target_modules: got all-linear"),
+        ({"target_modules": "all-linear"}, "target_modules: got all-linear, must be a list of names"),
         ({"target_modules": ["attn"]}, "not an adapter of the model .*: lora_targets: got attn"),
         ({"target_modules": ["q_proj"]}, "not an adapter of the model .* is in one of them alone"),
         ({"r": 2}, r"lora_A.weight: got shape \[4, .*\], must be \[2, "),

@@ -73,11 +73,14 @@ def _read(adapter: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for field, allowed in _PLAIN.items():
         if config.get(field, allowed[0]) not in allowed:
             raise ConfigError(f"{adapter}: {field}: got {config[field]}, must be {allowed[0]}", field="adapter")
-    for field, kinds in (("r", int), ("lora_alpha", (int, float)), ("target_modules", list)):
-        if not isinstance(config.get(field), kinds):
-            raise ConfigError(
-                f"{adapter}: {field}: got {config.get(field)}, must be as `steno train` writes it", field="adapter"
-            )
+    kinds = (
+        ("r", int, "a whole number"),
+        ("lora_alpha", int, "a whole number"),
+        ("target_modules", list, "a list of names"),
+    )
+    for field, kind, words in kinds:
+        if not isinstance(config.get(field), kind):
+            raise ConfigError(f"{adapter}: {field}: got {config.get(field)}, must be {words}", field="adapter")
     return config, tensors
 
 

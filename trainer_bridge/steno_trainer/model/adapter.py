@@ -19,7 +19,7 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.weights.adapters import NAME, adapted_layers
 
 
-def add_adapter(lm: Any, *, rank: int, alpha: float | None, targets: Sequence[str], seed: int) -> None:
+def add_adapter(lm: Any, *, rank: int, alpha: int | None, targets: Sequence[str], seed: int) -> None:
     """Freeze the model, and give its layers an adapter. Before `deepspeed.initialize`, which partitions it with the rest.
 
     Args: lm: whole, or partitioned by ZeRO-3 while it was loaded; its head is a `LogprobHead`, which gets none. alpha: None: the
@@ -30,7 +30,7 @@ def add_adapter(lm: Any, *, rank: int, alpha: float | None, targets: Sequence[st
 
     chosen = chosen_targets(lm, targets)
     config = LoraConfig(
-        r=rank, lora_alpha=_plain(alpha if alpha is not None else rank), target_modules=chosen, lora_dropout=0.0,
+        r=rank, lora_alpha=alpha or rank, target_modules=chosen, lora_dropout=0.0,
         bias="none", task_type="CAUSAL_LM",
     )  # fmt: skip
     # Each rank keeps its part of what it drew: all must draw the same.
@@ -73,8 +73,3 @@ def without_adapter(lm: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.set_scale(NAME, 1.0)
-
-
-def _plain(alpha: float) -> int | float:
-    """Engines that read an adapter's configuration expect a whole number, and take others where they must."""
-    return int(alpha) if float(alpha).is_integer() else alpha

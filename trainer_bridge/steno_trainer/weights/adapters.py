@@ -109,7 +109,7 @@ def write_adapter(module: nn.Module, folder: Path, *, base: str, writes: bool) -
             tensors |= {name: tensor.detach().cpu().clone() for name, tensor in bucket.items()}
     if writes:
         write_shard(folder / WEIGHTS, tensors)
-        config = module.peft_config[NAME]  # type: ignore[index,union-attr]
+        config: Any = module.peft_config[NAME]  # type: ignore[index]
         config.base_model_name_or_path, config.inference_mode = base, True
         config.save_pretrained(str(folder))
 
