@@ -40,6 +40,7 @@ EXTRAS = {
     "websockets": "worker",
     "vllm": "vllm",
     "deepspeed": "trainer",
+    "peft": "trainer",
     "pyarrow": "export",
     "openai": "demo",
     "matplotlib": "demo-train",
