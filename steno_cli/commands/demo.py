@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,14 @@ def demo(
     plot: Annotated[Path, typer.Option(help="PNG of the rewards.", metavar="PATH", rich_help_panel=_TRAINING)] = Path(
         "steno-demo.png"
     ),
-) -> None:
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of the trainer (push=delta), repeatable.", metavar="NAME=VALUE",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     """Run a proxy, a worker with the embedded engine and small tool-using agents; then show what was recorded.
 
     With --train, also a trainer of two ZeRO-3 ranks: agents run, their sessions become optimisation steps, new weights go back
@@ -39,9 +46,22 @@ def demo(
         require_modules("deepspeed", "matplotlib")
         from steno_cli.demo.train import run as run_training
 
-        run_training(steps=steps, seed=seed, plot=plot, port=port)
+        run_training(steps=steps, seed=seed, plot=plot, port=port, more=_settings(set_ or []))
         return
     from steno_cli.demo.record import run
 
     # Whoever watches wants to look around with the lines just printed; a script wants it to end.
     run(trials=trials, keep=sys.stdout.isatty() if keep is None else keep, port=port)
+
+
+def _settings(given: list[str]) -> dict[str, Any]:
+    """Values as a config file has them. Which names there are, the trainer says."""
+    import yaml
+
+    found = {}
+    for word in given:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"got {word!r}, must be NAME=VALUE", param_hint="--set")
+        found[name] = yaml.safe_load(value)
+    return found

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,18 +110,22 @@ class Agents(Executor):
         self._http.close()
 
 
-def run(*, steps: int = STEPS, seed: int = 0, plot: Path = Path("steno-demo.png"), port: int | None = None) -> None:
-    """`steno demo --train`. Raises: DemoFailed; SystemExit(1) if rewards did not rise."""
+def run(
+    *, steps: int = STEPS, seed: int = 0, plot: Path = Path("steno-demo.png"), port: int | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """`steno demo --train`. more: settings of the trainer. Raises: DemoFailed; SystemExit(1) if rewards did not rise."""
     console = Console(highlight=False)
     with says_stopped(console):
-        outcome = asyncio.run(demo_train(console, steps=steps, seed=seed, plot=plot, port=port))
+        outcome = asyncio.run(demo_train(console, steps=steps, seed=seed, plot=plot, port=port, more=more))
     if not outcome.rose:
         raise SystemExit(1)
 
 
 async def demo_train(
-    console: Console, *, steps: int = STEPS, seed: int = 0, plot: Path, port: int | None = None
-) -> DemoOutcome:
+    console: Console, *, steps: int = STEPS, seed: int = 0, plot: Path, port: int | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> DemoOutcome:  # fmt: skip
     """Run the loop for `steps` optimisation steps, evaluated before and after. Raises: DemoFailed."""
     port = free_port(port)
     url = f"http://127.0.0.1:{port}"
@@ -143,7 +147,7 @@ async def demo_train(
                 progress.update(
                     task, description=f"untrained, it solves {before:.0%} of {EVAL_WORLDS} worlds", total=1, completed=1
                 )
-                trainer = await _start_trainer(stack, folder, url, steps, seed)
+                trainer = await _start_trainer(stack, folder, url, steps, seed, more or {})
                 children = (proxy, worker, trainer)
                 done = await _train(progress, client, agents, folder, url, steps, seed, children)
                 task = progress.add_task("evaluating the trained policy", total=None)
@@ -159,7 +163,7 @@ async def demo_train(
 
 
 async def _start_trainer(
-    stack: contextlib.AsyncExitStack, folder: Path, url: str, steps: int, seed: int
+    stack: contextlib.AsyncExitStack, folder: Path, url: str, steps: int, seed: int, more: Mapping[str, Any]
 ) -> DemoProcess:
     """`torchrun --nproc-per-node 2 -m steno train …`, as anybody would."""
     settings = {
@@ -170,7 +174,7 @@ async def _start_trainer(
         "metrics_file": str(folder / "metrics.jsonl"), "probe_tolerance": 0.001,
     }  # fmt: skip
     config = folder / "train.yaml"
-    config.write_text(json.dumps(settings))  # YAML takes JSON
+    config.write_text(json.dumps({**settings, **more}))  # YAML takes JSON
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m", "steno")
     return await start(stack, folder, "train", "--config", str(config), launcher=launcher, OMP_NUM_THREADS="1")
 

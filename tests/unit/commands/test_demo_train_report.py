@@ -1,15 +1,21 @@
-"""What the training demo ends with."""
+"""What the training demo is asked for, and what it ends with."""
 
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from PIL import Image
 from rich.console import Console
+from typer.testing import CliRunner
 
 from steno.contracts.leases import RunView
+from steno_cli.demo import train
 from steno_cli.demo.train_report import show_ledger, write_plot
+from steno_cli.main import app
 
 STEPS = [
     {"step": 1, "stepped": True, "values": {"reward/mean": 0.25}},
@@ -51,3 +57,30 @@ def test_the_plot_is_a_picture_with_a_point_a_step(tmp_path: Path, monkeypatch) 
     with Image.open(tmp_path / "new" / "curve.png") as picture:
         assert picture.format == "PNG"
         assert picture.width > 500
+
+
+def test_settings_of_the_trainer_are_its_own_and_lie_over_the_demos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(train, "run", lambda **given: asked.update(given))
+    words = ["demo", "--train", "--set", "push=delta", "--set", "push_full_every=4", "--set", "total_steps=2"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert asked["more"] == {"push": "delta", "push_full_every": 4, "total_steps": 2}
+
+
+@pytest.mark.parametrize("word", ["push", "=delta"])
+def test_a_setting_without_a_name_or_a_value_is_refused(word: str) -> None:
+    refused = CliRunner().invoke(app, ["demo", "--train", "--set", word])
+    assert refused.exit_code == 2 and f"got '{word}', must be NAME=VALUE" in " ".join(refused.output.split())
+
+
+async def test_the_trainer_is_started_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setattr(train, "start", start)
+    more = {"push": "delta", "total_steps": 2}
+    await train._start_trainer(None, tmp_path, "http://x", 15, 0, more)  # type: ignore[arg-type]
+    given = json.loads((tmp_path / "train.yaml").read_text())
+    assert (given["push"], given["total_steps"], given["run"]) == ("delta", 2, "demo")
