@@ -73,6 +73,7 @@ from steno.contracts.rest import (
     SampleList,
     SessionPage,
     SessionSpec,
+    TaskStep,
     TokenTexts,
     Trial,
     TurnPage,
@@ -187,6 +188,11 @@ class _Table:
     def complete(self, trial_id: str, outcome: Completion) -> ClientRequest[Session]:
         """Freeze the session and post its reward. The same again changes nothing."""
         return ClientRequest("POST", _session(trial_id, "complete"), partial(read, Session), body=outcome)
+
+    @call
+    def begin_task_step(self, trial_id: str, name: str | None) -> ClientRequest[Session]:
+        """Turns that are asked from now on belong to this step of the trial's task; None: to none. Raises: Gone: it has ended."""
+        return ClientRequest("POST", _session(trial_id, "task-step"), partial(read, Session), body=TaskStep(name=name))
 
     @call
     def delete(self, trial_id: str) -> ClientRequest[None]:

@@ -176,6 +176,9 @@ class Session(BaseModel):
         description="the trial whose turns these are; nothing is sampled in this one, which has a reward of its own",
     )
     key_generation: int = Field(1, ge=1, description="of the agent's key; earlier ones open nothing any more")
+    task_step: str | None = Field(
+        None, description="the step of its task, of several, that turns belong to which begin now; None: nobody said"
+    )
     counts: Counts = Field(default_factory=Counts)
     created_at: float
     updated_at: float
@@ -267,6 +270,7 @@ class Turn(BaseModel):
     replayed: it was answered from the turn of the same id in `Session.fork_of`, and nothing was sampled: the last so many of
         new_prompt_ids are what that turn had sampled. None: it was not.
     tokenizer: key of what its ids are of (`tokenizer_key`), in hex; "": its worker did not say, or an older release archived it.
+    task_step: name of the step of its task at which it was asked (`Session.task_step` then). None: nobody said.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -286,6 +290,7 @@ class Turn(BaseModel):
     superseded_by: str | None = None
     replayed: int | None = None
     tokenizer: str = ""
+    task_step: str | None = None
     policy: str = "default"
     new_prompt_ids: TokenIds = b""
     prompt_tokens: int = Field(0, description="whole prompt, ancestors included")

@@ -117,6 +117,17 @@ class Completion(BaseModel):
     metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
 
 
+class TaskStep(BaseModel):
+    """`POST /sessions/{trial_id}/task-step`. The same again changes nothing. name: None: turns belong to no step from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[
+        str | None,
+        Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$", description="one line"),
+        AfterValidator(storable),
+    ]
+
+
 class KeyRotation(BaseModel):
     """`POST /sessions/{trial_id}/rotate-key`, which needs no body."""
 

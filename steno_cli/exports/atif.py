@@ -146,7 +146,8 @@ class _Document:
         step |= _message_step(turn.reply) | {"metrics": self._metrics(turn, copied=copied), "llm_call_count": 1}
         step["extra"] = changed | _known(
             turn_id=turn.turn_id, finish_reason=turn.finish_reason, fork_reason=turn.fork_reason,
-            partial=turn.partial or None, error=turn.error, unreadable=turn.unreadable, delivered=turn.delivered,
+            task_step=turn.task_step, partial=turn.partial or None, error=turn.error, unreadable=turn.unreadable,
+            delivered=turn.delivered,
             retry_of=turn.retry_of, superseded_by=turn.superseded_by, dialect=turn.dialect, worker_id=turn.worker_id or None,
             said_nothing=None if has_reply(turn) else True,
         )  # fmt: skip

@@ -80,6 +80,8 @@ def turn_line(turn: Turn) -> Text:
         line.append(f"  mean logprob {sum(logprobs) / len(logprobs):.3f}", style="cyan")
     if turn.fork_reason is not None:
         line.append(f"  fork: {turn.fork_reason.value}", style="magenta")
+    if turn.task_step is not None:
+        line.append(f"  step: {turn.task_step}", style="blue")
     if turn.partial:
         line.append("  partial", style="red")
     if turn.unreadable:

@@ -75,6 +75,7 @@ def made_turn(seed: int, number: int, parent: Turn | None, began: float, **field
         "call_ids": {call: f"functions.bash:{number}"},
         "tools": TOOLS,
         "cached_tokens": 128 if number else 0,
+        "task_step": "find" if number < 3 else "mend",
         "timings": Timings(
             queued=queued, started=queued + 0.1, first_token=first, last_token=first + 0.4 + draw.random() * 2
         ),

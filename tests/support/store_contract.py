@@ -134,6 +134,25 @@ class StoreContract(RecordingContract):
         with pytest.raises(NotFound):
             await store.rotate_key("nobody", None)
 
+    async def test_a_step_of_the_task_is_told_to_whoever_reads_after_it(self, store: SessionStore) -> None:
+        await store.register(session("stepped"))
+        assert (await store.session("stepped")).task_step is None
+        long = "a step with a long name, and ÄÖÜ: " + "x" * 200
+        for name in ("write", "write", long, None, "read"):
+            await store.begin_task_step("stepped", name)
+            assert (await store.tail("stepped", 0)).session.task_step == name
+        await store.register(session("stepped"))
+        await record(store, "stepped", 1)
+        ended = await store.complete("stepped", status="completed", **END)
+        assert ended.task_step == "read" == (await store.session("stepped")).task_step
+        with pytest.raises(Gone):
+            await store.begin_task_step("stepped", "late")
+        with pytest.raises(NotFound):
+            await store.begin_task_step("nobody", "write")
+        await store.delete("stepped", now=3.0, tombstone_s=60.0)
+        with pytest.raises(Gone):
+            await store.begin_task_step("stepped", "write")
+
     # -- completing
 
     async def test_complete_freezes_and_again_changes_nothing(self, store: SessionStore) -> None:

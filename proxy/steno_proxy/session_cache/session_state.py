@@ -114,6 +114,11 @@ class Recording:
         return bool(self.in_flight or self.entering)
 
     @property
+    def task_step(self) -> str | None:
+        """The step of its task that the trial is at, as of the last look at its session."""
+        return self.session.task_step if self.session is not None else None
+
+    @property
     def turns(self) -> int:
         """How many are known here: the row to read next."""
         return len(self.tree)

@@ -173,6 +173,8 @@ def encode_turn(turn: Turn, row: IndexRow, said: PromptTexts | None = None) -> E
     asked, volatile_asked = _split(turn.asked)
     settings: dict[str, Any] = {name: getattr(turn, name) for name in _NAMES}
     settings |= {"law": law, "asked": asked, "options": turn.options}
+    if turn.task_step is not None:
+        settings["task_step"] = turn.task_step
     timings = turn.timings
     said = said or said_in(turn)
     completion_tokens = turn.completion_tokens
@@ -290,6 +292,7 @@ def decode_turn(
         mixed_kv=meta.mixed_kv,
         replayed=meta.replayed,
         tokenizer=row.tokenizer.hex(),
+        task_step=settings.get("task_step"),
         partial=row.partial,
         error=meta.error,
         delivered=meta.delivered if delivered is None else delivered,

@@ -22,7 +22,7 @@ class Head(msgspec.Struct, kw_only=True):
     """What changes of a session. Times are Unix seconds; counts as in `Counts`.
 
     final: 1 once a harness has ended it, and not only a limit of its own. sealed: see `settlement.py`. owed: 1 while a
-    tombstone has still to be accounted for. rotations: of the trial's key.
+    tombstone has still to be accounted for. rotations: of the trial's key. task_step: of turns that begin now.
     """
 
     status: str = "open"
@@ -44,6 +44,7 @@ class Head(msgspec.Struct, kw_only=True):
     sealed: int = 0
     owed: int = 0
     rotations: int = 0
+    task_step: str | None = None
 
 
 def head_of(session: Session) -> Head:
@@ -54,7 +55,7 @@ def head_of(session: Session) -> Head:
         first_turn=session.first_turn_at, ended=session.ended_at, end_reason=session.end_reason, reward=session.reward,
         metrics=dict(session.metrics), marks=list(session.marks), turns=counts.turns, prompt=counts.prompt_tokens,
         completion=counts.completion_tokens, constrained=counts.constrained_tokens, forks=counts.forks,
-        rotations=session.key_generation - 1,
+        rotations=session.key_generation - 1, task_step=session.task_step,
     )  # fmt: skip
 
 
@@ -87,7 +88,8 @@ def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
     return read(Session, dict(
         trial_id=trial_id, group_id=head.group, status=head.status, end_reason=head.end_reason, reward=head.reward,
         metrics=dict(head.metrics), marks=list(head.marks), created_at=head.created, updated_at=head.updated,
-        first_turn_at=head.first_turn, ended_at=head.ended, key_generation=head.rotations + 1, **kept,
+        first_turn_at=head.first_turn, ended_at=head.ended, key_generation=head.rotations + 1,
+        task_step=head.task_step, **kept,
         counts=Counts(
             turns=head.turns, prompt_tokens=head.prompt, completion_tokens=head.completion,
             constrained_tokens=head.constrained, forks=head.forks,

@@ -247,6 +247,12 @@ class SessionStore(Protocol):
         Raises: NotFound, Gone (deleted), StoreUnavailable."""
         ...
 
+    async def begin_task_step(self, trial_id: str, name: str | None) -> None:
+        """`Session.task_step` from now on, in every `tail` that begins after this.
+
+        Raises: NotFound, Gone (ended or deleted), StoreUnavailable."""
+        ...
+
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         """In commit order, whole: messages and tools are put back from where they are stored once."""
         ...

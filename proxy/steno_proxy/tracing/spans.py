@@ -157,7 +157,7 @@ def _of_turn(turn: Turn, content: bool) -> Iterator[tuple[str, Any]]:
     yield "steno.worker_id", turn.worker_id
     yield "steno.attempt", turn.attempt
     yield "steno.versions", [span.version for span in turn.versions]
-    for field in ("parent_id", "fork_reason", "retry_of", "delivered"):
+    for field in ("parent_id", "fork_reason", "retry_of", "delivered", "task_step"):
         if (found := getattr(turn, field)) is not None:
             yield f"steno.{field}", found if isinstance(found, int) else str(found)
     if content:

@@ -133,6 +133,7 @@ async def _record_and_replay(
             theirs = await recorder.origins.turn(origin.fork, known.number)
             place = await _place(recorder, origin, plan, theirs)
             turn, row, path = replayed(theirs, asked, dialect, place, now)
+            turn.task_step = recording.task_step
             turn.index = await recorder.commit(recording, turn, row)
             recorder.keep_path(recording, turn.index, TokenPath(path, turn.reply), place.parent)
             turns.append(turn)
@@ -249,6 +250,7 @@ async def _diverged(
         model=asked.model, prompt_tokens=len(path) // 4, finish_reason="error", partial=True, error=error, delivered=0,
         asked=asked.asked, messages=messages, reply={"role": "assistant", "content": ""}, tools=plan.job.tools,
         options=options_of(plan, {}, [], asked.kept), timings=Timings(queued=now),
+        task_step=recording.task_step,
     )  # fmt: skip
     row = IndexRow(
         turn_id=turn.turn_id, parent=plan.parent, digests=_digests(plan, turn.reply, plan.job.prompt_ids or b"", b""),

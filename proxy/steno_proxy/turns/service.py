@@ -107,7 +107,7 @@ class TurnService:
         queued: float,
         again: int,
     ) -> RunningAnswer:
-        trial_id = recording.trial_id
+        trial_id, task_step = recording.trial_id, recording.task_step
         if asked.after or asked.refers:
             asked = await stored_responses.whole(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)
@@ -134,7 +134,7 @@ class TurnService:
                 return told
             found = told
         request = Request(self, recording, dialect, found, again=bool(again))
-        facts = TurnFacts(asked, changed, queued, request=RetryKey(key, bool(superseded)))
+        facts = TurnFacts(asked, changed, queued, request=RetryKey(key, bool(superseded)), task_step=task_step)
         try:
             for index in range(asked.n):
                 facts.retry_of = superseded.get(index)

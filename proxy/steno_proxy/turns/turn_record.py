@@ -32,7 +32,8 @@ class TurnFacts(msgspec.Struct):
     """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
 
     changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: as
-    its retries know it; None: nothing else will come of it. moves: to other workers.
+    its retries know it; None: nothing else will come of it. task_step: the trial was at when it was asked. moves: to other
+    workers.
     """
 
     asked: CanonicalRequest
@@ -44,6 +45,7 @@ class TurnFacts(msgspec.Struct):
     answer_id: str | None = None
     retry_of: str | None = None
     request: RetryKey | None = None
+    task_step: str | None = None
     moves: list[TurnMove] = []
 
 
@@ -110,6 +112,7 @@ def turn_of(
         constrained=transcript.constrained(),
         mixed_kv=stream.mixed_kv,
         tokenizer=tokenizer_key(stream.card.tokenizer_digest).hex(),
+        task_step=facts.task_step,
         finish_reason=finish,
         stop=transcript.finish.stop if transcript.finish is not None and not partial else "",
         partial=partial,

@@ -288,13 +288,15 @@ async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() 
             for method, path in [
                 ("GET", "/sessions"), ("GET", "/sessions/g.0"), ("GET", "/sessions/g.0/turns"), ("GET", "/sessions/none"),
                 ("GET", "/sessions/g.0/samples"), ("GET", "/sessions/g.0/events"), ("POST", "/sessions/g.0/complete"),
+                ("POST", "/sessions/g.0/task-step"),
                 ("DELETE", "/sessions/g.0"), ("POST", "/sessions"), ("POST", "/sessions/new"), ("POST", "/groups"),
                 ("GET", "/groups/g"), ("GET", "/workers"), ("GET", "/policy"), ("GET", "/metrics"),
             ]:  # fmt: skip
                 assert await status(method, path, mine.api_key, reward=1.0, size=1) in (403, 400), (method, path)
                 assert await status(method, path, None, reward=1.0, size=1) in (401, 400), (method, path)
+            assert await status("POST", "/sessions/g.0/task-step", mine.api_key, name="mine") == 403
             session = await proxy.steno.session("g.0")
-            assert session.status == "open" and session.reward is None
+            assert session.status == "open" and session.reward is None and session.task_step is None
 
 
 async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> None:
@@ -306,7 +308,10 @@ async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> Non
         async with httpx.AsyncClient(base_url=proxy.url, headers=headers) as http:
             assert (await http.get("/groups/g")).status_code == 200
             assert (await http.get("/sessions/g.0")).status_code == 200
+            assert (await http.post("/sessions/g.0/task-step", json={"name": "one"})).json()["task_step"] == "one"
             assert (await http.post("/sessions/g.0/complete", json={"reward": 1})).status_code == 200
+            assert (await http.post("/sessions/g.0/task-step", json={"name": "two"})).status_code == 410
+            assert (await http.post("/sessions/h.0/task-step", json={"name": "two"})).status_code == 403
             for path in ("/groups/h", "/sessions/h.0", "/sessions/alone", "/sessions/none", "/sessions"):
                 assert (await http.get(path)).status_code == 403, path
             assert (await http.delete("/sessions/g.0")).status_code == 403
@@ -386,6 +391,11 @@ async def test_with_keys_an_unregistered_trial_is_not_made_up() -> None:
         ("/sessions/t/complete", b'{"reward": 1, "metrics": {"\\ud800": 1}}', "metrics"),
         ("/sessions/t/complete", b'{"end_reason": "\\ud800"}', "end_reason"),
         ("/sessions/t/complete", b'{"end_reason": "a\\nINFO b"}', "end_reason"),
+        ("/sessions/t/task-step", b'{"name": ""}', "name"),
+        ("/sessions/t/task-step", b'{"name": "a\\nb"}', "name"),
+        ("/sessions/t/task-step", b'{"name": "\\ud800"}', "name"),
+        ("/sessions/t/task-step", b'{"name": "%s"}' % (b"x" * 257), "name"),
+        ("/sessions/t/task-step", b"{}", "name"),
     ],
 )
 async def test_what_could_not_be_read_back_is_refused_by_name(proxy: Proxy, path: str, body: bytes, field: str) -> None:

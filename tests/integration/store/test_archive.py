@@ -208,7 +208,7 @@ async def test_what_is_in_the_archive_changes_no_more(store: RedisStore) -> None
         with pytest.raises(Conflict):
             await store.complete("a", status=status, **(END | {"reward": reward}))
     one = turn(9)
-    for call in (store.tail("a", 0), store.rotate_key("a", None)):
+    for call in (store.tail("a", 0), store.rotate_key("a", None), store.begin_task_step("a", "x")):
         with pytest.raises(Gone):
             await call
     with pytest.raises((Gone, NotFound)):

@@ -34,7 +34,8 @@ async def test_nothing_that_an_agent_wrote_runs_or_is_fetched(browser: Any) -> N
     call = {"id": "c", "type": "function", "function": {"name": MARKUP[:64], "arguments": arguments}}
     parts = [{"type": "text", "text": everywhere}, {"type": MARKUP}]
     first = made_turn(
-        1, 0, None, began, served_model=everywhere, worker_id=MARKUP, finish_reason="tool_calls", error=everywhere, tools=[
+        1, 0, None, began, task_step=everywhere[:256], served_model=everywhere, worker_id=MARKUP, finish_reason="tool_calls",
+        error=everywhere, tools=[
             {"type": "function", "function": {"name": MARKUP, "description": everywhere, "parameters": {}}},
         ],
         messages=[{"role": "system", "content": everywhere}, {"role": "user", "content": parts}],

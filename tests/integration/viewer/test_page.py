@@ -56,6 +56,8 @@ async def test_a_session_is_read_from_its_list_to_a_token(proxy: Proxy, browser:
         await page.click("text=parser-05.0")
         await page.wait_for_selector("section.turn")
         assert await page.text_content(".fact:has(dt:text('Reward')) dd") == "1"
+        steps = await page.locator(".turn-head .chip[title='step of its task']").all_text_contents()
+        assert steps[:4] == ["find", "find", "find", "mend"]
         forks = await page.locator(".outline .chip").all_text_contents()
         assert sorted(forks) == ["history rewritten", "new conversation"]
         await page.click(".turn-line:has-text('Trailing commas')")

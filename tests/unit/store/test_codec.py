@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"
 LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": [], "mixed_kv": False}
 LATER |= {"unreadable": None, "answer_id": None, "choice": 0, "retry_of": None, "superseded_by": None}
 LATER |= {"annotation": None}
-LATER |= {"replayed": None, "tokenizer": ""}
+LATER |= {"replayed": None, "tokenizer": "", "task_step": None}
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 json_values = st.recursive(
@@ -57,7 +57,7 @@ def turns(draw: st.DrawFn) -> Turn:
         law=draw(objects) | draw(volatile), messages=draw(st.lists(objects, max_size=3)), reply=draw(objects),
         call_ids=calls, tools=draw(st.lists(objects, max_size=2)), options=draw(objects), thinking_kept=draw(st.booleans()),
         mixed_kv=draw(st.booleans()), replayed=draw(st.none() | st.integers(0, 9)),
-        tokenizer=draw(st.sampled_from(["", "00ff" * 4])),
+        tokenizer=draw(st.sampled_from(["", "00ff" * 4])), task_step=draw(st.none() | words),
         timings=Timings(queued=draw(st.floats(0, 4e9)), started=draw(moments), last_token=draw(moments)),
     )  # fmt: skip
 
@@ -162,7 +162,8 @@ def test_format_1_is_read_as_it_was_written() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert read_back(golden["stored"]) == (
         [LATER | turn for turn in golden["turns"]],
-        {"key_generation": 1, "notes": None, "fork_of": None, "rescore_of": None} | golden["session"],
+        {"key_generation": 1, "notes": None, "fork_of": None, "rescore_of": None, "task_step": None}
+        | golden["session"],
     )
     assert path_ids([bytes.fromhex(raw) for raw in golden["stored"]["ids"]]).hex() == golden["path_ids"]
 

@@ -16,7 +16,16 @@ from starlette.responses import StreamingResponse
 
 from steno.contracts.errors import BadRequest, Conflict, Gone, StenoError
 from steno.contracts.records import TRIAL_ID, Session
-from steno.contracts.rest import Completion, KeyRotation, SampleList, SessionPage, SessionSpec, Trial, TurnPage
+from steno.contracts.rest import (
+    Completion,
+    KeyRotation,
+    SampleList,
+    SessionPage,
+    SessionSpec,
+    TaskStep,
+    Trial,
+    TurnPage,
+)
 from steno_proxy.api.agent_http import NO_TRIAL_ID, valid_trial_id
 from steno_proxy.api.common import (
     ERRORS,
@@ -257,6 +266,18 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
         found.recorder.traces.ended(session)
     log.info("session %s ended: %s (%s)", trial_id, session.status, session.end_reason)
     return encoded(request, session)
+
+
+@router.post(
+    "/sessions/{trial_id}/task-step",
+    dependencies=_harness,
+    response_model=Session,
+    summary="Name the step of its task that turns belong to which begin from now on (idempotent; ended: 410)",
+)
+async def begin_task_step(request: Request, trial_id: TrialId, step: TaskStep) -> Response:
+    store = services(request).store
+    await store.begin_task_step(trial_id, step.name)
+    return encoded(request, await store.session(trial_id))
 
 
 @router.post(

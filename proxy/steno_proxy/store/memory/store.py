@@ -393,6 +393,12 @@ class MemoryStore:
         head.rotations = max(head.rotations, generation - 1 if generation else head.rotations + 1)
         return head.rotations + 1
 
+    async def begin_task_step(self, trial_id: str, name: str | None) -> None:
+        head = self._get(trial_id).head
+        if head.status != "open":
+            raise Gone(f"session {trial_id} is closed")
+        head.task_step = name
+
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         recording = self._get(trial_id)
         stop = len(recording.turns) if limit is None else min(start + limit, len(recording.turns))

@@ -214,6 +214,11 @@ class RedisRecordings:
             refuse(trial_id, rotations)
         return int(rotations) + 1
 
+    async def begin_task_step(self, trial_id: str, name: str | None) -> None:
+        outcome = await self._run("task_step", [trial_keys(trial_id).session], [name or ""])
+        if outcome != 1:
+            refuse(trial_id, outcome)
+
     async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
         await self.tail(trial_id, NO_ROWS)
         turns: list[Turn] = []

@@ -216,6 +216,13 @@ class RedisStore(RedisRecordings):
             await self._check_not_archived(trial_id)
             raise
 
+    async def begin_task_step(self, trial_id: str, name: str | None) -> None:
+        try:
+            await super().begin_task_step(trial_id, name)
+        except NotFound:
+            await self._check_not_archived(trial_id)
+            raise
+
     async def list_sessions(
         self,
         *,

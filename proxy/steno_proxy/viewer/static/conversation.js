@@ -56,6 +56,7 @@ function turnHead(turn, recording) {
   const parent = turn.parent_id && recording.get(turn.parent_id);
   return h("header.turn-head",
     h("h3", { tabindex: -1 }, h("span.number", `#${turn.index}`), forkChip(turn.fork_reason)),
+    turn.task_step ? h("span.chip", { title: "step of its task" }, plain(turn.task_step)) : null,
     parent && parent.index !== turn.index - 1 ? h("span.dim.small", `goes on from #${parent.index}`) : null,
     turn.retry_of ? h("span.chip", `retry of #${recording.get(turn.retry_of)?.index ?? "?"}`) : null,
     turn.superseded_by ? h("span.chip.warn", `superseded by #${recording.get(turn.superseded_by)?.index ?? "?"}`) : null,
