@@ -52,7 +52,7 @@ class TrialResult:
 
     end_reason: the session's: an `EndReason`, or the proxy's own (`limit:max_turns`). reward: None: unscored. wall_s: from the
     first attempt's start to the last one's end. folder: where its working folder and output were kept; None: removed.
-    earlier: it had ended before these rollouts began.
+    earlier: it had ended before these rollouts began. image: digest of the image that its sandbox ran, of Docker and Podman.
     """
 
     run_id: str
@@ -72,6 +72,7 @@ class TrialResult:
     completion_tokens: int = 0
     folder: str | None = None
     earlier: bool = False
+    image: str | None = None
 
     @property
     def failed(self) -> bool:

@@ -51,12 +51,13 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a job ended. code: its exit status; -N, or 128 + N where it was
-    confined: by signal N; None: it never ran, and `error` says why."""
+    """How a job ended. code: its exit status; -N, or 128 + N where it was confined: by signal N; None: it never ran, and `error`
+    says why. image: digest of the image that it ran in, where that is known."""
 
     code: int | None
     timed_out: bool = False
     error: str = ""
+    image: str | None = None
 
 
 class Executor(Protocol):

@@ -206,6 +206,7 @@ class TrialRunner:
             detail=verdict.detail,
             attempts=attempts,
             exit_code=ended.code,
+            image=ended.image,
             wall_s=round(wall_s, 3),
         )
         keep = self._options.keep == "all" or (self._options.keep == "failed" and result.failed)

@@ -114,9 +114,8 @@ class ContainerExecutor(Executor):
         try:
             if not job.url:
                 async with self._ended_with(job.trial_id):
-                    return await self._run_agent(
-                        job, self._container(job, "agent", image, sandbox, job.command, "none")
-                    )
+                    agent = self._container(job, "agent", image, sandbox, job.command, "none")
+                    return await self._run_agent(job, agent)
             route = Route(job.url)
             async with (
                 Forward(job.folder / "socket", route, (self._engine.user, self._engine.group)) as forward,
@@ -134,7 +133,8 @@ class ContainerExecutor(Executor):
         given = (Mount(path, inside) for inside, path in job.given.items())
         mounts = (*agent.mounts, Mount(job.folder / "task.json", str(TASK_FILE)), *given)
         agent = replace(agent, mounts=mounts, named=job.environment.keys())
-        return await self._run(agent, job.environment, job.stdout, job.stderr, job.timeout_s)
+        ended = await self._run(agent, job.environment, job.stdout, job.stderr, job.timeout_s)
+        return replace(ended, image=f"sha256:{agent.image}")
 
     async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
         """The word of the task's tests, in a container of their own; of a task without any, the reward file's."""
