@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from steno.client.client import AsyncSteno
@@ -68,10 +67,6 @@ def located(command: Sequence[str]) -> tuple[str, ...]:
     return (program, *words) if command else ()
 
 
-async def _turns(client: AsyncSteno, trial_id: str) -> int:
-    return (await client.session(trial_id)).counts.turns
-
-
 @dataclass(frozen=True)
 class Prepared:
     """What could be checked before anything runs. `rollouts` makes of it, with a client, what runs."""
@@ -106,10 +101,10 @@ class Prepared:
         return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
 
     def executor(self, client: AsyncSteno | None = None) -> Executor:
-        """Args: client: by which turns are counted; not needed to look whether trials can run."""
+        """Args: client: by which the proxy is told of steps; not needed to look whether trials can run."""
         settings = self.settings
         if self.harbor is not None:
-            return HarborExecutor(self.harbor, settings, None if client is None else partial(_turns, client))
+            return HarborExecutor(self.harbor, settings, None if client is None else client.begin_task_step)
         if self.engine is None:
             return LocalExecutor(settings.grace_s, self.confinement)
         return ContainerExecutor(self.engine, self.run_id, self.sandboxes, settings.forwarder_image, settings.grace_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ printf '{"reward": %s}' $r >/logs/verifier/reward.json
 WRITE = "Write hello into answer.txt.\nRUN: pwd\nRUN: echo hello >/app/answer.txt\n"
 READ = "Add to it.\nRUN: cat /app/answer.txt\nRUN: echo again >>/app/answer.txt\n"
 APART = 'artifacts = ["/app"]\n'
-STEPS = f'{APART}[[steps]]\nname = "write"\n[[steps]]\nname = "read"\n'
+STEPS = f'{APART}unheard_of = [1, {{a = "é"}}]\n[[steps]]\nname = "schreib es"\n[[steps]]\nname = "prüf es"\n'
 TURN = "python3 /opt/task/agent.py >answer.txt\n"
 """Of the agent that is a script: one turn."""
 
@@ -86,20 +87,26 @@ def test_mini_swe_agent_is_recorded_and_rewarded(rollout: Harbor) -> None:
         "apart": ("completed", 1.0, 3), "shared": ("completed", 1.0, 3),
     }, said  # fmt: skip
     assert [leaves(own.stack, row["trial_id"]) for row in own.rows()] == [1, 1] and rollout.left() == []
+    images = [row["image"] for row in (*found.values(), *own.rows())]
+    assert all(re.fullmatch("sha256:[0-9a-f]{64}", image) for image in images), images
+    assert own.rows()[0]["image"] == own.rows()[1]["image"], "built once for both"
 
 
 def test_claude_code_goes_on_from_step_to_step(rollout: Harbor) -> None:
-    steps = {"steps/write/instruction.md": WRITE, "steps/read/instruction.md": READ}
-    tests = {"steps/write/tests/test.sh": CHECK, "steps/read/tests/test.sh": AGAIN}
-    tasks = rollout.task("two", STEPS, {**steps, **tests})
+    """Whatever they are called; each turn names its own."""
+    first, second = "schreib es", "prüf es"
+    steps = {f"steps/{first}/instruction.md": WRITE, f"steps/{second}/instruction.md": READ}
+    tests = {f"steps/{first}/tests/test.sh": CHECK, f"steps/{second}/tests/test.sh": AGAIN}
+    tasks = rollout.task("zwei Schritte é", STEPS, {**steps, **tests})
     options = ("--agent", "claude-code", "--agent-in-image", "--resume-steps", "--group-size", "1")
     said = rollout(tasks, "--run", "claude", *options, command=[])
-    row = rewards(rollout)["two"]
+    row = rewards(rollout)["zwei Schritte é"]
     assert (row["end_reason"], row["reward"], row["turns"]) == ("completed", 0.75, 6), said
     assert {name: value for name, value in row["metrics"].items() if name != "rollout/wall_s"} == {
-        "tests": 1.5, "step/write/reward": 1.0, "step/write/tests": 3.0, "step/read/reward": 0.5,
-        "rollout/turns/write": 3.0, "rollout/turns/read": 3.0,
+        "tests": 1.5, f"step/{first}/reward": 1.0, f"step/{first}/tests": 3.0, f"step/{second}/reward": 0.5,
     }  # fmt: skip
+    with Steno(rollout.stack.url, ADMIN) as client:
+        assert [turn.task_step for turn in client.turns(row["trial_id"])] == [first] * 3 + [second] * 3
     assert leaves(rollout.stack, row["trial_id"]) == 1, "the second step goes on from the first"
     assert rollout.left() == []
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import replace
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steno.contracts.errors import ConfigError, Unreachable
+from steno.contracts.errors import ConfigError, Gone, Unreachable
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import EndReason
 from steno_rollouts.trials.executor import Exit
+from steno_rollouts.trials.harbor import driver
 from steno_rollouts.trials.harbor.executor import harbor_name
 from steno_rollouts.trials.harbor.interpreter import HarborPython, environment
 from steno_rollouts.trials.harbor.leftovers import _project
 from steno_rollouts.trials.harbor.outcome import HarborOutcome
 from steno_rollouts.trials.harbor.plan import modes
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
-from steno_rollouts.trials.harbor.step_turns import StepTurns
+from steno_rollouts.trials.harbor.task_steps import TaskSteps
 from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
 from steno_rollouts.trials.reward import RewardError
 from tests.support.sources import ROOT
@@ -44,6 +45,7 @@ def outcome(
         "modes": ["separate"],
         "only_host": None,
         "unreachable": None,
+        "image": None,
         **more,
     }
     (tmp_path / "answer.json").write_text(json.dumps(found))
@@ -62,6 +64,13 @@ def test_a_reward_is_named_and_the_others_are_metrics(tmp_path: Path) -> None:
         found.worth("score")
     with pytest.raises(RewardError, match="must be within"):
         outcome(tmp_path, rewards={"reward": 1e9}).worth("reward")
+    for value in (10**400, -(10**400), None, float("inf")):  # None: how Harbor's JSON has NaN
+        with pytest.raises(RewardError, match="must be within"):
+            outcome(tmp_path, rewards={"reward": value}).worth("reward")
+        step = {"step_name": "one", "exception_info": None, "agent_execution": RAN, "verifier": RAN}
+        steps = [step | {"verifier_result": {"rewards": {"reward": 1, "n": value}}}]
+        other = outcome(tmp_path, rewards={"reward": 1, "n": value}, step_results=steps).worth("reward")
+        assert other is not None and other.metrics == {"step/one/reward": 1.0}, "no metric"
     silent = outcome(tmp_path).worth("reward")
     assert silent is not None and silent.reason is EndReason.NO_REWARD
 
@@ -78,33 +87,56 @@ def test_a_step_s_rewards_are_metrics(tmp_path: Path) -> None:
             "verifier": RAN,
         }
 
-    steps = [step("one", {"reward": 1.0, "n": 2}), step("two", None, "AgentTimeoutError")]
+    steps = [step("one", {"reward": 1.0, "n": 2}), step("two", {"reward": 0.0}, "AgentTimeoutError")]
     found = outcome(tmp_path, rewards={"reward": 0.5}, step_results=steps, agent_execution=None)
     assert found.exit == Exit(None, timed_out=True)
     verdict = found.worth("reward")
-    assert verdict is not None and verdict.metrics == {"step/one/reward": 1.0, "step/one/n": 2.0}
-    counted = replace(found, turns={"one": 2, "two": 0}).metrics
-    assert found.ran == ("one", "two") and {counted["rollout/turns/one"], counted["rollout/turns/two"]} == {2.0, 0.0}
+    assert verdict is not None and verdict.reward == 0.5
+    assert verdict.metrics == {"step/one/reward": 1.0, "step/one/n": 2.0, "step/two/reward": 0.0}
+    steps = [step("one", {"reward": 1.0}), step("two", None, "AddTestsDirError")]
+    found = outcome(tmp_path, rewards={"reward": 1.0}, step_results=steps, agent_execution=None)
+    with pytest.raises(RewardError, match="verifier: step 'two' has no reward: AddTestsDirError: late"):
+        found.worth("reward")  # Harbor's is the mean of the others
 
 
-async def test_the_turns_of_each_step_are_counted_as_it_ends(tmp_path: Path) -> None:
-    counts = iter([3, 3, 7])
+async def test_the_proxy_is_told_of_each_step_before_its_agent_begins(tmp_path: Path) -> None:
+    told: list[str] = []
 
-    async def count() -> int:
-        try:
-            return next(counts)
-        except StopIteration:
-            raise Unreachable("no answer") from None
+    async def begin(name: str) -> None:
+        told.append(name)
+        if name == "ended":
+            raise Gone("by a limit")
 
-    steps = StepTurns(tmp_path / "steps", count)
-    async with steps.counted(), asyncio.timeout(60):
-        for number in ("1", "2", "3", "4"):
-            asked = tmp_path / "steps" / number
-            asked.touch()
-            while asked.exists():
-                await asyncio.sleep(0)
-    assert steps.of(["a", "b", "c"]) == {"a": 3, "b": 0, "c": 4}
-    assert steps.of(["a", "b", "c", "not counted"]) == {} == steps.of([])
+    async def asked(number: int) -> None:
+        """As the driver does."""
+        file = tmp_path / "steps" / str(number)
+        file.touch()
+        while file.exists():
+            await asyncio.sleep(0)
+
+    steps = TaskSteps(tmp_path / "steps", ["write it", "ended", "prüfen"], begin)
+    async with steps.told(), asyncio.timeout(60):
+        for number in (1, 2, 3):
+            await asked(number)
+            assert len(told) == number
+    assert told == ["write it", "ended", "prüfen"]
+
+
+async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(tmp_path: Path) -> None:
+    """Its turns would be named after the step before."""
+
+    async def begin(name: str) -> None:
+        raise Unreachable("no answer")
+
+    ended = False
+    with pytest.raises(Unreachable, match="no answer"):
+        async with asyncio.timeout(60), TaskSteps(tmp_path / "steps", ["one"], begin).told():
+            (tmp_path / "steps" / "1").touch()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended = True
+    assert ended and (tmp_path / "steps" / "1").exists(), "the driver still waits when it is ended"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +208,8 @@ def test_the_documents_table_is_the_tables() -> None:
 
 
 def task(tmp_path: Path, toml: str, steps: tuple[str, ...] = ()) -> Path:
-    (tmp_path / "task.toml").write_text(toml)
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "task.toml").write_text(toml, "utf-8")
     for folder in [tmp_path / "steps" / name for name in steps] or [tmp_path]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "instruction.md").write_text(f"Do {folder.name if steps else 'it'}.")
@@ -207,6 +240,42 @@ def test_where_a_verifier_runs(tmp_path: Path, toml: str, given: dict[str, Any],
     (found,) = harbor_tasks([task(tmp_path, toml, steps)])
     assert modes(found, RolloutSettings(harbor=str(tmp_path), agent="codex", **given)) == expected
     assert "environment_mode" not in json.dumps(dict(found.fields))
+
+
+ANY_TOML = r"""
+"key with space" = 1
+"ünï.cödé" = "x \" \\ \u007f \n \t é 😀"
+when = 2026-11-23T10:00:00.5Z
+then = 2026-11-23T10:00:00
+day = 2026-11-23
+at = 10:00:00
+mixed = [1, "a", 2.5, true, [1, [2, []]], {a = 1, b = {c = [{d = 1}, {}]}}]
+numbers = [1e20, -0.0, inf, -inf, 1e-7, 0xff, 9223372036854775807]
+nothing = {}
+lines = '''
+a
+  b'''
+[metadata]
+tags = [[{a = 1}], [{b = 2}]]
+[metadata."a.b"."c d"]
+x = 1
+[environment]
+env = {A = "1", "B C" = "${X}"}
+[verifier]
+timeout_sec = 5.0
+"""
+
+
+def test_the_task_as_it_is_run_differs_in_where_its_verifier_runs_alone(tmp_path: Path) -> None:
+    """Whatever else its file says, unknown keys among it."""
+    source = task(tmp_path / "zwei Schritte é", ANY_TOML)
+    driver.derive(source, tmp_path / "run", {"modes": ["separate"], "only_host": "proxy"})
+    expected = tomllib.loads(ANY_TOML)
+    expected["verifier"]["environment_mode"] = "separate"
+    expected["agent"] = {"network_mode": "allowlist", "allowed_hosts": ["proxy"]}
+    assert tomllib.loads((tmp_path / "run" / "task.toml").read_text("utf-8")) == expected
+    assert (source / "task.toml").read_text("utf-8") == ANY_TOML, "the task's own is as it was"
+    assert (tmp_path / "run" / "instruction.md").samefile(source / "instruction.md")
 
 
 def test_tasks_of_several_steps_tell_all_their_instructions(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 import tomllib
 import types
 from pathlib import Path
@@ -34,8 +33,6 @@ PROGRAMS = {"mini-swe-agent": "command -v mini-swe-agent"}
 """How an agent in an image is found, where Harbor's own way takes its own installation for granted."""
 ROUNDS = 20
 """In which all processes of an agent must have ended."""
-COUNTED_S = 60.0
-"""For the turns of a step to be counted, before the next step begins."""
 ASK = """
 url={url}
 if command -v curl >/dev/null 2>&1; then curl -sS -m 20 -o /dev/null -w '%{{http_code}}' "$url" 2>&1
@@ -125,6 +122,7 @@ async def run_trial(request: dict[str, Any]) -> dict[str, Any]:
         "modes": request["modes"],
         "only_host": request["only_host"],
         "unreachable": getattr(trial, "steno_unreachable", None),
+        "image": getattr(trial, "steno_image", None),
     }
 
 
@@ -134,11 +132,9 @@ KEPT = ("exception_info", "verifier_result", "step_results", "agent_execution", 
 def derive(source: Path, target: Path, request: dict[str, Any]) -> None:
     """The task as it is to be run: files are the task's own, by hard links; `task.toml` says where the verifier of each step
     runs, and whom the agent may reach."""
-    import toml  # Harbor brings it
-
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True, copy_function=linked)
-    task = tomllib.loads((source / "task.toml").read_text())
+    task = tomllib.loads((source / "task.toml").read_text("utf-8"))
     for part, mode in zip(task.get("steps") or [task], request["modes"], strict=True):
         part["verifier"] = {**part.get("verifier", {}), "environment_mode": mode}
     if request["only_host"] is not None:
@@ -149,7 +145,26 @@ def derive(source: Path, target: Path, request: dict[str, Any]) -> None:
                 "allowed_hosts": [request["only_host"]],
             }
     (target / "task.toml").unlink()
-    (target / "task.toml").write_text(toml.dumps(task))
+    (target / "task.toml").write_text(
+        "".join(f"{quoted(key)} = {toml(value)}\n" for key, value in task.items()), "utf-8"
+    )
+
+
+def toml(value: Any) -> str:
+    """A value of TOML as it is written in one line. The library that Harbor writes with loses what stands in lists."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{quoted(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(inner) for inner in value) + "]"
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else str(value.isoformat())
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def linked(source: str, target: str) -> str:
@@ -226,7 +241,8 @@ def local(base: Any, overlay: Path, *, hides_verifier: bool) -> type:
 
 
 def watch(trial: Any, request: dict[str, Any]) -> None:
-    """Before the agent's turn: whether it will reach the proxy. Before the verifier's: nothing of the agent runs any more."""
+    """Before the agent's turn: whether it will reach the proxy, and which image its sandbox runs. Before the verifier's: nothing
+    of the agent runs any more."""
     from harbor.trial.hooks import TrialEvent
 
     seen: dict[str, str] = {}
@@ -234,6 +250,8 @@ def watch(trial: Any, request: dict[str, Any]) -> None:
     async def before(*_: Any) -> None:
         if not seen:
             seen.update(await processes(trial.agent_environment))
+            engine = request["config"]["environment"].get("type")
+            trial.steno_image = await image_of(engine, trial.agent_environment.session_id)
 
     async def after(*_: Any) -> None:
         if trial._is_agent_environment_stopped:  # as it is before a verifier that has a sandbox of its own
@@ -245,7 +263,7 @@ def watch(trial: Any, request: dict[str, Any]) -> None:
     trial.add_hook(TrialEvent.AGENT_START, before)
     trial.add_hook(TrialEvent.VERIFICATION_START, after)
     if request["steps"] is not None:
-        trial.add_hook(TrialEvent.AGENT_END, counted(trial, Path(request["steps"])))
+        trial.add_hook(TrialEvent.AGENT_START, told(trial, Path(request["steps"])))
     if request["ask"] is None:
         return
     ways = ("setup",) if trial.config.install_only else ("run", "resume")
@@ -253,18 +271,17 @@ def watch(trial: Any, request: dict[str, Any]) -> None:
         setattr(trial.agent, name, asking(trial, getattr(trial.agent, name), request["ask"], first=name != "setup"))
 
 
-def counted(trial: Any, folder: Path) -> Any:
-    """At the end of a step's agent: whoever started this counts the turns so far, and the next step waits for that. A file in
-    `folder`, named after the step's number, asks for it, and is gone when it is done."""
+def told(trial: Any, folder: Path) -> Any:
+    """Before a step's agent: whoever started this tells the proxy which step it is, and the agent waits for that. A file in
+    `folder`, named after the step's number, asks for it, and is gone when it is done. Where that fails, this process is ended."""
 
-    async def ended(*_: Any) -> None:
+    async def begins(*_: Any) -> None:
         asked = folder / str(len(trial.result.step_results))
         asked.touch()
-        until = time.monotonic() + COUNTED_S
-        while asked.exists() and time.monotonic() < until:  # noqa: ASYNC110  # another process removes it
-            await asyncio.sleep(0.1)
+        while asked.exists():  # noqa: ASYNC110  # another process removes it
+            await asyncio.sleep(0.05)
 
-    return ended
+    return begins
 
 
 def asking(trial: Any, act: Any, url: str, *, first: bool) -> Any:
@@ -291,6 +308,26 @@ async def ask(trial: Any, environment: Any, url: str) -> None:
         return
     trial.steno_unreachable = said[-300:] or f"exit code {answer.return_code}"
     raise NotReached(f"{url}: {trial.steno_unreachable}")
+
+
+async def image_of(engine: str, project: str) -> str | None:
+    """Digest of the image that a sandbox of this machine runs; None: it is elsewhere, or the engine does not say."""
+    if engine not in MOUNTING:
+        return None
+    labels = {"project": project, "service": "main"}
+    filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
+    (container, *_) = (await printed(engine, "ps", "--quiet", *filters)).split() or [""]
+    found = await printed(engine, "inspect", "--type=container", "--format={{.Image}}", container) if container else ""
+    return f"sha256:{found.removeprefix('sha256:')}" if found else None
+
+
+async def printed(*command: str) -> str:
+    """What a program printed; "": it failed."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    out, _ = await process.communicate()
+    return "" if process.returncode else out.decode(errors="replace").strip()
 
 
 async def processes(environment: Any) -> dict[str, str]:

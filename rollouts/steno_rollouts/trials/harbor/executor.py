@@ -33,7 +33,7 @@ from steno_rollouts.trials.harbor.leftovers import Leftovers
 from steno_rollouts.trials.harbor.outcome import HarborOutcome
 from steno_rollouts.trials.harbor.plan import HarborPlan, modes
 from steno_rollouts.trials.harbor.pointing import Addresses
-from steno_rollouts.trials.harbor.step_turns import StepTurns
+from steno_rollouts.trials.harbor.task_steps import TaskSteps
 from steno_rollouts.trials.harbor.tasks import STEPS
 from steno_rollouts.trials.local import LocalExecutor
 
@@ -56,19 +56,22 @@ def harbor_name(trial_id: str) -> str:
 
 
 class HarborExecutor(Executor):
-    """An `Executor`. Args: turns: how many turns a trial has on record, by its name."""
+    """An `Executor`. Args: begin_step: tells the proxy which step of its task a trial is at: by the names of both."""
 
     def __init__(
-        self, plan: HarborPlan, settings: RolloutSettings, turns: Callable[[str], Awaitable[int]] | None = None
+        self,
+        plan: HarborPlan,
+        settings: RolloutSettings,
+        begin_step: Callable[[str, str], Awaitable[object]] | None = None,
     ) -> None:
         self._plan = plan
         self._settings = settings
-        self._turns = turns
+        self._begin_step = begin_step
         self._processes = LocalExecutor(max(settings.grace_s, REMOVAL_S))
         self._leftovers = Leftovers.of(settings.environment)
         self._addresses: dict[str, Addresses] = {}
         self._reached: set[str] = set()
-        self._steps: dict[str, StepTurns] = {}
+        self._steps: dict[str, TaskSteps] = {}
 
     async def prepare(
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
@@ -80,12 +83,14 @@ class HarborExecutor(Executor):
         trial_id = trial.session.trial_id
         self._addresses[trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
         self._steps.pop(trial_id, None)
-        if STEPS in task.fields and self._turns is not None:
-            self._steps[trial_id] = StepTurns(folder / "steps", partial(self._turns, trial_id))
+        if STEPS in task.fields and self._begin_step is not None:
+            names = [step["name"] for step in task.fields[STEPS]]
+            self._steps[trial_id] = TaskSteps(folder / "steps", names, partial(self._begin_step, trial_id))
         return work, environment(inherited, self._plan.python.python)
 
     async def run(self, job: TrialJob) -> Exit:
-        """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either."""
+        """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either.
+        StenoError: it could not be told of a step of the trial's task."""
         origin = _origin(job.url)
         if origin in self._reached or self._plan.pointing.where == "launcher":
             return await self._run(job, ask=None)
@@ -124,9 +129,6 @@ class HarborExecutor(Executor):
         found = await asyncio.to_thread(HarborOutcome.read, job.folder / ANSWER)
         if found is None or not played:
             return None
-        steps = self._steps.pop(job.trial_id, None)
-        if steps is not None:
-            found = replace(found, turns=steps.of(found.ran))
         return found.worth(self._settings.reward_key)
 
     async def clear(self, folder: Path) -> None:
@@ -142,10 +144,11 @@ class HarborExecutor(Executor):
         try:
             variables = {**job.environment, **request["config"]["agent"]["env"]}
             steps = self._steps.get(job.trial_id)
-            async with steps.counted() if steps is not None else contextlib.nullcontext():
+            async with steps.told() if steps is not None else contextlib.nullcontext():
                 ended = await self._processes.run(replace(job, command=command, environment=variables, timeout_s=None))
         finally:
             self._addresses.pop(job.trial_id, None)
+            self._steps.pop(job.trial_id, None)
             asked.unlink(missing_ok=True)
             await self._leftovers.remove(harbor_name(job.trial_id))
             await asyncio.to_thread(shutil.rmtree, job.folder / "task", ignore_errors=True)
@@ -162,7 +165,7 @@ class HarborExecutor(Executor):
         if found.error:
             with contextlib.suppress(OSError), job.stderr.open("a") as stderr:
                 stderr.write(f"\n{found.error}\n")
-        return found.exit
+        return replace(found.exit, image=found.image)
 
     def _request(self, job: TrialJob, ask: str | None, only_set_up: bool) -> dict[str, Any]:
         settings, plan, task = self._settings, self._plan, job.task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,8 +20,6 @@ FAILED = 1
 SHARED = "shared_verifier"
 """Metric: 1 where the verifier ran in a sandbox that the agent had."""
 ONLY_PROXY = "only_proxy"
-TURNS = "rollout/turns/"
-"""Metric, with a step's name: how many turns it has on record."""
 
 _AGENT = (
     "NonZeroAgentExitCodeError ApiError ApiRateLimitError ApiUsageLimitError ApiInternalServerError ApiOverloadedError "
@@ -47,18 +45,18 @@ part of the trial in which it was raised."""
 @dataclass(frozen=True)
 class HarborOutcome:
     """What the driver wrote. rewards: None: the verifier said nothing. steps: name and rewards of each step that has some.
-    ran: names of the steps that began; turns: how many each has on record, where they were counted. error: `Type: message`; kind:
-    what it means."""
+    unverified: name of the first step that began and has none: Harbor leaves it out of the mean.
+    error: `Type: message`; kind: what it means. image: digest of what its sandbox ran, where that is known."""
 
     rewards: Mapping[str, float] | None
     steps: tuple[tuple[str, Mapping[str, float]], ...] = ()
-    ran: tuple[str, ...] = ()
-    turns: Mapping[str, int] = field(default_factory=dict)
+    unverified: str | None = None
     kind: Kind | None = None
     error: str = ""
     shared: bool = False
     only_proxy: bool = False
     unreachable: str | None = None
+    image: str | None = None
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -75,12 +73,13 @@ class HarborOutcome:
         return cls(
             rewards=_rewards(found),
             steps=tuple((step["step_name"], rewards) for step in steps if (rewards := _rewards(step)) is not None),
-            ran=tuple(step["step_name"] for step in steps),
+            unverified=next((step["step_name"] for step in steps if _rewards(step) is None), None),
             kind=_kind(info["exception_type"], began, verified) if info else None,
             error=f"{info['exception_type']}: {_line(info['exception_message'])}" if info else "",
             shared="shared" in found["modes"],
             only_proxy=bool(found["only_host"]),
             unreachable=found["unreachable"],
+            image=found["image"],
         )
 
     @property
@@ -98,8 +97,7 @@ class HarborOutcome:
         if self.only_proxy:
             marks[ONLY_PROXY] = 1.0
         return {
-            **{f"step/{name}/{key}": value for name, rewards in self.steps for key, value in rewards.items()},
-            **{f"{TURNS}{name}": float(count) for name, count in self.turns.items()},
+            **{f"step/{name}/{key}": value for name, rewards in self.steps for key, value in _finite(rewards).items()},
             **marks,
         }
 
@@ -113,6 +111,10 @@ class HarborOutcome:
                 if self.kind
                 else CommandOutcome(EndReason.NO_REWARD, None, self.metrics, "the verifier gave no reward")
             )
+        if self.unverified is not None:
+            raise RewardError(
+                f"verifier: step {self.unverified!r} has no reward: {self.error or 'its verifier gave none'}"
+            )
         if key not in self.rewards:
             raise RewardError(
                 f"reward_key: the verifier gave no {key!r}; it gave {', '.join(sorted(self.rewards)) or 'nothing'}"
@@ -120,13 +122,25 @@ class HarborOutcome:
         reward = self.rewards[key]
         if not math.isfinite(reward) or abs(reward) > MAX_REWARD:
             raise RewardError(f"verifier: {key}: got {reward:g}, must be within ±{MAX_REWARD:g}")
-        others = {name: value for name, value in self.rewards.items() if name != key and math.isfinite(value)}
+        others = _finite({name: value for name, value in self.rewards.items() if name != key})
         return CommandOutcome(EndReason.COMPLETED, reward, {**others, **self.metrics})
 
 
 def _rewards(part: Mapping[str, Any]) -> dict[str, float] | None:
     given = (part["verifier_result"] or {}).get("rewards")
-    return None if given is None else {str(key): float(value) for key, value in given.items()}
+    return None if given is None else {str(key): _number(value) for key, value in given.items()}
+
+
+def _number(value: Any) -> float:
+    """Harbor takes integers of any size, and its JSON has null for what is no number."""
+    try:
+        return math.nan if value is None else float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _finite(rewards: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in rewards.items() if math.isfinite(value)}
 
 
 def _kind(name: str, began: bool, verified: bool) -> Kind:
