@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from steno.models import TINY
+from steno_trainer.weights.copies import WeightsCopy
 from tests.integration.loop.product import Product, product, rolling, thread
 from tests.support.trained import logprobs_of
 from tests.support.updating import Answer, check_turn, committed
@@ -28,11 +29,15 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
         yield running
 
 
-@pytest.mark.parametrize("transport", ["filesystem", "stream"])
-async def test_after_a_step_the_engine_says_what_the_trainers_weights_say(one: Product, transport: str) -> None:
+@pytest.mark.parametrize(("transport", "push"), [("filesystem", "full"), ("stream", "delta")])
+async def test_after_a_step_the_engine_says_what_the_trainers_weights_say(
+    one: Product, transport: str, push: str
+) -> None:  # fmt: skip
     before = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
     served = one.in_force()
-    trainer = one.train(name=transport, transport=transport, total_steps=1, learning_rate=1e-3, run=transport)
+    trainer = one.train(
+        name=transport, transport=transport, push=push, total_steps=1, learning_rate=1e-3, run=transport
+    )
     # What its agents say before its own first weights are served is another lineage's, and would be orphaned.
     await thread(trainer.until, lambda: one.in_force() != served, "its first weights are not served")
     async with rolling(one, transport, run=transport, groups=2, bounded=False) as done:
@@ -42,10 +47,11 @@ async def test_after_a_step_the_engine_says_what_the_trainers_weights_say(one: P
     assert step["values"]["batch/trained_tokens"] > 0 and step["values"]["mismatch/logprob_difference"] < 1e-3
     version = "{}/{}".format(*trainer.saved()["path"][-1])
     assert version.endswith("/1") and one.in_force() == version
-    [copy] = (trainer.folder / "weights").glob(f"weights-{version.replace('/', '-')}")
+    kind = "weights" if push == "full" else "changes"
+    copy = WeightsCopy.read(trainer.folder / "weights" / f"{kind}-{version.replace('/', '-')}")
     [whole] = trainer.newest().glob("weights-*")  # the same weights, with a configuration
-    files = sorted(path.name for path in copy.glob("*.safetensors"))
-    assert files and all((copy / name).read_bytes() == (whole / name).read_bytes() for name in files)
+    assert copy.manifest.tensors == WeightsCopy.read(whole).manifest.tensors
+    assert len(copy.manifest.patches) == (push == "delta")
     pushed = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()
     trial = f"after-{transport}"
     await thread(Answer(one.stack, trial, 60).wait)
