@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from steno.contracts.errors import ConfigError
@@ -76,6 +76,18 @@ def forced_law(sampling: Mapping[str, Any], *, validate: bool) -> dict[str, Any]
         "top_k": max(0, top_k),
         "repetition_penalty": float(sampling.get("repetition_penalty", 1.0)),
     }
+
+
+def check_session(fields: Collection[str]) -> None:
+    """Args: fields: what verl gives a session. Raises: ConfigError: this trainer of verl's takes one row of a session."""
+    missing = [name for name in ("uid", "session_id") if name not in fields]
+    if missing:
+        raise ConfigError(
+            f"trainer: this one of verl's gives a session no {' and no '.join(missing)}, must be main_ppo with trainer.use_v1 "
+            "(trainer.v1.trainer_mode sync, colocate_async or separate_async): the others, as fully_async_policy and "
+            "one_step_off_policy, take one row of a session",
+            field="trainer.v1.trainer_mode",
+        )
 
 
 def context_tokens(rollout: Any) -> int:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from steno.contracts.errors import BadRequest, StenoError
 from steno_adapters.verl import seam
 from steno_adapters.verl.agent_host import AgentHost, PlayedSession
-from steno_adapters.verl.checks import forced_law
+from steno_adapters.verl.checks import check_session, forced_law
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.settings import VerlSettings
 
@@ -52,6 +52,7 @@ class RemoteAgentLoop(seam.AgentLoopBase):
         Args: kwargs: the fields of the prompt's row, `uid` and `session_id` among them.
         Raises: StenoError: the session failed, and verl's group is to fail; or it can't be run here at all.
         """
+        check_session(kwargs.keys())
         uid = str(_plain(kwargs["uid"]))
         group, index = _groups.come(uid)  # before anything is waited for
         host: AgentHost | None = None

@@ -18,7 +18,7 @@ import yaml
 from steno.contracts.errors import ConfigError, Forbidden, NotFound, Unreachable
 from steno.contracts.records import Limits, Sample, SampledRange, TokenSpan, floats_to_bytes, ids_to_bytes
 from steno_adapters.verl import VERL_VERSIONS, check_versions
-from steno_adapters.verl.checks import check_config, context_tokens, forced_law
+from steno_adapters.verl.checks import check_config, check_session, context_tokens, forced_law
 from steno_adapters.verl.handed_over import HandedOver
 from steno_adapters.verl.leftovers import abandoned, own_folder
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
@@ -376,6 +376,14 @@ def test_what_would_spoil_the_rows_is_refused_before_anything_runs(given: dict[s
     with pytest.raises(ConfigError) as refused:
         check_config(config(**given), "all")
     assert words in refused.value.message
+
+
+def test_a_trainer_that_takes_one_row_of_a_session_is_refused() -> None:
+    check_session({"uid", "session_id", "raw_prompt"})
+    with pytest.raises(ConfigError, match=r"no session_id, must be main_ppo .* fully_async_policy"):
+        check_session({"uid", "raw_prompt"})
+    with pytest.raises(ConfigError, match="no uid and no session_id"):
+        check_session({"raw_prompt"})
 
 
 def test_other_estimators_take_the_main_branch() -> None:
