@@ -31,7 +31,7 @@ def check_redis(url: str, waited: int | None = None) -> list[Finding]:
     import redis
 
     from steno_proxy.redis_url import read_redis_url
-    from steno_proxy.store.redis.greeting import refusal
+    from steno_proxy.store.redis.link.greeting import refusal
 
     found: list[Finding] = []
     try:

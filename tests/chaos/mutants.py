@@ -19,7 +19,7 @@ from steno.contracts.errors import Conflict, StenoError, StoreUnavailable
 from steno.contracts.wire.frames import Delta, Started
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.redis import runs
-from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.turns import turn_record
 from steno_proxy.turns.choice import OpenChoice

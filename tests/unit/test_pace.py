@@ -13,7 +13,7 @@ from steno.contracts.rest import TurnPage
 from steno_proxy.api.agent_http import read_body
 from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
-from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.recordings import RedisRecordings
 from tests.support.recordings import row, turn
 

@@ -220,8 +220,8 @@ def _store(settings: ProxySettings, pace: Pace) -> tuple[SessionStore, Archiver 
         return MemoryStore(), None
     from steno_proxy.archive.archiver import Archiver
     from steno_proxy.archive.objects import ObjectStorage
+    from steno_proxy.store.redis.link.wait import ReplicaWait
     from steno_proxy.store.redis.store import RedisStore
-    from steno_proxy.store.redis.wait import ReplicaWait
 
     wait = ReplicaWait(settings.redis_wait_replicas, settings.redis_wait_s) if settings.redis_wait_replicas else None
     url = settings.archive_url

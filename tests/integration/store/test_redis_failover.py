@@ -12,9 +12,9 @@ import pytest
 
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Turn
+from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.redis.wait import ReplicaWait
 from tests.support.policy_contract import spec
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import RedisSentinel, RedisServer

@@ -13,10 +13,10 @@ import pytest
 
 from steno.contracts.errors import Conflict, StoreUnavailable
 from steno.contracts.leases import Lease
+from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.run import changes
 from steno_proxy.store.redis.schema import run_keys
 from steno_proxy.store.redis.store import RedisStore
-from steno_proxy.store.redis.wait import ReplicaWait
 from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.older_runs import older
 from tests.support.redis_server import PATIENT, RedisServer

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from steno_proxy.store.redis.patience import LoopTimeout
+from steno_proxy.store.redis.link.patience import LoopTimeout
 
 
 async def test_a_reply_that_came_while_the_loop_was_held_is_read() -> None:

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError, ResponseError
 
 from steno.contracts.errors import StoreUnavailable
-from steno_proxy.store.redis.batch import BATCH_BYTES, BATCH_COMMANDS, LANES, Batches
+from steno_proxy.store.redis.link.batch import BATCH_BYTES, BATCH_COMMANDS, LANES, Batches
 
 Reply = Any
 

@@ -6,8 +6,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from steno.contracts.errors import StoreUnavailable
-from steno_proxy.store.redis import link as link_module
-from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.link import redis_link as link_module
+from steno_proxy.store.redis.link.redis_link import RedisLink
 
 
 def link() -> RedisLink:

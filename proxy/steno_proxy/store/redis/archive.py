@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from steno_proxy.store.places import ArchivePlace
-from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, side_keys, trial_keys
 
 HOLD_S = 120.0

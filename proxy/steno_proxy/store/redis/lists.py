@@ -13,7 +13,7 @@ from steno_proxy.store.interface import SessionListPage
 from steno_proxy.store.places import ArchiveReader
 from steno_proxy.store.redis.archive import RedisArchive
 from steno_proxy.store.redis.index import RedisIndex
-from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.views import ListPosition
 

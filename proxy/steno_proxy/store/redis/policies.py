@@ -10,7 +10,7 @@ from typing import Any
 
 from steno.contracts.policy import UpdateSpec
 from steno_proxy.store.policies import SUPERSEDED_TTL_S, PolicyHead, UpdateRow, not_newest, other_digest, unknown
-from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.recordings import pairs
 from steno_proxy.store.redis.schema import (
     MODEL_NAMES,

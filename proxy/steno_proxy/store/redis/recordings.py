@@ -33,8 +33,8 @@ from steno_proxy.store.codec import (
 from steno_proxy.store.head import Head, head_from_hash, session_of
 from steno_proxy.store.images import apart, together
 from steno_proxy.store.interface import RetryKey, SessionTail, TokenPath
-from steno_proxy.store.redis.batch import Command
-from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.link.batch import Command
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import TrialKeys, annotations_key, notes_key, trial_keys
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
 from steno_proxy.store.texts import pack, unpack

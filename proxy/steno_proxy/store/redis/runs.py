@@ -21,7 +21,7 @@ from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, NotTrain
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
 from steno.contracts.training_steps import MOST_STEPS, TrainingStep
-from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
 from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag, steps_key

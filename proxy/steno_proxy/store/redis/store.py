@@ -28,7 +28,8 @@ from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoA
 from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
 from steno_proxy.store.redis.index import RedisIndex
-from steno_proxy.store.redis.link import RedisLink
+from steno_proxy.store.redis.link.redis_link import RedisLink
+from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.lists import LINES_AT_ONCE, RECORDS_AT_ONCE, RedisLists
 from steno_proxy.store.redis.policies import RedisPolicies
 from steno_proxy.store.redis.recordings import (
@@ -44,7 +45,6 @@ from steno_proxy.store.redis.recordings import (
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, kept_key, side_keys, trial_keys
 from steno_proxy.store.redis.token_texts import RedisTokenTexts
-from steno_proxy.store.redis.wait import ReplicaWait
 from steno_proxy.store.runs.settlement import accountable
 from steno_proxy.store.texts import to_json
 from steno_proxy.store.timed import look_at

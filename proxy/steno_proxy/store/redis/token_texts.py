@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import TOKEN_TEXTS, TOKEN_TEXTS_SEEN
 from steno_proxy.store.token_texts import MOST_BYTES, MOST_TOKENIZERS
 

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from steno.contracts.errors import Conflict, NotFound, StoreUnavailable
-from steno_proxy.store.redis.batch import another
-from steno_proxy.store.redis.link import RedisLink, Script
+from steno_proxy.store.redis.link.batch import another
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.run.parts import NotRead, ReadParts, RedisRun, RunQuery
 from steno_proxy.store.redis.schema import request_key, run_keys
 

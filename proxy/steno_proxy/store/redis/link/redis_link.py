@@ -25,15 +25,15 @@ from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, Redi
 
 from steno.contracts.errors import StoreUnavailable
 from steno_proxy.redis_url import RedisUrl, read_redis_url
-from steno_proxy.store.redis.batch import Batches, Command
-from steno_proxy.store.redis.greeting import refusal
-from steno_proxy.store.redis.patience import LoopTimeout
-from steno_proxy.store.redis.wait import NotReplicated, ReplicaWait, write_and_wait
+from steno_proxy.store.redis.link.batch import Batches, Command
+from steno_proxy.store.redis.link.greeting import refusal
+from steno_proxy.store.redis.link.patience import LoopTimeout
+from steno_proxy.store.redis.link.wait import NotReplicated, ReplicaWait, write_and_wait
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SCRIPTS = Path(__file__).parent / "lua"
+SCRIPTS = Path(__file__).parent.parent / "lua"
 MAX_CONNECTIONS = 64  # commits under way at once; more wait for their turn rather than open sockets
 SENTINEL_TIMEOUT_S = 1.0  # for each of them; they are asked one after the other
 REPLY_TIMEOUT_S = 2.0  # a server that is alive answers in well under a millisecond; an AOF fsync may stall for a second

@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from steno.contracts.errors import StoreUnavailable
-from steno_proxy.store.redis.patience import LoopTimeout
-from steno_proxy.store.redis.wait import NotReplicated, ReplicaWait
+from steno_proxy.store.redis.link.patience import LoopTimeout
+from steno_proxy.store.redis.link.wait import NotReplicated, ReplicaWait
 
 Command = tuple[Any, ...]
 
