@@ -9,7 +9,7 @@ _COMMIT, _WRITE, _COMPLETE = (
 )
 _PARTS, _CHANGES = (f"proxy/steno_proxy/store/redis/run/{name}.py" for name in ("parts", "changes"))
 _DECISIONS = "proxy/steno_proxy/store/runs/decisions.py"
-_CODEC, _TALLY = "proxy/steno_proxy/store/codec.py", "proxy/steno_proxy/store/runs/settlement.py"
+_CODEC, _TALLY = "proxy/steno_proxy/store/encoding/codec.py", "proxy/steno_proxy/store/runs/settlement.py"
 
 _CONTRACT = ("tests/integration/store/test_redis_contract.py",)
 _RACES = ("tests/integration/store/test_redis_run_races.py",)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from steno.contracts.lenient import read
 from steno.contracts.records import Session, Turn, bytes_to_floats, bytes_to_ids, floats_to_bytes, ids_to_bytes
-from steno_proxy.store.texts import from_json, to_json
+from steno_proxy.store.encoding.texts import from_json, to_json
 
 _IDS = ("new_prompt_ids", "completion_ids")
 _FLOATS = "sampling_logprobs"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steno.contracts.records import Session
-from steno_proxy.store.texts import to_json
+from steno_proxy.store.encoding.texts import to_json
 
 MOST_LETTERS = 256
 """Of an agent's name: a longer one is found by no filter."""

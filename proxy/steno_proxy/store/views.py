@@ -11,8 +11,8 @@ import msgspec
 
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import OPEN, Session, Turn
-from steno_proxy.store.codec import decode_entry, decode_row
-from steno_proxy.store.head import Head, head_of
+from steno_proxy.store.encoding.codec import decode_entry, decode_row
+from steno_proxy.store.encoding.head import Head, head_of
 
 END = "end"
 """The cursor of the event that ends a session."""

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from steno.contracts.records import IndexRow, bytes_to_ids
-from steno_proxy.store.codec import TurnMeta
-from steno_proxy.store.head import Head
+from steno_proxy.store.encoding.codec import TurnMeta
+from steno_proxy.store.encoding.head import Head
 from steno_proxy.store.redis import schema
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.groups import finished, lease

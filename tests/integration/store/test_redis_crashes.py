@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import NotFound
-from steno_proxy.store.head import head_of
+from steno_proxy.store.encoding.head import head_of
 from steno_proxy.store.redis.index import GRACE_S
 from steno_proxy.store.redis.schema import PENDING
 from steno_proxy.store.redis.store import RedisStore

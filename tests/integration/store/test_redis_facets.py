@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steno.contracts.records import Session
+from steno_proxy.store.encoding.head import head_of
 from steno_proxy.store.facets import SessionFilter, facets_of
-from steno_proxy.store.head import head_of
 from steno_proxy.store.redis.index import GRACE_S
 from steno_proxy.store.redis.lists import RedisLists
 from steno_proxy.store.redis.schema import FACETS

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steno.contracts.records import IndexRow, Timings, TokenSpan, Turn
-from steno_proxy.store.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
-from steno_proxy.store.head import Head, head_from_hash, head_to_hash, session_of
-from steno_proxy.store.texts import pack, text, to_json, unpack
+from steno_proxy.store.encoding.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
+from steno_proxy.store.encoding.head import Head, head_from_hash, head_to_hash, session_of
+from steno_proxy.store.encoding.texts import pack, text, to_json, unpack
 from tests.support.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "recording-v1.json"

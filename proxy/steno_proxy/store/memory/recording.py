@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from steno.contracts.notes import Notes
 from steno.contracts.records import Turn
-from steno_proxy.store.annotations import decode_annotation
-from steno_proxy.store.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
+from steno_proxy.store.encoding.annotations import decode_annotation
+from steno_proxy.store.encoding.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
+from steno_proxy.store.encoding.head import Head
+from steno_proxy.store.encoding.texts import StoredText, pack, unpack
 from steno_proxy.store.facets import SessionFacets
-from steno_proxy.store.head import Head
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.retries import TrialRetries
-from steno_proxy.store.texts import StoredText, pack, unpack
 
 
 class MemoryRecording:

@@ -18,18 +18,18 @@ from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.leases import NotTrained
 from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
-from steno_proxy.store.annotations import encode_annotation
-from steno_proxy.store.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
+from steno_proxy.store.encoding.annotations import encode_annotation
+from steno_proxy.store.encoding.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
+from steno_proxy.store.encoding.head import borrows, doc_of, head_of, run_of, session_of
+from steno_proxy.store.encoding.images import together
+from steno_proxy.store.encoding.texts import unpack
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
-from steno_proxy.store.head import borrows, doc_of, head_of, run_of, session_of
-from steno_proxy.store.images import together
 from steno_proxy.store.interface import RetryKey, SessionListPage, SessionTail, TokenPath
 from steno_proxy.store.memory.recording import MemoryRecording
 from steno_proxy.store.memory.runs import MemoryRuns
 from steno_proxy.store.policies import MemoryPolicies
 from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
-from steno_proxy.store.texts import unpack
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.token_texts import MemoryTokenTexts
 from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen

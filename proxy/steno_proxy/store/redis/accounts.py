@@ -17,7 +17,7 @@ import msgspec
 
 from steno.contracts.leases import NotTrained
 from steno.contracts.records import OPEN, Turn
-from steno_proxy.store.head import Head, borrows, head_from_hash, run_of
+from steno_proxy.store.encoding.head import Head, borrows, head_from_hash, run_of
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import trial_keys

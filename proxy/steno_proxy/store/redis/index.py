@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
+from steno_proxy.store.encoding.head import Head, head_from_hash, session_of
 from steno_proxy.store.facets import SessionFacets, SessionFilter, facets_of
-from steno_proxy.store.head import Head, head_from_hash, session_of
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import (
     ALL,

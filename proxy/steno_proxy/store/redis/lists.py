@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from steno.contracts.errors import ArchiveUnreadable
 from steno.contracts.records import Session
+from steno_proxy.store.encoding.head import head_from_hash, session_of
 from steno_proxy.store.facets import SessionFilter
-from steno_proxy.store.head import head_from_hash, session_of
 from steno_proxy.store.interface import SessionListPage
 from steno_proxy.store.places import ArchiveReader
 from steno_proxy.store.redis.archive import RedisArchive

@@ -17,8 +17,8 @@ from steno.contracts.lenient import read_json
 from steno.contracts.notes import MOST_NOTES, Note, Notes
 from steno.contracts.records import IndexRow, Turn, TurnAnnotation
 from steno_proxy.pace import Pace
-from steno_proxy.store.annotations import decode_annotation, encode_annotation
-from steno_proxy.store.codec import (
+from steno_proxy.store.encoding.annotations import decode_annotation, encode_annotation
+from steno_proxy.store.encoding.codec import (
     FIRST_MESSAGE,
     EncodedTurn,
     PromptTexts,
@@ -30,15 +30,15 @@ from steno_proxy.store.codec import (
     pack_id,
     path_ids,
 )
-from steno_proxy.store.head import Head, head_from_hash, session_of
-from steno_proxy.store.images import apart, together
+from steno_proxy.store.encoding.head import Head, head_from_hash, session_of
+from steno_proxy.store.encoding.images import apart, together
+from steno_proxy.store.encoding.texts import pack, unpack
+from steno_proxy.store.encoding.texts import text as text_of
 from steno_proxy.store.interface import RetryKey, SessionTail, TokenPath
 from steno_proxy.store.redis.link.batch import Command
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import TrialKeys, annotations_key, notes_key, trial_keys
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
-from steno_proxy.store.texts import pack, unpack
-from steno_proxy.store.texts import text as text_of
 
 T = TypeVar("T")
 MISSING, CLOSED, RESEND, OTHER, SEALED = -1, -2, -3, -4, -6

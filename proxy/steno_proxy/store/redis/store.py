@@ -20,9 +20,10 @@ from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
 from steno_proxy.pace import Pace
 from steno_proxy.redis_url import home_of
+from steno_proxy.store.encoding.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
+from steno_proxy.store.encoding.texts import to_json
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
-from steno_proxy.store.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
 from steno_proxy.store.interface import SessionListPage, SessionTail
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
@@ -46,7 +47,6 @@ from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, kept_key, side_keys, trial_keys
 from steno_proxy.store.redis.token_texts import RedisTokenTexts
 from steno_proxy.store.runs.settlement import accountable
-from steno_proxy.store.texts import to_json
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.views import END, Event, ListPosition, end_event, past_events, position, turn_events, turns_seen
 

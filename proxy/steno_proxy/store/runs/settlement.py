@@ -12,8 +12,8 @@ import msgspec
 
 from steno.contracts.leases import NotTrained
 from steno.contracts.records import OPEN, Turn
-from steno_proxy.store.codec import decode_entry, decode_row
-from steno_proxy.store.head import Head
+from steno_proxy.store.encoding.codec import decode_entry, decode_row
+from steno_proxy.store.encoding.head import Head
 
 TRAIN = "train"
 """The outcome of a trial that is to be trained; any other is a word of `NotTrained`."""

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any
 
 from steno.contracts.chat import Message
-from steno_proxy.store.texts import DIGEST_BYTES
+from steno_proxy.store.encoding.texts import DIGEST_BYTES
 
 Image = list[str]
 

@@ -20,8 +20,8 @@ import msgspec
 from steno.contracts.chat import Message
 from steno.contracts.records import OPEN, IndexRow, Timings, TokenSpan, Turn, WorkerSpan
 from steno_proxy.pace import LARGE_BYTES, MANY
-from steno_proxy.store.images import apart, data_of, together
-from steno_proxy.store.texts import StoredText, text
+from steno_proxy.store.encoding.images import apart, data_of, together
+from steno_proxy.store.encoding.texts import StoredText, text
 
 FORMAT = 1
 _HEX_ID = re.compile(r"[0-9a-f]{12}")

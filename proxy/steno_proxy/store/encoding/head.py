@@ -12,8 +12,8 @@ import msgspec
 
 from steno.contracts.lenient import read
 from steno.contracts.records import Counts, Session
-from steno_proxy.store.codec import FORMAT
-from steno_proxy.store.texts import pack, to_json, unpack
+from steno_proxy.store.encoding.codec import FORMAT
+from steno_proxy.store.encoding.texts import pack, to_json, unpack
 
 _JSON_FIELDS = ("metrics", "marks")
 
