@@ -1,4 +1,4 @@
-"""The REST client of the control plane: `Client` and `AsyncClient`, one table of calls for both.
+"""The REST client of the control plane: `Client` and `AsyncClient`, one table of calls for both (`calls.py`).
 
     from steno import Client
 
@@ -10,34 +10,28 @@
 Records come as the models of `contracts/records.py`, token arrays as raw bytes (msgpack on the way). Light to import: what the
 worker, the bridge and the command line know of the proxy is this and the contracts.
 
-Each row of the table is written once, as a method of `_Table` that builds a `ClientRequest` (`transport.py`). Every call is
-idempotent (ids that the proxy would make are made here), and one that failed in a way that may pass is repeated.
+A call that failed in a way that may pass is repeated.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, get_type_hints
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_type_hints
 
 import httpx
-from pydantic import SecretStr
 
+from steno.client.calls import RestCalls, session_path
 from steno.client.transport import (
-    MSGPACK,
     PATIENT,
     Asynchronous,
     Blocking,
-    Body,
     ClientRequest,
     EventLines,
     as_error,
     build,
-    call,
     check,
     pause,
     repeatable,
@@ -45,46 +39,7 @@ from steno.client.transport import (
     show,
 )
 from steno.contracts.errors import StenoError
-from steno.contracts.leases import (
-    EPOCH_HEADER,
-    GroupList,
-    GroupPlace,
-    Lease,
-    LeaseExtension,
-    LeaseList,
-    LeaseRequest,
-    LeaseTerm,
-    RolloutsOver,
-    RunList,
-    RunSummary,
-    RunView,
-    TakeOver,
-    Tenure,
-    TrainerHeartbeat,
-)
-from steno.contracts.lenient import read
-from steno.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
-from steno.contracts.records import Group, Sample, Session, Turn
-from steno.contracts.rest import (
-    Completion,
-    GroupSpec,
-    GroupTrials,
-    RunKey,
-    SampleList,
-    SessionPage,
-    SessionSpec,
-    TaskStep,
-    TokenTexts,
-    Trial,
-    TurnPage,
-)
-from steno.contracts.training_steps import (
-    AnnotationPost,
-    AnnotationsKept,
-    PostedAnnotation,
-    TrainingStep,
-    TrainingStepPage,
-)
+from steno.contracts.records import Session, Turn
 
 if TYPE_CHECKING:
     import ssl
@@ -92,266 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Table:
-    """The REST table of docs/api.md, row by row."""
-
-    def __init__(
-        self,
-        base_url: str,
-        key: str | SecretStr | None = None,
-        *,
-        timeout_s: float = 30.0,
-        retries: int = 2,
-        transport: Any = None,
-        epoch: int | None = None,
-    ) -> None:
-        """
-        Args:
-            base_url: of the proxy, path prefix included; what its `--public-url` says.
-            key: the admin key, a run's key or a group's harness key; None where the proxy asks for none.
-            timeout_s: for each attempt to connect and for each silence while an answer is read.
-            retries: further attempts after `Unreachable` or an error that is `retryable`.
-            transport: an httpx transport instead of sockets (a Unix socket, a test's fake).
-            epoch: of a trainer that registered (`take_over`): once another one has the run, leases and updates are refused.
-        """
-        secret = key.get_secret_value() if isinstance(key, SecretStr) else key
-        headers = {"accept": MSGPACK} | ({"authorization": f"Bearer {secret}"} if secret else {})
-        headers |= {EPOCH_HEADER: str(epoch)} if epoch is not None else {}
-        self._retries = retries
-        self._open(base_url=base_url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
-
-    def _open(self, **options: Any) -> None:
-        raise NotImplementedError
-
-    @call
-    def create_group(self, spec: GroupSpec) -> ClientRequest[GroupTrials]:
-        """A group and its trials, each with URLs and key."""
-        named = spec.model_copy(update={"group_id": spec.group_id or uuid.uuid4().hex})
-        return ClientRequest("POST", "/groups", partial(read, GroupTrials), body=named)
-
-    @call
-    def group(self, group_id: str) -> ClientRequest[Group]:
-        return ClientRequest("GET", f"/groups/{quote(group_id, safe='')}", partial(read, Group))
-
-    @call
-    def register(self, trial_id: str | None = None, spec: SessionSpec | None = None) -> ClientRequest[Trial]:
-        """One trial; registering it again returns what is on record. Conflict: that has other limits, sampling or another run."""
-        path = _session(trial_id or (spec and spec.trial_id) or uuid.uuid4().hex)
-        return ClientRequest("POST", path, partial(read, Trial), body=spec or SessionSpec())
-
-    @call
-    def session_page(
-        self,
-        *,
-        status: str | None = None,
-        group_id: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-        run_id: str | None = None,
-        newest_first: bool = False,
-    ) -> ClientRequest[SessionPage]:
-        """One page of sessions by creation time, oldest first unless `newest_first`. `since`, `until`: Unix seconds."""
-        query = {
-            "status": status,
-            "group_id": group_id,
-            "since": since,
-            "until": until,
-            "cursor": cursor,
-            "limit": limit,
-            "run_id": run_id,
-            "order": "newest" if newest_first else None,
-        }
-        return ClientRequest("GET", "/sessions", partial(read, SessionPage), query=query)
-
-    @call
-    def session(self, trial_id: str) -> ClientRequest[Session]:
-        return ClientRequest("GET", _session(trial_id), partial(read, Session))
-
-    @call
-    def turn_page(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> ClientRequest[TurnPage]:
-        query = {"start": start, "limit": limit}
-        return ClientRequest("GET", _session(trial_id, "turns"), partial(read, TurnPage), query=query)
-
-    @call
-    def samples(self, trial_id: str) -> ClientRequest[list[Sample]]:
-        """One per leaf of the conversation tree, of the turns that can be read."""
-        return ClientRequest("GET", _session(trial_id, "samples"), lambda body: read(SampleList, body).items)
-
-    @call
-    def sample_list(self, trial_id: str) -> ClientRequest[SampleList]:
-        """As `samples`, with the turns that can't be read, and why."""
-        return ClientRequest("GET", _session(trial_id, "samples"), partial(read, SampleList))
-
-    @call
-    def complete(self, trial_id: str, outcome: Completion) -> ClientRequest[Session]:
-        """Freeze the session and post its reward. The same again changes nothing."""
-        return ClientRequest("POST", _session(trial_id, "complete"), partial(read, Session), body=outcome)
-
-    @call
-    def begin_task_step(self, trial_id: str, name: str | None) -> ClientRequest[Session]:
-        """Turns that are asked from now on belong to this step of the trial's task; None: to none. Raises: Gone: it has ended."""
-        return ClientRequest("POST", _session(trial_id, "task-step"), partial(read, Session), body=TaskStep(name=name))
-
-    @call
-    def delete(self, trial_id: str) -> ClientRequest[None]:
-        """Remove everything and leave a tombstone."""
-        return ClientRequest("DELETE", _session(trial_id), lambda body: None)
-
-    @call
-    def policies(self) -> ClientRequest[list[PolicyView]]:
-        """Every policy: its version in force, and who serves which version."""
-        return ClientRequest("GET", "/policy", lambda body: read(PolicyList, body).items)
-
-    @call
-    def models(self) -> ClientRequest[list[ModelName]]:
-        """Model names that workers have served, and who serves them now."""
-        return ClientRequest("GET", "/policy/models", lambda body: read(ModelNames, body).items)
-
-    @call
-    def retire_model(self, name: str) -> ClientRequest[None]:
-        """Requests for this name go to the default policy from now on. Raises: Conflict: a worker serves it. NotFound."""
-        return ClientRequest("DELETE", f"/policy/models/{quote(name, safe='')}", lambda body: None)
-
-    @call
-    def post_update(self, spec: UpdateSpec) -> ClientRequest[Update]:
-        """Bring new weights to the workers. Returns at once; `update` says how far it is. The same again: the recorded update."""
-        return ClientRequest("POST", "/policy/updates", partial(read, Update), body=spec)
-
-    @call
-    def update(self, update_id: str, *, wait_s: float = 0.0) -> ClientRequest[Update]:
-        """An update as it stands; with `wait_s` (60 at most) once it has ended or wants bytes, or so many seconds later.
-
-        NotFound from a proxy that was started again and keeps nothing: post the same spec again.
-        """
-        path = f"/policy/updates/{quote(update_id, safe='')}"
-        return ClientRequest("GET", path, partial(read, Update), query={"wait_s": wait_s or None}, patience_s=wait_s)
-
-    @call
-    def upload_shard(self, update_id: str, name: str, offset: int, data: Body) -> ClientRequest[int]:
-        """Bytes of a shard from `offset` on, as `Update.wants` asks. Returns: up to which byte of the shard somebody took them.
-
-        Give tens of megabytes a call, in pieces that are made as they are sent: it takes as long as the slowest worker, and what
-        nobody wants any more is sent for nothing. Only whole `bytes` are repeated after a failure.
-        """
-        path = f"/policy/updates/{quote(update_id, safe='')}/shards/{quote(name, safe='')}"
-        return ClientRequest(
-            "PUT", path, lambda body: read(Received, body).received, query={"offset": offset}, content=data,
-            patience_s=60.0,
-        )  # fmt: skip
-
-    @call
-    def lease(self, request: LeaseRequest) -> ClientRequest[list[Lease]]:
-        """Completed groups, oldest ready first: `max_groups` of them, or those that are ready after `wait_s`."""
-        named = request.model_copy(update={"request_id": request.request_id or uuid.uuid4().hex})
-        return ClientRequest(
-            "POST",
-            "/leases",
-            lambda body: read(LeaseList, body).items,
-            body=named,
-            patience_s=request.wait_s,
-        )
-
-    @call
-    def acknowledge(self, lease_id: str) -> ClientRequest[LeaseTerm]:
-        """The step that used the group is durable. Raises: Conflict: the lease was lost to another trainer."""
-        return ClientRequest("POST", f"/leases/{lease_id}/ack", partial(read, LeaseTerm))
-
-    @call
-    def release(self, lease_id: str) -> ClientRequest[LeaseTerm]:
-        """Give the group back, to be served again at once. Raises: Conflict, as `acknowledge`."""
-        return ClientRequest("POST", f"/leases/{lease_id}/release", partial(read, LeaseTerm))
-
-    @call
-    def extend(self, lease_id: str, ttl_s: float = 600.0, *, used: bool = False) -> ClientRequest[LeaseTerm]:
-        """Hold the group for `ttl_s` from now; `used`: a step has used it, and only waits to be durable. Raises: Conflict, as
-        `acknowledge`."""
-        path = f"/leases/{lease_id}/extend"
-        return ClientRequest("POST", path, partial(read, LeaseTerm), body=LeaseExtension(ttl_s=ttl_s, used=used))
-
-    @call
-    def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> ClientRequest[Tenure]:
-        """Register as a run's trainer; `trainer` names this start of it. Leases and updates of the one before are refused from
-        then on, and what it had leased is served again at once.
-
-        Raises: TrainerAlive: it was heard of a moment ago; `retry_after_s` says when to try again. `force`: take over all the
-        same.
-        """
-        body = TakeOver(trainer=trainer, take_over=force)
-        return ClientRequest("POST", f"/runs/{quote(run_id, safe='')}/trainer", partial(read, Tenure), body=body)
-
-    @call
-    def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> ClientRequest[Tenure]:
-        """A registered trainer lives; to be called every 5 s. Raises: Superseded: another one has taken over."""
-        body = TrainerHeartbeat(trainer=trainer, epoch=epoch, leaving=leaving)
-        return ClientRequest(
-            "POST", f"/runs/{quote(run_id, safe='')}/trainer/heartbeat", partial(read, Tenure), body=body
-        )
-
-    @call
-    def rollouts_over(self, run_id: str, over: bool = True) -> ClientRequest[RolloutsOver]:
-        """No more training groups come in this run: its trainer takes what is left, and ends."""
-        path = f"/runs/{quote(run_id, safe='')}/rollouts"
-        return ClientRequest("POST", path, partial(read, RolloutsOver), body=RolloutsOver(over=over))
-
-    @call
-    def run(self, run_id: str) -> ClientRequest[RunView]:
-        """Where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
-        return ClientRequest("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
-
-    @call
-    def post_step(self, run_id: str, step: TrainingStep) -> ClientRequest[TrainingStep]:
-        """The numbers of a training step, for whoever looks at the run. The same step again: values of the same name are
-        replaced. Returns what is on record of it now."""
-        path = f"/runs/{quote(run_id, safe='')}/steps"
-        return ClientRequest("POST", path, partial(read, TrainingStep), body=step)
-
-    @call
-    def step_page(self, run_id: str, *, start: int = 0, limit: int | None = None) -> ClientRequest[TrainingStepPage]:
-        """One page of a run's training steps, from step `start` on."""
-        path = f"/runs/{quote(run_id, safe='')}/steps"
-        query = {"start": start, "limit": limit}
-        return ClientRequest("GET", path, partial(read, TrainingStepPage), query=query)
-
-    @call
-    def annotate(self, run_id: str, items: Sequence[PostedAnnotation]) -> ClientRequest[AnnotationsKept]:
-        """What a trainer saw in the tokens of turns of this run's trials; `Turn.annotation` has it afterwards.
-
-        Give some 100,000 tokens a call. Raises: BadRequest: there is no such turn, or it has another number of tokens.
-        """
-        path = f"/runs/{quote(run_id, safe='')}/annotations"
-        return ClientRequest("POST", path, partial(read, AnnotationsKept), body=AnnotationPost(items=list(items)))
-
-    @call
-    def runs(self, *, limit: int | None = None) -> ClientRequest[list[RunSummary]]:
-        """Runs that have groups, the one with the newest group first."""
-        return ClientRequest("GET", "/runs", lambda body: read(RunList, body).items, query={"limit": limit})
-
-    @call
-    def run_key(self, run_id: str) -> ClientRequest[str | None]:
-        """The key that rollouts of this run need: it makes the run's groups, reads and completes its trials, and nothing else.
-        None where the proxy asks for no key."""
-        return ClientRequest("POST", f"/runs/{quote(run_id, safe='')}/key", lambda body: read(RunKey, body).key)
-
-    @call
-    def groups(self, run_id: str | None) -> ClientRequest[list[GroupPlace]]:
-        """A run's groups and where they are, newest first. run_id: None: groups without a run."""
-        return ClientRequest("GET", "/groups", lambda body: read(GroupList, body).items, query={"run_id": run_id})
-
-    @call
-    def token_texts(self, tokenizer: str) -> ClientRequest[TokenTexts]:
-        """The texts of a tokenizer's tokens, by id; `tokenizer` is what a turn says. NotFound: no worker of it has said them."""
-        path = f"/workers/tokenizers/{quote(tokenizer, safe='')}"
-        return ClientRequest("GET", path, partial(read, TokenTexts))
-
-    @call
-    def workers(self) -> ClientRequest[list[dict[str, Any]]]:
-        """The fleet: what each worker serves, its load, whether it is connected."""
-        return ClientRequest("GET", "/workers", lambda body: cast("list[dict[str, Any]]", body["items"]))
-
-
-class Client(_Table, Blocking):
+class Client(RestCalls, Blocking):
     """Blocking client. Safe to share between threads; one pool of connections, closed by `close` or `with`."""
 
     def _open(self, **options: Any) -> None:
@@ -393,7 +89,7 @@ class Client(_Table, Blocking):
         while not lines.ended:
             try:
                 with self._http.stream(
-                    "GET", _session(trial_id, "events"), headers=lines.headers(), timeout=PATIENT
+                    "GET", session_path(trial_id, "events"), headers=lines.headers(), timeout=PATIENT
                 ) as response:
                     if response.is_error:
                         response.read()
@@ -417,7 +113,7 @@ class Client(_Table, Blocking):
         raise AssertionError("pause raises after the last attempt")
 
 
-class AsyncClient(_Table, Asynchronous):
+class AsyncClient(RestCalls, Asynchronous):
     """The same client for asyncio; its calls are safe to cancel."""
 
     def _open(self, **options: Any) -> None:
@@ -457,7 +153,7 @@ class AsyncClient(_Table, Asynchronous):
         failures = 0
         while not lines.ended:
             try:
-                path, headers = _session(trial_id, "events"), lines.headers()
+                path, headers = session_path(trial_id, "events"), lines.headers()
                 async with self._http.stream("GET", path, headers=headers, timeout=PATIENT) as response:
                     if response.is_error:
                         await response.aread()
@@ -493,15 +189,11 @@ async def _sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def _session(trial_id: str, tail: str = "") -> str:
-    return f"/sessions/{quote(trial_id, safe='')}" + (f"/{tail}" if tail else "")
-
-
 # `sessions(**filters)` takes what `session_page` does, but for the cursor that it keeps itself.
 for _class in (Client, AsyncClient):
     _method = _class.sessions
     _itself, *_ = signature(_method).parameters.values()
-    _filters = [each for each in _Table.__dict__["session_page"].parameters() if each.name != "cursor"]
+    _filters = [each for each in RestCalls.__dict__["session_page"].parameters() if each.name != "cursor"]
     show(_method, [_itself, *_filters], get_type_hints(_method)["return"])
 
 Steno = Client

@@ -1,6 +1,6 @@
 """One call of the REST client: how it is described, sent, read and refused, alike for blocking and asynchronous clients.
 
-A row of the table (`client.py`) is a method that builds a `ClientRequest`, marked by `call`: a plain method of blocking clients
+A row of the table (`calls.py`) is a method that builds a `ClientRequest`, marked by `call`: a plain method of blocking clients
 and a coroutine method of asynchronous ones. A refusal raises the error tree of `contracts/errors.py`; no answer at all is
 `Unreachable`.
 """
