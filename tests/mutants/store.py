@@ -8,7 +8,7 @@ _COMMIT, _WRITE, _COMPLETE = (
     f"proxy/steno_proxy/store/redis/lua/{name}.lua" for name in ("commit", "run_write", "complete")
 )
 _PARTS, _CHANGES = (f"proxy/steno_proxy/store/redis/run/{name}.py" for name in ("parts", "changes"))
-_DECISIONS = "proxy/steno_proxy/store/runs/decisions.py"
+_DECISIONS, _LEASING = (f"proxy/steno_proxy/store/runs/{name}.py" for name in ("decisions", "leasing"))
 _CODEC, _TALLY = "proxy/steno_proxy/store/encoding/codec.py", "proxy/steno_proxy/store/runs/settlement.py"
 
 _CONTRACT = ("tests/integration/store/test_redis_contract.py",)
@@ -61,12 +61,12 @@ MUTANTS = (
         "before.outcome == TRAIN and not status.grants:", "before.outcome == TRAIN:", _MEMORY,
     ),
     Mutant(
-        "takeover-takes-all", "a trainer that takes its run over ends leases of trainers that never register", _DECISIONS,
+        "takeover-takes-all", "a trainer that takes its run over ends leases of trainers that never register", _LEASING,
         "status.state is GroupState.LEASED and LeaseName(run_id, name, status.granted).epoch is not None:",
         "status.state is GroupState.LEASED:", _MEMORY,
     ),
     Mutant(
-        "used-for-ever", "a group that is leased again is still said to be used", _DECISIONS,
+        "used-for-ever", "a group that is leased again is still said to be used", _LEASING,
         "grants=status.grants + 1, used=False", "grants=status.grants + 1", _MEMORY,
     ),
     Mutant(

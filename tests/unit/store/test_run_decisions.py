@@ -17,6 +17,7 @@ from steno.contracts.leases import LeaseName, LeaseRequest
 from steno.contracts.records import Group
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, NotRead, ReadParts, RedisRun, RunQuery, read, to_json
 from steno_proxy.store.runs import decisions as decide
+from steno_proxy.store.runs import leasing, overview
 from steno_proxy.store.runs.account import GroupState, GroupStatus, RunAccount, TrialAccount
 from steno_proxy.store.runs.settlement import EndedTrial
 
@@ -50,7 +51,7 @@ def _acts(draw: tuple[str, int, int]) -> Act:
     def lease(run: RunAccount, now: float) -> Any:
         epoch = 1 if b % 2 else None
         prefix = f"{'1.' if b % 2 else ''}n{a}{b // 2}"
-        return decide.lease(run, request(f"q{a}{b}"), at_least=1, epoch=epoch, grant=prefix, now=now)[0]
+        return leasing.lease(run, request(f"q{a}{b}"), at_least=1, epoch=epoch, grant=prefix, now=now)[0]
 
     acts: dict[str, Act] = {
         "open": lambda run, now: decide.open_group(
@@ -63,11 +64,11 @@ def _acts(draw: tuple[str, int, int]) -> Act:
         "lets go": lambda run, now: decide.lets_go(run, name, now),
         "forget": lambda run, now: decide.forget(run, name, now, archived=b == 0),
         "lease": lease,
-        "ack": lambda run, now: decide.acknowledge(run, grant, now) and None,
-        "release": lambda run, now: decide.release(run, grant),
-        "extend": lambda run, now: decide.extend(run, grant, 20.0, b == 0, now),
-        "take": lambda run, now: decide.take_over(run, "r", f"t{a}", b == 0, now),
-        "beat": lambda run, now: decide.heartbeat(run, "r", f"t{a}", b, b == 3, now),
+        "ack": lambda run, now: leasing.acknowledge(run, grant, now) and None,
+        "release": lambda run, now: leasing.release(run, grant),
+        "extend": lambda run, now: leasing.extend(run, grant, 20.0, b == 0, now),
+        "take": lambda run, now: leasing.take_over(run, "r", f"t{a}", b == 0, now),
+        "beat": lambda run, now: leasing.heartbeat(run, "r", f"t{a}", b, b == 3, now),
     }
     return acts[kind]
 
@@ -112,7 +113,7 @@ def test_what_is_borrowed_is_never_counted_as_sampled_and_either_is_in_one_place
         now += 1.0
         with contextlib.suppress(Conflict, NotFound):
             _acts(one)(run, now)
-        found = decide.view("r", run, 0, [], now)
+        found = overview.view("r", run, 0, [], now)
         assert set(found.borrowed) <= {"w"} and "w" not in found.sampled
         for version, tokens in found.to_account_for.items():
             lost = sum(by_version.get(version, 0) for by_version in found.not_trained.values())
@@ -188,8 +189,8 @@ def _query_of(act: Act) -> RunQuery:
 
 def test_a_decision_asks_for_what_it_was_not_given() -> None:
     name = LeaseName("r", "g", "1.x")
-    assert _query_of(lambda run, now: decide.acknowledge(run, name, now)) == RunQuery(trainer=True)
-    assert _query_of(lambda run, now: decide.release(run, name._replace(grant="x"))) == RunQuery(groups={"g": STATE})
+    assert _query_of(lambda run, now: leasing.acknowledge(run, name, now)) == RunQuery(trainer=True)
+    assert _query_of(lambda run, now: leasing.release(run, name._replace(grant="x"))) == RunQuery(groups={"g": STATE})
     assert _query_of(lambda run, now: decide.ended(run, ended("g.0"), now)) == RunQuery(taken=["g.0/1.0"])
     assert _query_of(lambda run, now: run.whole(["g", "h"])) == RunQuery(groups={"g": WHOLE, "h": WHOLE})
     assert _query_of(lambda run, now: run.trials["g.0"]) == RunQuery(trials=["g.0"])

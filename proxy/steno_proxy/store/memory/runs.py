@@ -1,4 +1,4 @@
-"""Runs and leases in this process: keeps the `RunStore` protocol over `runs/decisions.py`."""
+"""Runs and leases in this process: keeps the `RunStore` protocol over the decisions of `store/runs/`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView,
 from steno.contracts.records import Group, Session
 from steno.contracts.training_steps import MOST_STEPS, TrainingStep
 from steno_proxy.store.runs import decisions as decide
+from steno_proxy.store.runs import leasing, overview
 from steno_proxy.store.runs.account import REQUEST_TTL_S, TAKEN_S, RunAccount
 from steno_proxy.store.runs.interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant
 from steno_proxy.store.runs.settlement import EndedTrial, Tokens
@@ -40,7 +41,7 @@ class MemoryRun(RunAccount):
 
     def view(self, run_id: str | None, now: float) -> RunView:
         held = [status for name in self.leased() if not (status := self.groups[name]).expired(now)]
-        return decide.view(run_id, self, len(list(self.waiting(now))), held, now)
+        return overview.view(run_id, self, len(list(self.waiting(now))), held, now)
 
 
 class MemoryRuns:
@@ -94,7 +95,7 @@ class MemoryRuns:
     ) -> GrantedLeases:
         run, at = self._run(request.run_id), _at(now)
         run.forget_old(at)
-        found, next_in_s = decide.lease(
+        found, next_in_s = leasing.lease(
             run, request, at_least=at_least, epoch=epoch, grant=new_grant(epoch), now=at
         )  # fmt: skip
         if request.request_id is not None and request.request_id in run.requests:
@@ -108,38 +109,38 @@ class MemoryRuns:
 
     async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
         name = LeaseName.decode(lease_id)
-        return decide.acknowledge(self._run(name.run_id), name, _at(now))
+        return leasing.acknowledge(self._run(name.run_id), name, _at(now))
 
     async def release(self, lease_id: str, *, now: float | None = None) -> None:
         name = LeaseName.decode(lease_id)
-        decide.release(self._run(name.run_id), name)
+        leasing.release(self._run(name.run_id), name)
         self._waiters.wake(name.run_id)
 
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         name = LeaseName.decode(lease_id)
-        return decide.extend(self._run(name.run_id), name, ttl_s, used, _at(now))
+        return leasing.extend(self._run(name.run_id), name, ttl_s, used, _at(now))
 
     async def take_over(
         self, run_id: str | None, trainer: str, *, force: bool = False, now: float | None = None
     ) -> Tenure:
-        epoch = decide.take_over(self._run(run_id), run_id, trainer, force, _at(now))
+        epoch = leasing.take_over(self._run(run_id), run_id, trainer, force, _at(now))
         self._waiters.wake(run_id)
         return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
 
     async def heartbeat(
         self, run_id: str | None, trainer: str, epoch: int, *, leaving: bool = False, now: float | None = None
     ) -> None:
-        decide.heartbeat(self._run(run_id), run_id, trainer, epoch, leaving, _at(now))
+        leasing.heartbeat(self._run(run_id), run_id, trainer, epoch, leaving, _at(now))
 
     async def check_epoch(self, run_id: str | None, epoch: int) -> None:
-        decide.check_epoch(self._runs.get(run_id, MemoryRun()), run_id, epoch)
+        leasing.check_epoch(self._runs.get(run_id, MemoryRun()), run_id, epoch)
 
     async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
         return self._runs.get(run_id, MemoryRun()).view(run_id, _at(now))
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         run = self._runs.get(run_id, MemoryRun())
-        return newest_groups(decide.listed(name, status, _at(now)) for name, status in run.groups.items())
+        return newest_groups(overview.listed(name, status, _at(now)) for name, status in run.groups.items())
 
     async def keep_step(self, run_id: str | None, step: TrainingStep) -> TrainingStep:
         steps = self._run(run_id).steps

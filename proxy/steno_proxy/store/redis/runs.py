@@ -1,4 +1,4 @@
-"""Runs and leases in Redis: keeps the `RunStore` protocol over `runs/decisions.py`. The keys are in schema.py.
+"""Runs and leases in Redis: keeps the `RunStore` protocol over the decisions of `store/runs/`. The keys are in schema.py.
 
 All keys of a run share one slot. A change reads the parts of the run that it needs (`run_read.lua`), decides, and writes if they
 are still the same (`run_write.lua`); see `run/changes.py`.
@@ -26,6 +26,7 @@ from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
 from steno_proxy.store.redis.schema import GROUPS_READY, PAST_RUNS, RUNS, run_id_of, run_keys, run_tag, steps_key
 from steno_proxy.store.runs import decisions as decide
+from steno_proxy.store.runs import leasing, overview
 from steno_proxy.store.runs.account import GroupStatus, RegisteredTrainer, RunAccount
 from steno_proxy.store.runs.interface import GrantedLeases, GroupsInHand, LeaseWaiters, new_grant, superseded
 from steno_proxy.store.runs.settlement import EndedTrial, Tokens
@@ -122,7 +123,7 @@ class RedisRuns:
             asked.requests.append(request.request_id)
 
         def decided(run: RedisRun, at: float) -> tuple[list[decide.GrantedGroup], list[float], float | None]:
-            groups, next_in_s = decide.lease(run, request, at_least=at_least, epoch=epoch, grant=grant, now=at)
+            groups, next_in_s = leasing.lease(run, request, at_least=at_least, epoch=epoch, grant=grant, now=at)
             return groups, [one.waited_s(at) for one in groups], next_in_s
 
         groups, waited_s, next_in_s = await self._change(request.run_id, asked, decided, now=now)
@@ -138,16 +139,16 @@ class RedisRuns:
 
     async def acknowledge(self, lease_id: str, *, now: float | None = None) -> float | None:
         name = LeaseName.decode(lease_id)
-        held_s: float | None = await self._finish(name, now, lambda run, at: decide.acknowledge(run, name, at))
+        held_s: float | None = await self._finish(name, now, lambda run, at: leasing.acknowledge(run, name, at))
         return held_s
 
     async def release(self, lease_id: str, *, now: float | None = None) -> None:
         name = LeaseName.decode(lease_id)
-        await self._finish(name, now, lambda run, at: decide.release(run, name))
+        await self._finish(name, now, lambda run, at: leasing.release(run, name))
 
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False, now: float | None = None) -> float:
         name = LeaseName.decode(lease_id)
-        until: float = await self._finish(name, now, lambda run, at: decide.extend(run, name, ttl_s, used, at))
+        until: float = await self._finish(name, now, lambda run, at: leasing.extend(run, name, ttl_s, used, at))
         return until
 
     async def take_over(
@@ -155,7 +156,7 @@ class RedisRuns:
     ) -> Tenure:
         epoch = await self._change(
             run_id, RunQuery(trainer=True, leased=True),
-            lambda run, at: decide.take_over(run, run_id, trainer, force, at), now=now,
+            lambda run, at: leasing.take_over(run, run_id, trainer, force, at), now=now,
         )  # fmt: skip
         return Tenure(run_id=run_id, trainer=trainer, epoch=epoch)
 
@@ -164,7 +165,7 @@ class RedisRuns:
     ) -> None:
         await self._change(
             run_id, RunQuery(trainer=True),
-            lambda run, at: decide.heartbeat(run, run_id, trainer, epoch, leaving, at), now=now,
+            lambda run, at: leasing.heartbeat(run, run_id, trainer, epoch, leaving, at), now=now,
         )  # fmt: skip
 
     async def check_epoch(self, run_id: str | None, epoch: int) -> None:
@@ -182,7 +183,7 @@ class RedisRuns:
         run.ledger.update({key.decode(): int(value) for key, value in _pairs(ledger)})
         run.over = bool(run.totals["rollouts:over"])
         run.trainers[""] = RegisteredTrainer((name or b"").decode(), int(epoch or 0), float(heard_at or 0))
-        return decide.view(run_id, run, ready, [read(GroupStatus, raw) for raw in leased], float(at))
+        return overview.view(run_id, run, ready, [read(GroupStatus, raw) for raw in leased], float(at))
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         keys = run_keys(run_id)
@@ -192,7 +193,7 @@ class RedisRuns:
         for number, (name, raw) in enumerate((past | here).items()):
             if number % LISTED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            found.append(decide.listed(name.decode(), read(GroupStatus, raw), at, archived=name not in here))
+            found.append(overview.listed(name.decode(), read(GroupStatus, raw), at, archived=name not in here))
         return newest_groups(found)
 
     async def keep_step(self, run_id: str | None, step: TrainingStep) -> TrainingStep:

@@ -1,4 +1,4 @@
-"""What a run keeps of its groups, trials, leases and tokens (I4). What may become of them, `runs/decisions.py` says.
+"""What a run keeps of its groups, trials, leases and tokens (I4). What may become of them, `decisions.py` and `leasing.py` say.
 
 A store that holds only parts of a run (Redis) gives a `RunAccount` of its own, which reads like a whole one. Times are Unix
 seconds.
@@ -128,6 +128,11 @@ class RunAccount:
         self.ledger: Counter[str] = Counter()
         self.over: bool | None = None
         self._ordered = 0
+
+    @property
+    def trainer(self) -> RegisteredTrainer:
+        """The one that has the run."""
+        return self.trainers.get("", RegisteredTrainer())
 
     def _due_at(self, name: str) -> float | None:
         if self.groups[name].state is not GroupState.RUNNING:
