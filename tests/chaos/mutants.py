@@ -25,8 +25,8 @@ from steno_proxy.turns import turn_record
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers import hub, placement, routing
-from steno_worker.relay.connection import ChannelOutlet
 from steno_worker.relay.generations import Generations
+from steno_worker.relay.outlet import ChannelOutlet
 
 T = TypeVar("T")
 BEHIND_S = 0.3
@@ -157,7 +157,7 @@ def old_streams_speak() -> None:
     """What still runs for a channel that is over speaks on the next one, under its old number (I9)."""
 
     def wrong(self: ChannelOutlet, frame: Any) -> None:
-        self._client.send(frame)
+        self._send(frame)
 
     _put(ChannelOutlet, "__call__", wrong)
     _put(Generations, "abandon", lambda self: set())

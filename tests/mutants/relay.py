@@ -7,16 +7,16 @@ from tests.mutants.base import Mutant
 _CHANNEL, _PEER = "steno/contracts/wire/channel.py", "steno/contracts/wire/peer.py"
 _PEERS = ("tests/unit/contracts/test_peer.py", "tests/unit/contracts/test_channel.py")
 
-_CONNECTION = "inference_worker/steno_worker/relay/connection.py"
+_OUTLET = "inference_worker/steno_worker/relay/outlet.py"
 _NEXT = ("tests/integration/relay/test_next_channel.py",)
 
 MUTANTS = (
     Mutant(
-        "forgotten-channel-heard", "a worker says on its next channel what belongs to the one before", _CONNECTION,
+        "forgotten-channel-heard", "a worker says on its next channel what belongs to the one before", _OUTLET,
         "if peer.channel is self.channel and peer.state is not PeerState.ENDED:", "if peer.state is not PeerState.ENDED:", _NEXT,
     ),
     Mutant(
-        "ended-channel-heard", "a worker says on a channel that is over what its streams still say", _CONNECTION,
+        "ended-channel-heard", "a worker says on a channel that is over what its streams still say", _OUTLET,
         "if peer.channel is self.channel and peer.state is not PeerState.ENDED:", "if peer.channel is self.channel:", _NEXT,
     ),
     Mutant(

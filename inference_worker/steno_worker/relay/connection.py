@@ -35,12 +35,13 @@ from steno.contracts.wire.frames import (
     Prepare,
 )
 from steno.contracts.wire.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS, TO_PROXY
-from steno.contracts.wire.peer import EVENTS_SHARE, HANDSHAKE_S, ChannelLost, DropSocket, Event, PeerState, PeerUp
+from steno.contracts.wire.peer import HANDSHAKE_S, ChannelLost, DropSocket, Event, PeerState, PeerUp
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
 from steno_worker.interfaces import Engine
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay.generations import Generations
+from steno_worker.relay.outlet import ChannelOutlet
 from steno_worker.weights.update_runner import UpdateRunner
 
 logger = logging.getLogger(__name__)
@@ -59,40 +60,6 @@ def unreachable(error: Exception) -> str:
             "http://HOST:PORT, with no path except the public URL's prefix"
         )
     return str(error) or type(error).__name__
-
-
-class ChannelOutlet:
-    """Where the generations and the updates of one channel speak. Once that channel is over, or another one has taken its place,
-    what they still say is dropped: on the next one their stream numbers would be another turn's (I9).
-    """
-
-    def __init__(self, client: ProxyConnection, peer: WorkerPeer) -> None:
-        self.channel = peer.channel
-        self._client = client
-        self._peer = peer
-        self._most = int(peer.max_retained_bytes * EVENTS_SHARE)
-        self._acknowledged = asyncio.Event()
-
-    @property
-    def full(self) -> bool:
-        return self.channel.retained_bytes >= self._most
-
-    def __call__(self, frame: Frame) -> None:
-        """Raises BodyTooLarge: it fits in no packet."""
-        peer = self._peer
-        if peer.channel is self.channel and peer.state is not PeerState.ENDED:
-            self._client.send(frame)
-        elif type(frame) is Delta:
-            self._client.dropped(frame)
-
-    async def room(self) -> None:
-        """Wait until more has been acknowledged. Cancel-safe."""
-        self._acknowledged.clear()
-        await self._acknowledged.wait()
-
-    def acknowledged(self) -> None:
-        """Something may have been."""
-        self._acknowledged.set()
 
 
 class ProxyConnection:
@@ -177,7 +144,7 @@ class ProxyConnection:
             self._send_soon()
         self._metrics.spent(time.thread_time() - started)
 
-    def dropped(self, delta: Delta) -> None:
+    def _dropped(self, delta: Delta) -> None:
         """It was said too late: its channel is over."""
         self._metrics.unacknowledged.inc(len(delta.ids) >> 2)
 
@@ -309,7 +276,7 @@ class ProxyConnection:
     def _begin(self, peer: WorkerPeer) -> None:
         """A channel of this peer: nothing of an earlier one can be said on it."""
         self._peer = peer
-        self._outlet = ChannelOutlet(self, peer)
+        self._outlet = ChannelOutlet(peer, send=self.send, dropped=self._dropped)
         self.streams = Generations(self._engine, self._outlet, self._metrics, self._on_trouble, self._updates.gate)
 
     def _renew(self) -> None:

@@ -1,0 +1,47 @@
+"""Where the generations and the updates of one channel speak, for as long as it is the one that frames go to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from steno.contracts.wire.frames import Delta, Frame
+from steno.contracts.wire.peer import EVENTS_SHARE, PeerState
+from steno.contracts.wire.peer_ends import WorkerPeer
+
+
+class ChannelOutlet:
+    """Where the generations and the updates of one channel speak. Once that channel is over, or another one has taken its place,
+    what they still say is dropped: on the next one their stream numbers would be another turn's (I9).
+
+    Args: send: queues a frame on the peer's channel. dropped: told of sampled tokens that were said too late.
+    """
+
+    def __init__(self, peer: WorkerPeer, *, send: Callable[[Frame], None], dropped: Callable[[Delta], None]) -> None:
+        self.channel = peer.channel
+        self._peer = peer
+        self._send = send
+        self._dropped = dropped
+        self._most = int(peer.max_retained_bytes * EVENTS_SHARE)
+        self._acknowledged = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        return self.channel.retained_bytes >= self._most
+
+    def __call__(self, frame: Frame) -> None:
+        """Raises BodyTooLarge: it fits in no packet."""
+        peer = self._peer
+        if peer.channel is self.channel and peer.state is not PeerState.ENDED:
+            self._send(frame)
+        elif type(frame) is Delta:
+            self._dropped(frame)
+
+    async def room(self) -> None:
+        """Wait until more has been acknowledged. Cancel-safe."""
+        self._acknowledged.clear()
+        await self._acknowledged.wait()
+
+    def acknowledged(self) -> None:
+        """Something may have been."""
+        self._acknowledged.set()
