@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from inspect_ai.log import EvalSampleSummary
 from inspect_ai.model import ModelAPI
 
-from steno import Trial
+from steno import AsyncClient, Trial
 
-if TYPE_CHECKING:
-    from steno_adapters.inspect.provider import StenoAPI
+
+class TrialModel(Protocol):
+    """What is asked of the model whose trials run (`provider.StenoAPI`). score: which of several is the reward."""
+
+    score: str | None
+
+    def client(self) -> AsyncClient: ...
 
 
 @dataclass
@@ -27,7 +32,7 @@ class InspectSample:
     scored: bool = False
     trial: Trial | None = None
     api: ModelAPI | None = None
-    model: StenoAPI | None = None
+    model: TrialModel | None = None
 
 
 @dataclass
@@ -36,7 +41,7 @@ class InspectEval:
 
     task: str
     epochs: int
-    trials: dict[str, StenoAPI | None] = field(default_factory=dict)
+    trials: dict[str, TrialModel | None] = field(default_factory=dict)
 
 
 EVALS: dict[str, InspectEval] = {}

@@ -50,7 +50,8 @@ from steno.contracts.wire.packets import (
 from steno.contracts.wire.peer import HANDSHAKE_S
 from steno.contracts.wire.peer_ends import ProxyPeer
 from steno.contracts.worker_view import WorkerView
-from steno_proxy.workers.channel_socket import CLOSE_WITHIN_S, ChannelSocket, RefusedSocket, carry, leave, receive
+from steno_proxy.workers.carry import carry
+from steno_proxy.workers.channel_socket import CLOSE_WITHIN_S, ChannelSocket, RefusedSocket, leave, receive
 from steno_proxy.workers.placement import Order, place, to_tokenize
 from steno_proxy.workers.queue import NOT_YET, WaitQueue
 from steno_proxy.workers.relay_settings import RelayCounts, RelaySettings
