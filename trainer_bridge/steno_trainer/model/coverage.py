@@ -1,9 +1,8 @@
 """Checks at load whether the trainer computes a model's log-probabilities exactly, and whether samples can share a call.
 
-Owns what is refused by a model's configuration (before its weights are read), and the examination of the loaded model: a few
-forward passes over short samples, by all ranks in step. transformers' layers with a state (recurrent, convolutional) run over
-packed samples as if they were one, on their torch fallbacks at least, and say nothing: so no list of names is relied on where
-the model itself can be asked.
+Owns the examination of the loaded model: a few forward passes over short samples, by all ranks in step. Layers with a state in
+transformers (recurrent, convolutional) run over packed samples as if they were one, on their torch fallbacks at least, and say
+nothing: so no list of names is relied on where the model itself can be asked. What its configuration tells is `model_config.py`.
 
 Shapes: M tokens of the sample that is looked at, less its first one.
 """
@@ -15,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +23,13 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.data.rows import all_trained
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import BadBatch
+from steno_trainer.model.model import PolicyModel
+from steno_trainer.model.model_config import STATEFUL, layer_kinds
 from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.packing.collate import collate
 
-if TYPE_CHECKING:
-    from steno_trainer.model.model import PolicyModel
-
 log = logging.getLogger(__name__)
 
-SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping", "logits_soft_cap")
-"""Names in models' configurations for a tanh over logits."""
-NARROW = ("index_topk", "attention_chunk_size", "attention_window_size", "keep_window_size")
-"""Names for attention to a part of what comes before, in tokens, that transformers keeps in its masks alone. (Sliding windows are
-not among them: attention is told of those.)"""
-LAYERS = frozenset(
-    {"full_attention", "sliding_attention", "attention", "linear_attention", "conv", "mamba", "recurrent", "hybrid"}
-    | {"mamba2", "mlp", "moe", "dense", "sparse"}
-)
-"""Kinds of layers, as configurations name them, that need nothing but what attention and the layers themselves are told."""
-STATEFUL = frozenset({"linear_attention", "conv", "mamba", "mamba2", "recurrent", "hybrid"})
 BY_LENGTH = frozenset({"longrope", "dynamic"})
 """Rotary embeddings whose frequencies depend on the longest sample of the call."""
 
@@ -52,46 +39,6 @@ work is rounded by how many tokens it gets); by how many the mean over a sample 
 
 CONTEXT_TOKENS, SAMPLE_TOKENS = 37, 48
 """Lengths of the two samples. No multiples of layers' chunks (64, 128, 256): a chunk holds parts of both."""
-
-
-def check_config(config: Any, *, longest: int) -> None:
-    """What can be told before weights are read.
-
-    Args: config: transformers' configuration of the text model. longest: tokens of the longest sample.
-    Raises: ConfigError: names the model's field, its value, and what is allowed.
-    """
-
-    def refuse(name: str, allowed: str) -> None:
-        raise ConfigError(f"model: {name} is {getattr(config, name)}; allowed here: {allowed}", field="model")
-
-    for name in SOFT_CAPS:
-        if getattr(config, name, None):
-            refuse(name, "none (a soft cap is not supported)")
-    for name, rate in sorted(vars(config).items()):
-        drops = "dropout" in name or name.endswith("_pdrop") or name == "router_jitter_noise"
-        if (
-            drops
-            and not any(part in name for part in ("classif", "summary"))
-            and isinstance(rate, int | float)
-            and rate
-        ):
-            refuse(name, "0 (with dropout, no log-probability is the policy's); set it in the model's config.json")
-    for name in NARROW:
-        if 0 < (getattr(config, name, None) or 0) < longest:
-            refuse(name, f"{longest} or more, the longest sample (lower micro_batch_tokens to it)")
-    chunked = "chunked_attention"  # as good as whole where no sample reaches beyond a chunk, which was checked above
-    for kind in sorted({*layer_kinds(config)} - LAYERS - {chunked}):
-        raise ConfigError(
-            f"model: layers of the kind {kind} are not supported; allowed: {', '.join(sorted(LAYERS))}", field="model"
-        )
-
-
-def layer_kinds(config: Any) -> list[str]:
-    """Of each layer, as the configuration says. Empty: it says nothing, so all are alike."""
-    for name in ("layer_types", "layers_block_type", "block_types"):
-        if found := getattr(config, name, None):
-            return [str(kind) for kind in found]
-    return []
 
 
 def keeps_state(lm: nn.Module) -> bool:

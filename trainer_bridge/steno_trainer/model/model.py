@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from steno.contracts.errors import ConfigError
 from steno_trainer.model import attention
 from steno_trainer.model.attention import Segments
-from steno_trainer.model.coverage import STATEFUL, check_config, layer_kinds
 from steno_trainer.model.logprobs import LogprobHead
+from steno_trainer.model.model_config import STATEFUL, check_config, layer_kinds
 from steno_trainer.model.sizes import sizes_of
 from steno_trainer.packing.collate import PackedBatch
 from steno_trainer.packing.plan import CostModel
