@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from steno.contracts.chat import Message
@@ -26,6 +25,7 @@ from steno_proxy.store.encoding.texts import unpack
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
 from steno_proxy.store.interface import RetryKey, SessionListPage, SessionTail, TokenPath
+from steno_proxy.store.memory.lists import MemoryLists
 from steno_proxy.store.memory.recording import MemoryRecording
 from steno_proxy.store.memory.runs import MemoryRuns
 from steno_proxy.store.policies import MemoryPolicies
@@ -34,9 +34,6 @@ from steno_proxy.store.timed import look_at
 from steno_proxy.store.token_texts import MemoryTokenTexts
 from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen
 
-LOOKED_AT_ONCE = 200
-"""Sessions that a list looks at between two turns of the event loop: about half a millisecond, where none of them match."""
-
 
 class MemoryStore:
     """Keeps the `SessionStore` protocol, in this process only."""
@@ -44,8 +41,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._recordings: dict[str, MemoryRecording] = {}
         self._groups: dict[str, Group] = {}
-        self._places: list[ListPosition] = []
-        self._group_places: dict[str, list[ListPosition]] = {}
+        self._lists = MemoryLists()
         self._tombstones: dict[str, float] = {}
         self._buried_of: dict[str, tuple[str | None, dict[str, Tokens]]] = {}  # deleted trials: run, open turns
         self._timed: dict[str, float] = {}  # open trials -> when a limit of their time may be spent
@@ -123,14 +119,8 @@ class MemoryStore:
                 head_of(session), doc_of(session), session.run_id, agent_of(session.metadata)
             )
             self._timed[trial_id] = look_at(session, session.created_at)
-            for places in self._places_of(session.group_id):
-                insort(places, ListPosition(session.created_at, trial_id))
+            self._lists.add(ListPosition(session.created_at, trial_id), session.group_id)
         return self._session(trial_id, self._recordings[trial_id])
-
-    def _places_of(self, group_id: str | None) -> Iterator[list[ListPosition]]:
-        yield self._places
-        if group_id is not None:
-            yield self._group_places.setdefault(group_id, [])
 
     async def session(self, trial_id: str) -> Session:
         return self._session(trial_id, self._get(trial_id))
@@ -140,44 +130,16 @@ class MemoryStore:
         cursor: str | None, limit: int, wanted: SessionFilter = EVERY_SESSION, newest_first: bool = False,
         most_looked: int | None = None,
     ) -> SessionListPage:  # fmt: skip
-        last, looked = position(cursor), 0
-        found: list[Session] = []
-        passed: list[int] = []
-        while True:
-            places = self._next_places(group_id, since, until, last, newest_first)
-            for place in places:
-                recording = self._recordings[place.trial_id]
-                if status in (None, recording.head.status) and wanted.takes_facets(recording.facets):
-                    if len(found) == limit and last is not None:
-                        return SessionListPage(found, last.cursor(), (), passed, looked)
-                    found.append(self._session(place.trial_id, recording))
-                    passed.append(looked + 1)
-                last, looked = place, looked + 1
-            if len(places) < LOOKED_AT_ONCE or last is None:
-                return SessionListPage(found, None, (), passed, looked)
-            if most_looked is not None and looked >= most_looked:
-                return SessionListPage(found, last.cursor(), (), passed, looked)
-            await asyncio.sleep(0)
+        def take(trial_id: str) -> Session | None:
+            recording = self._recordings[trial_id]
+            if status not in (None, recording.head.status) or not wanted.takes_facets(recording.facets):
+                return None
+            return self._session(trial_id, recording)
 
-    def _next_places(
-        self,
-        group_id: str | None,
-        since: float | None,
-        until: float | None,
-        last: ListPosition | None,
-        newest_first: bool,
-    ) -> list[ListPosition]:
-        """Some places after `last`, in the order asked for; fewer than LOOKED_AT_ONCE: there are no more."""
-        places = self._places if group_id is None else self._group_places.get(group_id, [])
-        low = 0 if since is None else bisect_left(places, ListPosition(since, ""))
-        high = len(places) if until is None else bisect_left(places, ListPosition(until, ""))
-        if last is not None and newest_first:
-            high = min(high, bisect_left(places, last))
-        elif last is not None:
-            low = max(low, bisect_right(places, last))
-        if newest_first:
-            return places[max(low, high - LOOKED_AT_ONCE) : high][::-1]
-        return places[low : min(high, low + LOOKED_AT_ONCE)]
+        return await self._lists.page(
+            take, group_id=group_id, since=since, until=until, after=position(cursor), limit=limit,
+            newest_first=newest_first, most_looked=most_looked,
+        )  # fmt: skip
 
     async def due(self, *, now: float) -> AsyncGenerator[Session, None]:
         for trial_id, at in list(self._timed.items()):
@@ -244,12 +206,9 @@ class MemoryStore:
         recording = self._get(trial_id)
         head = recording.head
         del self._recordings[trial_id]
-        for places in self._places_of(head.group):
-            del places[bisect_left(places, ListPosition(head.created, trial_id))]
-        if head.group is not None and not self._group_places[head.group]:
-            del self._group_places[head.group]
-            if (group := self._groups.pop(head.group, None)) is not None:
-                self.runs.forget(group, now)
+        last = self._lists.remove(ListPosition(head.created, trial_id), head.group)
+        if last and head.group is not None and (group := self._groups.pop(head.group, None)) is not None:
+            self.runs.forget(group, now)
         head.status = "deleted"
         recording.wake()
 
