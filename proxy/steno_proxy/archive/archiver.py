@@ -151,7 +151,7 @@ class Archiver:
     async def _move(self, now: float, cutoff: float) -> int:
         moved, seen, batch, size, day = 0, set[str](), list[_Ready](), 0, ""
         skip = 0
-        while some := await self._store.leaving(cutoff, skip):
+        while some := await self._store.departures.leaving(cutoff, skip):
             skip += len(some)
             for trial_id, ended_at in some:
                 if trial_id in seen:
@@ -173,7 +173,7 @@ class Archiver:
     async def _ready(self, trial_id: str, now: float) -> _Ready | None:
         """None: it may not leave, or not yet."""
         try:
-            state = await self._store.prepare(trial_id, now)
+            state = await self._store.departures.prepare(trial_id, now)
             if not state:
                 return None
             session, turns = await self._store.session(trial_id), await self._store.turns(trial_id)
@@ -208,7 +208,7 @@ class Archiver:
         if not committed:
             await self._objects.remove(name)
             return 0
-        left = [one for one in batch if await self._store.left(one.trial_id, one.group_id, one.state)]
+        left = [one for one in batch if await self._store.departures.left(one.trial_id, one.group_id, one.state)]
         metrics.ARCHIVED_SESSIONS.inc(len(left))
         metrics.ARCHIVED_BYTES.inc(sum(len(one.packed.data) for one in left))
         return len(left)

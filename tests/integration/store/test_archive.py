@@ -186,7 +186,7 @@ async def test_what_a_trainer_saw_goes_along_and_keeps_what_is_told_meanwhile(st
     await store.complete("t", status="completed", **END)
     seen = TurnAnnotation(step=1, version="a/1", advantage=0.5, differences=halves_to_bytes([0.125, math.nan, 2.0]))
     await store.annotate("t", {made[1].turn_id: seen})
-    state = await store.prepare("t", END["now"] + LATER)
+    state = await store.departures.prepare("t", END["now"] + LATER)
     newer = seen.model_copy(update={"step": 2})
     await store.annotate("t", {made[1].turn_id: newer})
     assert not await store.left("t", None, state), "it has changed since it was read for the archive"

@@ -8,7 +8,6 @@ StoreUnavailable may or may not have happened; each may be repeated.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,7 +19,7 @@ from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
 from steno_proxy.pace import Pace
 from steno_proxy.redis_url import home_of
-from steno_proxy.store.encoding.head import Head, doc_of, head_from_hash, head_of, head_to_hash, run_of, session_of
+from steno_proxy.store.encoding.head import doc_of, head_from_hash, head_of, head_to_hash, session_of
 from steno_proxy.store.encoding.texts import to_json
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
@@ -28,13 +27,14 @@ from steno_proxy.store.interface import SessionListPage, SessionTail
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
+from steno_proxy.store.redis.departures import RedisDepartures
+from steno_proxy.store.redis.events import RedisEvents
 from steno_proxy.store.redis.index import RedisIndex
 from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.lists import LINES_AT_ONCE, RECORDS_AT_ONCE, RedisLists
 from steno_proxy.store.redis.policies import RedisPolicies
 from steno_proxy.store.redis.recordings import (
-    CHUNK_TURNS,
     CLOSED,
     MISSING,
     NO_ROWS,
@@ -44,16 +44,15 @@ from steno_proxy.store.redis.recordings import (
     refuse,
 )
 from steno_proxy.store.redis.runs import RedisRuns
-from steno_proxy.store.redis.schema import group_key, kept_key, side_keys, trial_keys
+from steno_proxy.store.redis.schema import group_key, kept_key, trial_keys
 from steno_proxy.store.redis.token_texts import RedisTokenTexts
 from steno_proxy.store.runs.settlement import accountable
 from steno_proxy.store.timed import look_at
-from steno_proxy.store.views import END, Event, ListPosition, end_event, past_events, position, turn_events, turns_seen
+from steno_proxy.store.views import Event, ListPosition, position
 
 log = logging.getLogger(__name__)
 
 WATCH_BLOCK_MS = 5_000  # how long a watcher waits before it looks again by itself
-WATCH_TTL_S = 60  # how long the stream outlives its last watcher
 LOOKED_AT_ONCE = 200
 """Sessions that a sweep reads together, between which requests have their turn."""
 CREATED_AT_ONCE = 256
@@ -82,7 +81,6 @@ class RedisStore(RedisRecordings):
         self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS)
         self._accounts = RedisAccounts(self._link, self.runs)
         self._index = RedisIndex(self._link, clock, self._group_gone)
-        self._watchers = 0
         self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
         self._clock = clock
         self.home = home_of(url)
@@ -92,6 +90,10 @@ class RedisStore(RedisRecordings):
         self.archive = RedisArchive(self._link)
         self._shelf = shelf or NoArchive()
         self._lists = RedisLists(self._link, self._index, self.archive, self._shelf)
+        self._events = RedisEvents(self._link, self._watch_link, self.archive, self._shelf, self.tail, WATCH_BLOCK_MS)
+        self.departures = RedisDepartures(
+            self._link, self._index, self.archive, self._shelf, self._accounts, self.runs, clock
+        )
 
     async def open(self) -> None:
         await self.ping()
@@ -343,67 +345,12 @@ class RedisStore(RedisRecordings):
         await self._accounts.came_late(trial_id, turn, now)
 
     async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
-        keys = trial_keys(trial_id)
-        if place := (await self.archive.places([trial_id])).get(trial_id):
-            await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
-        group, doc = await self._link.ask(("HGET", keys.session, "group"), ("GET", keys.doc))
-        owed = doc is None or accountable(group and group.decode(), run_of(doc))
-        members = await self._index.announce([trial_id])
-        tombstone_ms = max(1, round(tombstone_s * 1000))
-        reply = await self._run("delete", [*keys, *side_keys(trial_id)], [tombstone_ms, "", repr(now), int(owed)])
-        if reply[0] == 1:
-            head = head_from_hash(pairs(reply[1]))
-            head.status = "deleted"
-            await self._accounts.settle(trial_id, now)
-            await self._index.publish(trial_id, head, members[trial_id], until=self._clock() + tombstone_s)
-        else:
-            # Deleted already, perhaps by a call that was cut short: what it left is not kept for a sweep.
-            if reply[0] != MISSING:
-                await self._accounts.settle(trial_id, now)
-            await self._index.withdraw(members[trial_id])
-            if reply[0] == MISSING:
-                refuse(trial_id, MISSING)
+        await self.departures.delete(trial_id, now=now, tombstone_s=tombstone_s)
 
-    async def _delete_archived(self, trial_id: str, place: ArchivePlace, *, now: float, tombstone_s: float) -> None:
-        """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
-        session = None
-        with contextlib.suppress(ArchiveUnreadable):  # also one that can't be read may be deleted
-            session = await self._head(trial_id, place)
-        await self.archive.forget(trial_id)
-        created = session.created_at if session else now
-        await self.archive.bury(trial_id, created, now=now, tombstone_ms=max(1, round(tombstone_s * 1000)))
-        head = head_of(session) if session else Head(created=created, updated=now)
-        head.status = "deleted"
-        await self._index.publish(trial_id, head, until=self._clock() + tombstone_s)
-
-    async def leaving(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
-        """Some sessions that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
-        return await self._index.ended_since(cutoff, skip)
-
-    async def prepare(self, trial_id: str, now: float) -> str:
-        """An ended session is to leave for the archive: it takes no turn from here on. Returns the digest of its state; "": it
-        may not leave, or not yet."""
-        found = await self._accounts.settle(trial_id, now)
-        group = found.head.group if found is not None else None
-        if found is not None and group is not None and not await self.runs.lets_go(found.run_id, group, now):
-            return ""
-        keys = trial_keys(trial_id)
-        await self._run("seal", keys[:2], [])
-        state = await self.archive.state(trial_id)
-        if not state:
-            await self._index.settle(trial_id, at=self._clock())
-        return state
-
-    async def left(self, trial_id: str, group_id: str | None, state: str) -> bool:
-        """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays."""
-        if not await self.archive.leave(trial_id, state):
-            return False
-        await self._index.settle(trial_id, at=self._clock())
-        if group_id is not None and not await self._index.any_here(group_id):
-            raw = await self._link.call(self._link.client.get(group_key(group_id)))
-            if raw is not None:
-                await self.runs.forget(read_json(Group, raw), self._clock(), archived=True)
-        return True
+    async def expire(self, *, now: float, retention_s: float) -> int:
+        """Also finishes what crashes left undone (`sweep`)."""
+        await self.sweep()
+        return await self.departures.drop_ended(now=now, retention_s=retention_s)
 
     async def shelve(self, session: Session) -> None:
         await self._index.list_again(session)
@@ -421,83 +368,8 @@ class RedisStore(RedisRecordings):
         ]
         return max(shares, default=None)
 
-    async def expire(self, *, now: float, retention_s: float) -> int:
-        """Also finishes what crashes left undone (`sweep`)."""
-        await self.sweep()
-        dropped, kept, cutoff, seen = 0, 0, now - retention_s, set[str]()
-        while trials := [trial for trial in await self._index.ended_before(cutoff, kept) if trial not in seen]:
-            seen.update(trials)
-            gone = [await self._drop(trial_id, cutoff, now) for trial_id in trials]
-            dropped += sum(gone)
-            kept += len(gone) - sum(gone)
-        return dropped
-
-    async def _drop(self, trial_id: str, cutoff: float, now: float) -> bool:
-        """Drop a session that the index believes to be past its retention. False: it is not, or its group is not done with it."""
-        found = await self._accounts.settle(trial_id, now)
-        group = found.head.group if found is not None and found.head.status != "deleted" else None
-        if found is not None and group is not None and not await self.runs.lets_go(found.run_id, group, now):
-            return False
-        args = [0, repr(cutoff), repr(now), int(found is not None)]
-        reply = await self._run("delete", [*trial_keys(trial_id), *side_keys(trial_id)], args)
-        if reply[0] != 1:
-            await self._index.settle(trial_id, at=self._clock())
-            return False
-        head = head_from_hash(pairs(reply[1]))
-        head.status = "missing"
-        await self._index.publish(trial_id, head)
-        return True
-
-    # -- what watchers see
-
-    async def events(self, trial_id: str, *, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """A lost wake-up delays an event by WATCH_BLOCK_MS at most: events are read from the record, not from the stream."""
-        try:
-            await self.tail(trial_id, NO_ROWS)
-        except InArchive as archived:
-            if after != END:
-                async for event in self._past(trial_id, archived.place, turns_seen(after)):
-                    yield event
-            return
-        if after == END:
-            return
-        self._watchers += 1
-        try:
-            async for event in self._happening(trial_id, turns_seen(after)):
-                yield event
-        finally:
-            self._watchers -= 1
-            if not self._watchers:
-                await self._watch_link.rest()
-
-    async def _past(self, trial_id: str, place: ArchivePlace, seen: int) -> AsyncGenerator[Event, None]:
-        session, turns = await self._shelf.read(trial_id, place)
-        for event in past_events(seen, session, turns):
-            yield event
-
-    async def _happening(self, trial_id: str, seen: int) -> AsyncGenerator[Event, None]:
-        keys = trial_keys(trial_id)
-        watched = [keys.events, keys.session, keys.turns]
-        while True:
-            wake, fields, entries = await self._run("watch", watched, [seen, WATCH_TTL_S, CHUNK_TURNS], writes=False)
-            head = head_from_hash(pairs(fields)) if fields else None
-            if head is None and (place := (await self.archive.places([trial_id])).get(trial_id)):
-                async for event in self._past(trial_id, place, seen):
-                    yield event
-                return
-            ended = head is None or head.status != "open"
-            events = turn_events(seen, entries, ended=ended)
-            for event in events:
-                yield event
-            seen += len(events)
-            if len(events) == CHUNK_TURNS:
-                continue
-            if ended:
-                yield end_event(head)
-                return
-            await self._watch_link.call(
-                self._watch_link.client.xread({keys.events: wake}, count=1, block=WATCH_BLOCK_MS)
-            )
+    def events(self, trial_id: str, *, after: str | None = None) -> AsyncGenerator[Event, None]:
+        return self._events.of(trial_id, after=after)
 
     async def stats(self) -> dict[str, Any]:
         used = None

@@ -1,0 +1,125 @@
+"""How sessions leave Redis: deleted, past their retention, or for the archive, each counted in its run before (`accounts.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from steno.contracts.lenient import read_json
+from steno.contracts.records import Group, Session
+from steno_proxy.store.encoding.head import Head, head_from_hash, head_of, run_of
+from steno_proxy.store.places import ArchivePlace, ArchiveReader
+from steno_proxy.store.redis.accounts import RedisAccounts
+from steno_proxy.store.redis.archive import RedisArchive
+from steno_proxy.store.redis.index import RedisIndex
+from steno_proxy.store.redis.link.redis_link import RedisLink, Script
+from steno_proxy.store.redis.recordings import MISSING, pairs, refuse
+from steno_proxy.store.redis.runs import RedisRuns
+from steno_proxy.store.redis.schema import group_key, side_keys, trial_keys
+from steno_proxy.store.runs.settlement import accountable
+
+
+class RedisDepartures:
+    """Takes sessions out of Redis, and out of the index where nobody is to find them any more."""
+
+    def __init__(
+        self, link: RedisLink, index: RedisIndex, archive: RedisArchive, shelf: ArchiveReader, accounts: RedisAccounts,
+        runs: RedisRuns, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._link = link
+        self._index = index
+        self._archive = archive
+        self._shelf = shelf
+        self._accounts = accounts
+        self._runs = runs
+        self._clock = clock
+        self._seal, self._delete = Script("seal"), Script("delete")
+
+    async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
+        keys = trial_keys(trial_id)
+        if place := (await self._archive.places([trial_id])).get(trial_id):
+            await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
+        group, doc = await self._link.ask(("HGET", keys.session, "group"), ("GET", keys.doc))
+        owed = doc is None or accountable(group and group.decode(), run_of(doc))
+        members = await self._index.announce([trial_id])
+        tombstone_ms = max(1, round(tombstone_s * 1000))
+        reply = await self._link.run(
+            self._delete, [*keys, *side_keys(trial_id)], [tombstone_ms, "", repr(now), int(owed)]
+        )
+        if reply[0] == 1:
+            head = head_from_hash(pairs(reply[1]))
+            head.status = "deleted"
+            await self._accounts.settle(trial_id, now)
+            await self._index.publish(trial_id, head, members[trial_id], until=self._clock() + tombstone_s)
+        else:
+            # Deleted already, perhaps by a call that was cut short: what it left is not kept for a sweep.
+            if reply[0] != MISSING:
+                await self._accounts.settle(trial_id, now)
+            await self._index.withdraw(members[trial_id])
+            if reply[0] == MISSING:
+                refuse(trial_id, MISSING)
+
+    async def _delete_archived(self, trial_id: str, place: ArchivePlace, *, now: float, tombstone_s: float) -> None:
+        """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
+        [found] = await self._shelf.heads([(trial_id, place)])
+        session = found if isinstance(found, Session) else None  # also one that can't be read may be deleted
+        await self._archive.forget(trial_id)
+        created = session.created_at if session else now
+        await self._archive.bury(trial_id, created, now=now, tombstone_ms=max(1, round(tombstone_s * 1000)))
+        head = head_of(session) if session else Head(created=created, updated=now)
+        head.status = "deleted"
+        await self._index.publish(trial_id, head, until=self._clock() + tombstone_s)
+
+    async def leaving(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
+        """Some sessions that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
+        return await self._index.ended_since(cutoff, skip)
+
+    async def prepare(self, trial_id: str, now: float) -> str:
+        """An ended session is to leave for the archive: it takes no turn from here on. Returns the digest of its state; "": it
+        may not leave, or not yet."""
+        found = await self._accounts.settle(trial_id, now)
+        group = found.head.group if found is not None else None
+        if found is not None and group is not None and not await self._runs.lets_go(found.run_id, group, now):
+            return ""
+        keys = trial_keys(trial_id)
+        await self._link.run(self._seal, keys[:2], [])
+        state = await self._archive.state(trial_id)
+        if not state:
+            await self._index.settle(trial_id, at=self._clock())
+        return state
+
+    async def left(self, trial_id: str, group_id: str | None, state: str) -> bool:
+        """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays."""
+        if not await self._archive.leave(trial_id, state):
+            return False
+        await self._index.settle(trial_id, at=self._clock())
+        if group_id is not None and not await self._index.any_here(group_id):
+            raw = await self._link.call(self._link.client.get(group_key(group_id)))
+            if raw is not None:
+                await self._runs.forget(read_json(Group, raw), self._clock(), archived=True)
+        return True
+
+    async def drop_ended(self, *, now: float, retention_s: float) -> int:
+        """Drop sessions that ended so long ago. Returns how many."""
+        dropped, kept, cutoff, seen = 0, 0, now - retention_s, set[str]()
+        while trials := [trial for trial in await self._index.ended_before(cutoff, kept) if trial not in seen]:
+            seen.update(trials)
+            gone = [await self._drop(trial_id, cutoff, now) for trial_id in trials]
+            dropped += sum(gone)
+            kept += len(gone) - sum(gone)
+        return dropped
+
+    async def _drop(self, trial_id: str, cutoff: float, now: float) -> bool:
+        """Drop a session that the index believes to be past its retention. False: it is not, or its group is not done with it."""
+        found = await self._accounts.settle(trial_id, now)
+        group = found.head.group if found is not None and found.head.status != "deleted" else None
+        if found is not None and group is not None and not await self._runs.lets_go(found.run_id, group, now):
+            return False
+        args = [0, repr(cutoff), repr(now), int(found is not None)]
+        reply = await self._link.run(self._delete, [*trial_keys(trial_id), *side_keys(trial_id)], args)
+        if reply[0] != 1:
+            await self._index.settle(trial_id, at=self._clock())
+            return False
+        head = head_from_hash(pairs(reply[1]))
+        head.status = "missing"
+        await self._index.publish(trial_id, head)
+        return True
