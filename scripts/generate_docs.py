@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import typer
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from pydantic import SecretStr
@@ -27,7 +26,7 @@ from steno.config.settings import Settings
 from steno.contracts.errors import BY_CODE
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands import env as command_env
-from steno_cli.main import app
+from steno_cli.main import whole_app
 from steno_cli.terminal.connection import ClientSettings
 from steno_cli.terminal.flags import default_text, unwrap
 from steno_proxy.config import ProxySettings
@@ -162,7 +161,7 @@ def proxy_metrics() -> list[Metric]:
 def cli_page() -> str:
     lines = ["# Command line", "", _NOTE]
     lines += ["Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.", ""]
-    for words, command in _commands("steno", typer.main.get_command(app)):
+    for words, command in _commands("steno", whole_app()):
         lines += [f"## {words}", "", _plain(command.help or ""), ""]
         if not hasattr(command, "commands"):
             lines += ["```", f"{words}{_usage(command)}", "```", ""]

@@ -25,9 +25,18 @@ from typing import IO
 
 from tests.support.sources import ROOT
 
-_PROXY = ("steno_cli.main", "steno_proxy.server.app", "steno_proxy.archive.archiver", "steno_proxy.store.redis.store")
+_PROXY = (
+    "steno_cli.main",
+    "steno_cli.commands.serve",
+    "steno_cli.terminal.flags",
+    "steno_proxy.server.app",
+    "steno_proxy.archive.archiver",
+    "steno_proxy.store.redis.store",
+)
 _WORKER = (
     "steno_cli.main",
+    "steno_cli.commands.serve",
+    "steno_cli.terminal.flags",
     "steno_worker.main",
     "steno_worker.engines.scripted.engine",
     "steno_worker.engines.transformers.engine",

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import typer
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -24,7 +23,7 @@ from scripts.generate_docs import PAGES, PROGRAMS, ROOT, proxy_metrics
 from scripts.panels import PROXY_PANELS
 from steno.contracts.errors import BY_CODE
 from steno.contracts.records import ForkReason
-from steno_cli.main import app
+from steno_cli.main import whole_app
 from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from tests.support.sources import SOURCES
@@ -284,7 +283,7 @@ def _check_chart(words: list[str]) -> None:
 
 
 def _check_steno(words: list[str]) -> None:
-    command = typer.main.get_command(app)
+    command = whole_app()
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}

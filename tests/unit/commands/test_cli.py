@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import ConfigError, Gone, NotFound, Unauthorized
-from steno_cli.main import main
+from steno_cli.main import COMMANDS, main, whole_app
 from steno_cli.terminal.connection import ClientSettings
 from steno_cli.terminal.flags import sections
 from steno_cli.terminal.output import one_line_errors
@@ -29,17 +29,37 @@ def steno(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_help_needs_no_engine_no_server_and_no_store() -> None:
+PROGRAMS = ("steno_proxy", "steno_worker", "steno_trainer", "steno_rollouts", "steno_adapters")
+HEAVY = ("torch", "transformers", "vllm", "fastapi", "uvicorn", "redis", "pyarrow", *PROGRAMS)
+SLOW = ("steno_cli.commands", "pydantic", "httpx", "yaml", "asyncio")
+"""What none but a command needs: most of the time that `steno --help` would take."""
+
+
+@pytest.mark.parametrize(
+    ("words", "absent", "said"),
+    [
+        (["--help"], HEAVY + SLOW, ["proxy", "worker", "demo", "sessions"]),
+        (["--version"], HEAVY + SLOW, ["steno "]),
+        (["sessions", "--help"], HEAVY, ["list", "show", "export", "tail"]),
+        (["worker", "--help"], tuple({*HEAVY} - {"steno_worker"}), ["--engine"]),
+    ],
+    ids=["help", "version", "sessions", "worker"],
+)
+def test_a_command_line_imports_what_it_runs_alone(words: list[str], absent: tuple[str, ...], said: list[str]) -> None:
     code = (
-        "import sys\nsys.argv = ['steno', '--help']\nimport steno_cli.main\n"
+        f"import sys\nsys.argv = ['steno', *{words}]\nimport steno_cli.main\n"
         "try:\n    steno_cli.main.main()\nexcept SystemExit:\n    pass\n"
-        "heavy = ['torch', 'transformers', 'vllm', 'fastapi', 'uvicorn', 'redis', 'pyarrow']\n"
-        "print('HEAVY', [name for name in heavy if name in sys.modules])"
+        f"print('IMPORTED', [name for name in {absent} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "HEAVY []"
-    for name in ("proxy", "worker", "demo", "sessions"):
-        assert name in done.stdout
+    assert done.stdout.splitlines()[-1] == "IMPORTED []"
+    assert [word for word in said if word not in done.stdout] == []
+
+
+def test_the_list_of_commands_has_the_first_lines_of_their_help() -> None:
+    assert {command.name: command.help for command in COMMANDS} == {
+        name: command.help.split("\n\n")[0] for name, command in whole_app().commands.items()
+    }
 
 
 def test_version_is_one_line() -> None:

@@ -65,7 +65,7 @@ def test_the_wheel_runs_in_a_folder_that_has_a_proxy_of_its_own(wheel: Path, tmp
         (work / name / "__init__.py").write_text("raise SystemExit('this is not ours')")
     script = (
         "import steno, steno_cli.main, steno_proxy.server.app, steno_worker.main, steno_rollouts.build, steno_trainer.run.main\n"
-        "import steno_adapters\n"
+        "import steno_adapters, steno_cli.commands.serve\n"
         "from steno import AsyncClient, Client\n"
         "print(steno.__file__)"
     )

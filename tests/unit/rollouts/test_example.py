@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from steno_cli.main import app
+from steno_cli.main import whole_app
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task, load_tasks
@@ -96,7 +95,7 @@ def test_its_scripts_are_shell_and_name_options_that_there_are(script: Path) -> 
         found = re.search(r"\bsteno ((?:proxy|worker|train|rollout) .*)", line)
         if found and not line.startswith("#"):
             name, *words = shlex.split(found[1])
-            command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+            command = whole_app().commands[name]
             known = {option for parameter in command.params for option in parameter.opts}
             given = {word for word in words[: words.index("--") if "--" in words else None] if word.startswith("--")}
             assert given and given <= known, f"{given - known} of {name}"
