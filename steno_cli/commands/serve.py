@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from steno_proxy.config import ProxySettings
-from steno_worker.config import WorkerSettings
+if TYPE_CHECKING:
+    from steno_proxy.config import ProxySettings
+    from steno_worker.config import WorkerSettings
 
 
 def proxy(settings: ProxySettings) -> None:
