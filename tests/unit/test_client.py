@@ -18,7 +18,7 @@ import pytest
 
 from steno.client import client as module
 from steno.client.client import AsyncSteno, Steno
-from steno.client.transport import call
+from steno.client.transport import MSGPACK, call
 from steno.contracts.errors import BudgetSpent, Gone, NotFound, NoWorker, ProtocolError, StenoError, Unreachable
 from steno.contracts.records import (
     Limits,
@@ -54,7 +54,7 @@ def steno(handler: Handler, **options: Any) -> Steno:
 
 
 def msgpack(body: Any) -> httpx.Response:
-    return httpx.Response(200, content=msgspec.msgpack.encode(body), headers={"content-type": module.MSGPACK})
+    return httpx.Response(200, content=msgspec.msgpack.encode(body), headers={"content-type": MSGPACK})
 
 
 def session(trial_id: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_a_call_carries_key_prefix_and_escaped_ids() -> None:
     assert steno(handler, key="k").session("a b/c").trial_id == "a b"
     assert seen[0].url.raw_path == b"/prefix/sessions/a%20b%2Fc"
     assert seen[0].headers["authorization"] == "Bearer k"
-    assert seen[0].headers["accept"] == module.MSGPACK
+    assert seen[0].headers["accept"] == MSGPACK
 
 
 def test_what_a_later_proxy_has_added_is_left_out() -> None:

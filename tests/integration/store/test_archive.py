@@ -189,7 +189,7 @@ async def test_what_a_trainer_saw_goes_along_and_keeps_what_is_told_meanwhile(st
     state = await store.departures.prepare("t", END["now"] + LATER)
     newer = seen.model_copy(update={"step": 2})
     await store.annotate("t", {made[1].turn_id: newer})
-    assert not await store.left("t", None, state), "it has changed since it was read for the archive"
+    assert not await store.departures.left("t", None, state), "it has changed since it was read for the archive"
     assert await move(store) == 1
     assert [turn.annotation for turn in await store.turns("t")] == [None, newer, None]
     with pytest.raises(NotFound):

@@ -122,7 +122,7 @@ class RedisRuns:
         if request.request_id is not None:
             asked.requests.append(request.request_id)
 
-        def decided(run: RedisRun, at: float) -> tuple[list[decide.GrantedGroup], list[float], float | None]:
+        def decided(run: RedisRun, at: float) -> tuple[list[leasing.GrantedGroup], list[float], float | None]:
             groups, next_in_s = leasing.lease(run, request, at_least=at_least, epoch=epoch, grant=grant, now=at)
             return groups, [one.waited_s(at) for one in groups], next_in_s
 
