@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.calls import Calls, Failed
+from benchmarks.gpu_check.calls import REHEARSED_S, Calls, Failed
 from benchmarks.gpu_check.machine import machine, revision
 from benchmarks.gpu_check.parts import PARTS, REAL, SMALL, Check
 from benchmarks.gpu_check.verdict import Verdict, failed
@@ -43,7 +43,9 @@ def main() -> int:
         parser.error(f"--parts: got {', '.join(unknown)}, must be of {', '.join(PARTS)}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steno-gpu-check-") as folder:
-        calls = Calls(Path(folder), until=started + LIMIT_S, small=options.rehearse)
+        calls = Calls(
+            Path(folder), until=started + (REHEARSED_S if options.rehearse else LIMIT_S), small=options.rehearse
+        )
         try:
             facts = calls("facts", {})
         except Failed as error:

@@ -81,7 +81,7 @@ class Check:
 
 def kernel(check: Check) -> Verdict:
     """Fewer queries than keys: aligned to the lower right, forwards and backwards."""
-    found = check.calls("facts", {"kernel": check.device}, limit_s=60)
+    found = check.calls("facts", {"kernel": check.device})
     return judged(found, [] if found["aligned"] else [f"{found['kernel']} does not count keys from the end"])
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {"logprobs_mean": 0.001, "grad_norm_relative": 0.001, "gradient_cosine": 0.999}
 
 
-def run(*arguments: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 580) -> subprocess.CompletedProcess[str]:
     command = [str(ROOT / "scripts/gpu-check"), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
