@@ -1,4 +1,8 @@
-"""An image of this machine's own Python and a few programs: made in seconds and without a registry."""
+"""An image of this machine's own Python and a few programs: made in seconds and without a registry.
+
+It is no Debian: no package manager, and of the system what these programs load. A base by debootstrap (minbase with Python) took
+33 s of processor time and 239 MB (2026-11-23), which storage without overlays copies for each image and each container.
+"""
 
 from __future__ import annotations
 
