@@ -12,8 +12,10 @@ import asyncio
 import json
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
 
@@ -69,8 +71,11 @@ class ModelServer:
         """Answers that were broken off before their first token."""
         return self.empty
 
-    def set_slow(self, seconds: float) -> None:
-        self._slow_s = seconds
+    def set_weights(self, weights: dict[str, NDArray[np.float32]]) -> int:
+        """Returns: the step that they are known by."""
+        self._model.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+        self.step += 1
+        return self.step
 
     def _answer(
         self, prompt: list[int], sampling: dict[str, Any], rest: list[int] | None

@@ -15,22 +15,19 @@ import numpy as np
 import pytest
 import ray
 import torch
-import transfer_queue as tq
 from transformers import AutoModelForCausalLM
-from verl.protocol import DataProto
-from verl.trainer.ppo import core_algos
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from steno import Client
 from steno.contracts.records import Sample
 from steno.models import TINY
+from tests.integration.verl.steno_step import steno_updates
+from tests.integration.verl.trainer_step import ENVIRONMENT, OVERRIDES, TrainerStep
 from tests.integration.verl.verl_job import VerlJob, clear_rows, loop_file, ray_logs, task_folders, verl_config
 from tests.support.processes import until
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
 
-TEMPERATURE = 0.7
+TEMPERATURE, LR = 0.7, 3e-3
 TASKS = {"plain": "Write a note.", "fork": "Write a note. FORK", "fail": "Write a note. FAIL"}
 
 
@@ -40,7 +37,11 @@ def played(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     clear_rows()  # the replay buffer takes whatever groups there are
     folder = tmp_path_factory.mktemp("verl")
     tasks = task_folders(folder / "tasks", TASKS)
-    config = verl_config(loop_file(folder, tasks), "actor_rollout_ref.rollout.val_kwargs.n=2")
+    config = verl_config(
+        loop_file(folder, tasks), "actor_rollout_ref.rollout.val_kwargs.n=2", *OVERRIDES, "data.train_batch_size=3",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=6", "actor_rollout_ref.actor.ppo_epochs=2",
+        f"actor_rollout_ref.actor.optim.lr={LR}",
+    )  # fmt: skip
     job = VerlJob(config, abort_every=5)
     client = Client(job.facts.proxy, job.facts.key)
     try:
@@ -124,15 +125,21 @@ def test_verls_law_is_forced_and_the_recorded_logprobs_are_the_models_at_it(play
     assert {(each["temperature"], each["top_p"], each["top_k"], each["logprobs"]) for each in asked} == {
         (0.7, 1.0, -1, True)
     }
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
     for rows in rows_by_trial(played).values():
-        for row in rows:
-            before, mask = len(row["prompts"]), row["response_mask"].astype(bool)
-            ids = torch.tensor(row["input_ids"])
-            with torch.inference_mode():
-                law = torch.log_softmax(model(ids[None]).logits[0] / TEMPERATURE, -1)
-            own = law[torch.arange(before - 1, len(ids) - 1), ids[before:]].numpy()
-            assert np.abs(own - row["rollout_log_probs"])[mask].max() < 1e-4
+        assert max(worst_difference(row) for row in rows) < 1e-4
+
+
+def worst_difference(row: dict[str, Any], weights: dict[str, np.ndarray] | None = None) -> float:
+    """Between a row's log-probabilities and a model's own: the tiny one's, or with other weights."""
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    if weights is not None:
+        model.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+    before, mask = len(row["prompts"]), row["response_mask"].astype(bool)
+    ids = torch.tensor(row["input_ids"])
+    with torch.inference_mode():
+        law = torch.log_softmax(model(ids[None]).logits[0] / TEMPERATURE, -1)
+    own = law[torch.arange(before - 1, len(ids) - 1), ids[before:]].numpy()
+    return float(np.abs(own - row["rollout_log_probs"])[mask].max())
 
 
 def test_each_token_has_the_step_that_sampled_it_also_where_an_answer_was_aborted(played: SimpleNamespace) -> None:
@@ -160,48 +167,6 @@ def test_of_a_partial_turn_what_was_sampled_is_trained(played: SimpleNamespace) 
         assert any(int(row["response_mask"].sum()) == partial.completion_tokens for row in rows)
 
 
-def test_verl_samples_and_advances_these_rows_and_its_loss_has_a_gradient(played: SimpleNamespace) -> None:
-    """What of its step runs without a GPU: replay buffer, advantages, the loss of the policy."""
-    buffer = ReplayBuffer("sync", played.job.config.trainer.v1.sync, None, "drop", {}, poll_interval=0.05)
-    want = sorted(key for uid in played.uids.values() for key in played.job.keys(uid))
-    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=len(TASKS))
-    assert sorted(batch.keys) == want
-    found = tq.kv_batch_get(
-        keys=batch.keys, partition_id="train", select_fields=["response_mask", "rm_scores", "rollout_log_probs"]
-    )
-    data = DataProto(batch=found.to_padded_tensor())
-    data.non_tensor_batch["uid"] = np.array([key.rsplit("_", 2)[0] for key in batch.keys], dtype=object)
-    data.batch["token_level_rewards"] = data.batch["rm_scores"]
-    data = compute_advantage_for_multi_trajectories(
-        data,
-        batch_keys=batch.keys,
-        adv_estimator=core_algos.AdvantageEstimator.GRPO,
-        config=played.job.config.algorithm,
-    )
-    mask = data.batch["response_mask"].bool()
-    by_session: dict[str, set[float]] = {}
-    for key, row, advantages in zip(batch.keys, mask, data.batch["advantages"], strict=True):
-        by_session.setdefault(key.rsplit("_", 1)[0], set()).update(advantages[row].tolist())
-    assert all(len(values) == 1 for values in by_session.values()), "one advantage for all rows of a session"
-    plain = played.uids["plain"]
-    assert by_session[f"{plain}_0"].pop() == pytest.approx(-by_session[f"{plain}_1"].pop()) != 0
-    old = data.batch["rollout_log_probs"].clone()
-    now = old.clone().requires_grad_()
-    actor = played.job.config.actor_rollout_ref.actor
-    loss, _ = core_algos.get_policy_loss_fn("vanilla")(
-        old_log_prob=old, log_prob=now, advantages=data.batch["advantages"], response_mask=mask.float(),
-        loss_agg_mode="token-mean", config=actor_config(actor), rollout_is_weights=None,
-    )  # fmt: skip
-    loss.backward()
-    assert now.grad is not None and bool((now.grad[~mask] == 0).all()) and float(now.grad[mask].abs().sum()) > 0
-
-
-def actor_config(actor: Any) -> Any:
-    from verl.utils.config import omega_conf_to_dataclass
-
-    return omega_conf_to_dataclass(actor)
-
-
 def test_groups_are_acknowledged_once_verl_has_their_rows(played: SimpleNamespace) -> None:
     until(
         lambda: played.client.run(played.run).groups.acknowledged == len(TASKS),
@@ -210,6 +175,34 @@ def test_groups_are_acknowledged_once_verl_has_their_rows(played: SimpleNamespac
     view = played.client.run(played.run)
     assert (view.groups.in_hand, view.groups.acknowledged) == (0, len(TASKS))
     assert set(view.not_trained) == {"aborted"} or set(view.not_trained) == {"unscored"}
+
+
+def test_verls_own_step_trains_these_rows_as_steno_train_would(played: SimpleNamespace) -> None:
+    """Its V1 trainer's step: replay buffer, a balanced and padded batch, the actor's log-probabilities, advantages, two updates
+    with a clipped loss."""
+    want = sorted(key for uid in played.uids.values() for key in played.job.keys(uid))
+    groups: dict[str, dict[str, float]] = {}
+    for trial_id in rows_by_trial(played):
+        session = played.client.session(trial_id)
+        assert session.reward is not None
+        groups.setdefault(session.group_id, {})[trial_id] = session.reward
+    trainer = TrainerStep.options(runtime_env={"env_vars": ENVIRONMENT}).remote(played.job.config)
+    found = ray.get(trainer.step.remote(len(TASKS)))
+    assert sorted(key for key in found["keys"] if not key.startswith("pad")) == want
+    assert found["training/rollout_probs_diff_max"] < 1e-4, "the actor's probabilities are the recorded ones"
+    assert found["actor/pg_clipfrac"] > 0, "the second update was clipped"
+    losses, norms = steno_updates(played.client, played.job.facts.lineage, groups, updates=2, lr=LR)
+    assert found["updates"]["loss"] == pytest.approx(losses, abs=1e-4) and abs(losses[0] - losses[1]) > 1e-3
+    assert found["updates"]["grad_norm"] == pytest.approx(norms, rel=1e-3)
+
+    weights = ray.get(trainer.weights.remote())
+    step = ray.get(played.job.server.set_weights.remote(weights))
+    [uid] = played.job.submit(["plain"], step=2)
+    assert played.job.ended([uid]) == {uid: "finished"}
+    for row in (played.job.row(key) for key in played.job.keys(uid)):
+        assert row["extra_fields"]["min_global_steps"] >= step
+        assert worst_difference(row, weights) < 1e-4, "what is sampled next has the new weights' log-probabilities"
+    ray.kill(trainer)
 
 
 def test_validation_is_told_apart_never_trained_and_a_failed_trial_counts_there(played: SimpleNamespace) -> None:
@@ -225,5 +218,5 @@ def test_validation_is_told_apart_never_trained_and_a_failed_trial_counts_there(
     assert all(row["response_mask"].sum() > 0 for row in rows) and failed.reward is None
     assert [row["extra_fields"]["reward_extra_info"]["steno_failed"] for row in rows] == [0, 1]
     view = played.client.run(played.run)
-    assert view.eval_groups.ended == 1 and view.groups.acknowledged <= len(TASKS)
+    assert view.eval_groups.ended == 1 and view.groups.acknowledged <= len(TASKS) + 1
     assert view.not_trained["evaluation"]

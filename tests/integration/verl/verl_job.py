@@ -164,6 +164,11 @@ def ray_logs() -> str:
 
 def start_cluster() -> None:
     """Ray and TransferQueue, on this machine alone."""
-    os.environ |= {"TRANSFER_QUEUE_ENABLE": "1", "RAY_worker_niceness": "0"}  # else what else runs here comes first
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
+    os.environ |= {
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "RAY_worker_niceness": "0",  # else what else runs here comes first
+        "RAY_raylet_start_wait_time_s": "240",
+    }
+    # "local": another cluster on this machine is somebody else's
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
