@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import Conflict, NotFound
@@ -103,6 +103,7 @@ def test_what_is_said_again_changes_nothing_more_and_what_is_refused_nothing_at_
         assert _state(run) == after
 
 
+@example([("end", 0, 0), ("open", 0, 0), ("end", 0, 2)])  # told of before its group was there, and again
 @given(ACTS)
 def test_what_is_borrowed_is_never_counted_as_sampled_and_either_is_in_one_place(
     drawn: list[tuple[str, int, int]],

@@ -69,7 +69,7 @@ def ended(run: RunAccount, trial: EndedTrial, now: float) -> None:
         if not evaluated:
             untrained(NotTrained.LATE)
     elif status.state is GroupState.RUNNING:
-        _keep(run, trial, status, before, now)
+        _keep(run, trial, status, before, now, first=first)
     elif evaluated:
         return
     elif before is None:
@@ -84,9 +84,14 @@ def told(trial: EndedTrial) -> str:
     return f"{trial.trial_id}/{trial.life}"
 
 
-def _keep(run: RunAccount, trial: EndedTrial, status: GroupStatus, before: TrialAccount | None, now: float) -> None:
+def _keep(
+    run: RunAccount, trial: EndedTrial, status: GroupStatus, before: TrialAccount | None, now: float, *, first: bool
+) -> None:
     outcome, final = str(trial.outcome), int(trial.final)
-    if before is None:
+    if before is None and not first:
+        # It ended before its group was there, so its tokens are counted as late, and bring the group nothing.
+        kept = TrialAccount(life=trial.life, outcome=str(NotTrained.LATE), final=1, tokens={})
+    elif before is None:
         kept = TrialAccount(life=trial.life, outcome=outcome, final=final, tokens=dict(trial.tokens))
     elif trial.outcome == NotTrained.DELETED or before.outcome == NotTrained.UNSCORED:
         kept = replace(before, outcome=outcome, final=before.final | final)
