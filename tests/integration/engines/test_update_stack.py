@@ -72,8 +72,7 @@ def test_a_worker_killed_while_it_receives_goes_on_where_it_was_and_then_serves(
     until(lambda: client.update(update.update_id).wants)
     upload(client, client.update(update.update_id), folder, 600_000)
     until(lambda: client.update(update.update_id).wants[0].offset >= 600_000)
-    staged = [path for path in (tmp_path / "w0").rglob("*") if path.is_file()]
-    until(lambda: staged and staged[0].stat().st_size == 600_000)
+    until(lambda: [path.stat().st_size for path in (tmp_path / "w0").rglob("*") if path.is_file()] == [600_000])
     stack.workers[0].kill()
     stack.workers[0].wait()
     stack.workers.clear()

@@ -99,7 +99,8 @@ def fork(count: int, module: str, folder: Path) -> None:
     with forked(count, module, folder) as ranks:
         while None in (ended := [process.exitcode for process in ranks]) and not any(ended):
             assert time.monotonic() < deadline, f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
-            running = [process.sentinel for process in ranks if process.exitcode is None]
+            # By what was seen above: one that ended since then must end this wait, too.
+            running = [process.sentinel for process, code in zip(ranks, ended, strict=True) if code is None]
             connection.wait(running, deadline - time.monotonic())
     assert not any(ended), f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
 
