@@ -44,10 +44,11 @@ _TOLD = "this trial repeats a recorded one, and was asked what that was not aske
 
 async def from_record(
     recorder: Recorder, recording: Recording, dialect: Dialect, asked: CanonicalRequest, plan: Plan, client: TurnClient,
-    clock: Callable[[], float],
+    clock: Callable[[], float], task_step: str | None,
 ) -> Replay | Plan:  # fmt: skip
     """What answers a request of a forked trial; a plan: it is to be sampled so.
 
+    Args: task_step: the trial was at when it was asked.
     Raises: ReplayDiverged, and the trial has ended. NotFound, Gone: the origin is not there any more; StoreUnavailable.
     """
     session = recording.session
@@ -59,15 +60,19 @@ async def from_record(
     key = origin.key(after, messages, plan.job.prompt_ids, plan.job.tools, plan.options)
     answer = origin.answer(key, asked.n, used)
     if answer is not None:
-        return await _record_and_replay(recorder, recording, dialect, asked, plan, client, clock(), origin, answer)
+        return await _record_and_replay(
+            recorder, recording, dialect, asked, plan, client, clock(), origin, answer, task_step
+        )
     if _is_past(recording, origin):
         return plan
     if origin.fork.resample and key == origin.forked.asked:
         recording.replaying.add(origin.forked.turn_id)
         return await _same_prompt(recorder, origin, plan)
     if (again := origin.last_answer(key, asked.n)) is not None:  # its client had not got it, or asks once more
-        return await _record_and_replay(recorder, recording, dialect, asked, plan, client, clock(), origin, again)
-    raise await _diverged(recorder, recording, asked, plan, clock(), origin, used)
+        return await _record_and_replay(
+            recorder, recording, dialect, asked, plan, client, clock(), origin, again, task_step
+        )
+    raise await _diverged(recorder, recording, asked, plan, clock(), origin, used, task_step)
 
 
 def is_replayed(recording: Recording, plan: Plan) -> bool:
@@ -122,7 +127,7 @@ async def _same_prompt(recorder: Recorder, origin: ForkOrigin, plan: Plan) -> Pl
 
 async def _record_and_replay(
     recorder: Recorder, recording: Recording, dialect: Dialect, asked: CanonicalRequest, plan: Plan, client: TurnClient,
-    now: float, origin: ForkOrigin, answer: OriginAnswer,
+    now: float, origin: ForkOrigin, answer: OriginAnswer, task_step: str | None,
 ) -> Replay:  # fmt: skip
     """Record the answer here, and tell it (I3). What is on record here already stays as it is."""
     names = {turn.turn_id for turn in answer.turns}
@@ -133,7 +138,7 @@ async def _record_and_replay(
             theirs = await recorder.origins.turn(origin.fork, known.number)
             place = await _place(recorder, origin, plan, theirs)
             turn, row, path = replayed(theirs, asked, dialect, place, now)
-            turn.task_step = recording.task_step
+            turn.task_step = task_step
             turn.index = await recorder.commit(recording, turn, row)
             recorder.keep_path(recording, turn.index, TokenPath(path, turn.reply), place.parent)
             turns.append(turn)
@@ -236,7 +241,7 @@ def _digests(plan: Plan, reply: Message, path: bytes, said: bytes) -> bytes:
 
 async def _diverged(
     recorder: Recorder, recording: Recording, asked: CanonicalRequest, plan: Plan, now: float, origin: ForkOrigin,
-    used: Container[str],
+    used: Container[str], task_step: str | None,
 ) -> ReplayDiverged:  # fmt: skip
     """End the trial, with what was asked on record as a turn that sampled nothing. Returns: what its agent is told, which learns
     nothing of the other trial by it (I8)."""
@@ -250,7 +255,7 @@ async def _diverged(
         model=asked.model, prompt_tokens=len(path) // 4, finish_reason="error", partial=True, error=error, delivered=0,
         asked=asked.asked, messages=messages, reply={"role": "assistant", "content": ""}, tools=plan.job.tools,
         options=options_of(plan, {}, [], asked.kept), timings=Timings(queued=now),
-        task_step=recording.task_step,
+        task_step=task_step,
     )  # fmt: skip
     row = IndexRow(
         turn_id=turn.turn_id, parent=plan.parent, digests=_digests(plan, turn.reply, plan.job.prompt_ids or b"", b""),

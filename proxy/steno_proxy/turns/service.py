@@ -129,7 +129,9 @@ class TurnService:
         await self._check_room(recording, asked.n)
         session = recording.session
         if session is not None and session.fork_of is not None:
-            told = await forked.from_record(self.recorder, recording, dialect, asked, found, client, self.clock)
+            told = await forked.from_record(
+                self.recorder, recording, dialect, asked, found, client, self.clock, task_step
+            )
             if isinstance(told, Replay):
                 return told
             found = told

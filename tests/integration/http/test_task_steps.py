@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from steno.contracts.errors import Gone
-from steno.contracts.records import ForkOf, readable
+from steno.contracts.records import ForkOf, Turn, readable
 from steno.contracts.rest import Completion, SessionSpec
 from steno_cli.exports.atif import trajectories
 from steno_cli.terminal.tree import turn_line
@@ -71,6 +72,38 @@ async def test_what_is_told_again_names_the_step_of_the_trial_that_asks(proxy: P
     assert [(turn.task_step, turn.replayed is not None) for turn in await proxy.turns("fork", 2)] == [
         ("first", True), ("second", False),
     ]  # fmt: skip
+
+
+class Meanwhile(MemoryStore):
+    """While a request of the fork is compared with its origin's record, the next step begins, and another request is let in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter: Callable[[str], Awaitable[object]] | None = None
+
+    async def turns(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> list[Turn]:
+        if trial_id == "origin" and limit == 1 and self.enter is not None:
+            await self.begin_task_step("fork", "second")
+            await self.enter("fork")
+        return await super().turns(trial_id, start=start, limit=limit)
+
+
+@pytest.mark.parametrize("asked", ["write it", "something else"])
+async def test_a_fork_s_turn_names_the_step_at_which_it_was_asked_though_another_began(asked: str) -> None:
+    """Told again, or on record as what the trial ended by."""
+    store = Meanwhile()
+    async with running(ParrotEngine(), store=store) as proxy:
+        await proxy.steno.register("origin")
+        await answered(proxy, "origin", *ASKED)
+        await proxy.steno.complete("origin", Completion(reward=1.0))
+        [origin] = await proxy.turns("origin")
+        await proxy.steno.register("fork", SessionSpec(fork_of=ForkOf(trial_id="origin", turn_id=origin.turn_id)))
+        await proxy.steno.begin_task_step("fork", "first")
+        store.enter = proxy.app.state.turns.recorder.enter
+        answer = await proxy.chat("fork", asked)
+        assert (answer.status_code == 200) == (asked in ASKED), answer.text
+        [turn] = await proxy.turns("fork", 1)
+        assert turn.task_step == "first" and (await store.session("fork")).task_step == "second"
 
 
 async def test_exports_and_the_drawn_tree_name_the_step(proxy: Proxy) -> None:
