@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from fastapi import Request
 from steno.contracts.rest import TurnPage
 from steno_proxy.api.agent_http import read_body
 from steno_proxy.api.common import encoded, encoded_items
+from steno_proxy.config import ProxySettings
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
+from steno_proxy.server.app import create_app
+from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.recordings import RedisRecordings
 from tests.support.recordings import row, turn
@@ -28,6 +32,12 @@ class Noted(Pace):
     async def turn(self) -> None:
         await super().turn()
         self.said.append("turn")
+
+
+def asked(pace: Pace, **services: Any) -> Request:
+    """A request that has got as far as its route."""
+    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(pace=pace, **services)))
+    return Request({"type": "http", "headers": [], "app": app})
 
 
 @pytest.mark.parametrize("large", [1, 3])
@@ -89,10 +99,16 @@ async def test_a_page_of_turns_as_json_is_made_a_turn_at_a_time() -> None:
             steps += 1
             await asyncio.sleep(0)
 
-    page = TurnPage(items=[turn(number) for number in range(4)], next_start=4)
-    request = Request({"type": "http", "headers": []})
+    page, pace = TurnPage(items=[turn(number) for number in range(4)], next_start=4), Noted()
+    request = asked(pace)
     streaming = asyncio.create_task(other())
     found = await encoded_items(request, page)
     streaming.cancel()
     assert (found.body, found.media_type) == (encoded(request, page).body, "application/json")
     assert steps >= 2 * len(page.items) * STEPS_BETWEEN
+    assert len(pace.said) >= 2 * len(page.items), "in turn with the other large work of the process"
+
+
+def test_pages_are_made_in_turn_with_all_other_large_work_of_the_application() -> None:
+    state = create_app(ProxySettings(), MemoryStore()).state
+    assert state.services.pace is state.turns.pace

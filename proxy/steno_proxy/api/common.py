@@ -44,7 +44,7 @@ class Ports:
 @dataclass(frozen=True, slots=True)
 class Services:
     """What the routers work with: `request.app.state.services`. stopping: set when the proxy is told to stop; whoever waits for
-    what may come much later ends then."""
+    what may come much later ends then. pace: of the process."""
 
     settings: ProxySettings
     keys: Keyring
@@ -54,6 +54,7 @@ class Services:
     policies: PolicyKeeper
     ports: Ports | None
     capacity: StoreCapacity
+    pace: Pace
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -130,7 +131,7 @@ async def encoded_items(request: Request, page: TurnPage | SampleList) -> Respon
     """As `encoded`, an item at a time, so that what streams goes on: as JSON, 100,000 tokens take 20 ms."""
     if MSGPACK in request.headers.get("accept", ""):
         return encoded(request, page)
-    pace, items = Pace(), []
+    pace, items = services(request).pace, []
     for item in page.items:
         await pace.turn()
         shown = readable(item)

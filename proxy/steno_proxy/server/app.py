@@ -149,7 +149,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     )
     app.state.hub = hub
     app.state.turns = turns
-    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports, capacity)
+    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports, capacity, pace)
     app.state.key_reloader = key_reloader
     app.ports = ports
     app.origin_guard = OriginGuard.of(settings)
