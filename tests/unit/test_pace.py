@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from fastapi import Request
 
+from steno.contracts.leases import GroupList, GroupPlace
 from steno.contracts.rest import TurnPage
 from steno_proxy.api.agent_http import read_body
 from steno_proxy.api.common import encoded, encoded_items
+from steno_proxy.api.control.groups import LISTED_AT_ONCE, list_groups
 from steno_proxy.config import ProxySettings
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
 from steno_proxy.server.app import create_app
@@ -107,6 +109,25 @@ async def test_a_page_of_turns_as_json_is_made_a_turn_at_a_time() -> None:
     assert (found.body, found.media_type) == (encoded(request, page).body, "application/json")
     assert steps >= 2 * len(page.items) * STEPS_BETWEEN
     assert len(pace.said) >= 2 * len(page.items), "in turn with the other large work of the process"
+
+
+async def test_a_list_of_groups_is_made_some_hundreds_at_a_time() -> None:
+    """A run may have 100,000 in the archive."""
+    places = [
+        GroupPlace(group_id=f"g-{number}", purpose="train", state="used", size=8, ended=8, grants=1)
+        for number in range(2 * LISTED_AT_ONCE + 1)
+    ]
+
+    async def groups(run_id: str | None) -> list[GroupPlace]:
+        return places if run_id == "r" else []
+
+    for run_id, chunks in (("r", 3), (None, 0)):
+        pace = Noted()
+        request = asked(pace, store=SimpleNamespace(runs=SimpleNamespace(groups=groups)))
+        found = await list_groups(request, run_id)
+        whole = GroupList(items=await groups(run_id))
+        assert (found.body, found.media_type) == (encoded(request, whole).body, "application/json")
+        assert len(pace.said) == 2 * chunks + 1
 
 
 def test_pages_are_made_in_turn_with_all_other_large_work_of_the_application() -> None:

@@ -20,6 +20,7 @@ from steno_proxy.api.common import (
     ERRORS,
     check_run,
     encoded,
+    encoded_items,
     key_of_a_run,
     known_query,
     origin_of,
@@ -33,6 +34,8 @@ from steno_proxy.sessions import law
 
 T = TypeVar("T")
 SLICE = 256
+LISTED_AT_ONCE = 500
+"""Groups of a list, made JSON in 1 to 11 ms. A run may have 100,000, which take 0.8 s (2026-11-23)."""
 router = APIRouter(tags=["groups"], responses=ERRORS)
 
 
@@ -178,7 +181,8 @@ async def list_groups(
     request: Request,
     run_id: Annotated[str | None, Query(max_length=128, description="unset: groups without a run")] = None,
 ) -> Response:
-    return encoded(request, GroupList(items=await services(request).store.runs.groups(run_id)))
+    found = GroupList(items=await services(request).store.runs.groups(run_id))
+    return await encoded_items(request, found, LISTED_AT_ONCE)
 
 
 @router.get("/groups/{group_id}", response_model=Group, summary="The group's record")
