@@ -17,6 +17,7 @@ from steno_trainer.model.adapter import add_adapter, without_adapter
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
 from steno_trainer.weights.adapters import MergedWeights, adapted_layers, write_adapter
 from steno_trainer.weights.source import ModelWeights
+from tests.unit.trainer.families import build
 
 TINY = str(Path(__file__).resolve().parents[3] / "steno/models/tiny")
 IDS = torch.arange(24).reshape(2, 12)
@@ -48,10 +49,93 @@ def test_an_unknown_target_names_the_layers_that_there_are() -> None:
     with pytest.raises(ConfigError) as refused:
         loaded(targets=("q_proj", "attn", "lm_head"))
     assert refused.value.message == (
-        "lora_targets: got attn, lm_head; the model's linear layers are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, "
-        "v_proj"
+        "lora_targets: got attn, lm_head; the model's linear layers that can have an adapter are down_proj, gate_proj, k_proj, "
+        "o_proj, q_proj, up_proj, v_proj"
     )
     assert refused.value.field == "lora_targets"
+
+
+MIXTURES = {
+    "deepseek_v3": "kv_a_proj_with_mqa, kv_b_proj, o_proj, q_a_proj, q_b_proj",
+    "glm4_moe": "k_proj, o_proj, q_proj, v_proj",
+    "qwen3_next": "in_proj_ba, in_proj_qkvz, k_proj, o_proj, out_proj, q_proj, shared_expert_gate, v_proj",
+    "qwen3_moe": "k_proj, o_proj, q_proj, v_proj",
+}
+"""Kind with experts in one tensor, and layers whose names peft takes for those of the experts -> what can have an adapter."""
+
+
+def of_kind(family: str, folder: Path) -> PolicyModel:
+    build(family, folder, **({"mlp_only_layers": [0]} if family == "qwen3_moe" else {}))
+    return load_model(str(folder), precision="float32", zero=None, longest=8)
+
+
+def adapted_words(model: PolicyModel) -> str:
+    return ", ".join(sorted({path.rsplit(".", 1)[-1] for path in adapted_layers(model.lm)}))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_in_one_tensor_get_no_adapter_that_what_is_sent_would_lack(family: str, tmp_path: Path) -> None:
+    model = of_kind(family, tmp_path)
+    add_adapter(model.lm, rank=4, alpha=8, targets=[], seed=0)
+    assert adapted_words(model) == MIXTURES[family]
+    adapters = sum("lora_A" in name for name, _ in model.lm.named_parameters())
+    assert adapters == len(MergedWeights(model.lm)._pairs) > 0
+    sent = {meta.name: meta for bucket in MergedWeights(model.lm).plan() for meta in bucket}
+    plain = load_model(str(tmp_path), precision="float32", zero=None, longest=8).lm
+    assert sent == {meta.name: meta for bucket in ModelWeights(plain).plan() for meta in bucket}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("targets", [["gate_proj"], ["down_proj", "gate_proj", "q_proj", "up_proj"]])
+def test_a_target_that_would_be_experts_is_refused_by_name(family: str, targets: list[str], tmp_path: Path) -> None:
+    model = of_kind(family, tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        add_adapter(model.lm, rank=4, alpha=8, targets=targets, seed=0)
+    there = MIXTURES[family]
+    got = ", ".join(word for word in targets if word not in there.split(", "))
+    assert refused.value.field == "lora_targets"
+    assert refused.value.message == (
+        f"lora_targets: got {got}; the model's linear layers that can have an adapter are {there}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (["gate_proj"], "lora_targets: got gate_proj: Cannot convert .* fused into gate_up_proj"),
+        (["down_proj", "q_proj"], "got down_proj, q_proj; of these peft adapts down_proj, .*; allowed: q_proj$"),
+    ],
+)
+def test_what_peft_makes_of_a_target_is_looked_at_after_it_too(
+    targets: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = of_kind("glm4_moe", tmp_path)
+    monkeypatch.setattr("steno_trainer.model.adapter.chosen_targets", lambda lm, targets: targets)
+    with pytest.raises(ConfigError, match=said) as refused:
+        add_adapter(model.lm, rank=4, alpha=8, targets=targets, seed=0)
+    assert refused.value.field == "lora_targets"
+
+
+@pytest.mark.parametrize(
+    ("family", "refused", "adapted"),
+    [
+        ("nemotron_h", "out_proj", "in_proj, k_proj, o_proj, q_proj, v_proj"),
+        ("falcon_h1", "out_proj", "down_proj, gate_proj, in_proj, k_proj, o_proj, q_proj, up_proj, v_proj"),
+        ("mamba", "out_proj", "dt_proj, in_proj, x_proj"),
+        ("mamba2", "out_proj", "in_proj"),
+        ("zamba2", "0", "down_proj, gate_up_proj, in_proj, k_proj, linear, o_proj, out_proj, q_proj, v_proj"),
+    ],
+)
+def test_what_peft_refuses_and_names_of_other_modules_are_no_targets(
+    family: str, refused: str, adapted: str, tmp_path: Path
+) -> None:
+    model = of_kind(family, tmp_path)
+    with pytest.raises(ConfigError, match=f"lora_targets: got {refused}; .* are {adapted}$") as error:
+        add_adapter(model.lm, rank=4, alpha=8, targets=[refused], seed=0)
+    assert error.value.field == "lora_targets"
+    add_adapter(model.lm, rank=4, alpha=8, targets=[], seed=0)
+    assert adapted_words(model) == adapted
 
 
 @pytest.mark.parametrize(
