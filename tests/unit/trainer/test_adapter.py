@@ -138,6 +138,12 @@ def test_what_peft_refuses_and_names_of_other_modules_are_no_targets(
     assert adapted_words(model) == adapted
 
 
+def test_a_linear_layer_with_a_forward_pass_of_its_own_gets_no_adapter(tmp_path: Path) -> None:
+    model = of_kind("llama4_text", tmp_path)
+    add_adapter(model.lm, rank=4, alpha=8, targets=[], seed=0)
+    assert adapted_words(model) == "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

@@ -60,7 +60,8 @@ def chosen_targets(lm: Any, targets: Sequence[str]) -> list[str]:
     """Raises: ConfigError: as `add_adapter`."""
     linear, others = set[str](), set[str]()
     for path, module in lm.named_modules():
-        plain = isinstance(module, nn.Linear) and path != "lm_head"
+        # A subclass with a forward pass of its own (Llama 4's router) is another layer, which peft would make a plain one.
+        plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and path != "lm_head"
         (linear if plain else others).add(path.rsplit(".", 1)[-1])
     there = sorted(word for word in linear - others if _taken(lm, word))
     if not there:
