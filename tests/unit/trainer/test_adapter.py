@@ -261,6 +261,20 @@ def test_what_is_no_adapter_of_the_model_is_refused_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
+def test_a_model_that_was_trained_within_its_chunks_is_merged(tmp_path: Path) -> None:
+    model = of_kind("llama4_text", tmp_path / "model")
+    with pytest.raises(ConfigError, match="attention_chunk_size is 16"):
+        load_model(str(tmp_path / "model"), precision="float32", zero=None)
+    add_adapter(model.lm, rank=4, alpha=8, targets=["q_proj"], seed=0)
+    (tmp_path / "adapter").mkdir()
+    write_adapter(trained(model).lm, tmp_path / "adapter", base=str(tmp_path / "model"), writes=True)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+    merged = load_file(tmp_path / "merged/model-00001-of-00001.safetensors")
+    with torch.no_grad():
+        for bucket in MergedWeights(model.lm).buckets():
+            assert all(torch.equal(merged[name], tensor) for name, tensor in bucket.items())
+
+
 def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not an adapter"):
         merge_adapter(tmp_path, tmp_path / "merged")
