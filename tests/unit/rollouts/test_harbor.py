@@ -7,24 +7,30 @@ import json
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from steno.contracts.errors import ConfigError, Gone, Unreachable
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import ConfigError, Forbidden, Gone, StenoError, StoreUnavailable, Unreachable
+from steno.contracts.records import Counts, Session
+from steno.contracts.rest import Completion, Trial
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.outcome import EndReason
+from steno_rollouts.outcome import EndReason, TrialResult
+from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit
-from steno_rollouts.trials.harbor import driver
-from steno_rollouts.trials.harbor.executor import harbor_name
+from steno_rollouts.trials.harbor import driver, task_steps
+from steno_rollouts.trials.harbor.executor import HarborExecutor, harbor_name
 from steno_rollouts.trials.harbor.interpreter import HarborPython, environment
 from steno_rollouts.trials.harbor.leftovers import _project
 from steno_rollouts.trials.harbor.outcome import HarborOutcome
-from steno_rollouts.trials.harbor.plan import modes
+from steno_rollouts.trials.harbor.plan import HarborPlan, modes
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
-from steno_rollouts.trials.harbor.task_steps import TaskSteps
+from steno_rollouts.trials.harbor.task_steps import NotTold, TaskSteps
 from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
 from steno_rollouts.trials.reward import RewardError
+from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
 from tests.support.sources import ROOT
 
 RAN = {"started_at": "2026-11-23T12:00:00Z"}
@@ -122,14 +128,38 @@ async def test_the_proxy_is_told_of_each_step_before_its_agent_begins(tmp_path: 
     assert told == ["write it", "ended", "prüfen"]
 
 
-async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(tmp_path: Path) -> None:
-    """Its turns would be named after the step before."""
+async def test_a_step_waits_for_a_proxy_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_steps, "RETRY_S", 0.0)
+    left = [StoreUnavailable("away"), *[Unreachable("no answer")] * 5]
 
     async def begin(name: str) -> None:
-        raise Unreachable("no answer")
+        if left:
+            raise left.pop()
+
+    async with TaskSteps(tmp_path / "steps", ["one"], begin).told(), asyncio.timeout(60):
+        file = tmp_path / "steps" / "1"
+        file.touch()
+        while file.exists():
+            await asyncio.sleep(0)
+    assert not left
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), Forbidden("no answer")])
+async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenoError
+) -> None:
+    """Its turns would be named after the step before."""
+    monkeypatch.setattr(task_steps, "RETRY_S", 0.0)
+    monkeypatch.setattr(task_steps, "PATIENCE_S", 0.05)
+    asked = 0
+
+    async def begin(name: str) -> None:
+        nonlocal asked
+        asked += 1
+        raise error
 
     ended = False
-    with pytest.raises(Unreachable, match="no answer"):
+    with pytest.raises(NotTold, match="can't be told of step 'one': no answer"):
         async with asyncio.timeout(60), TaskSteps(tmp_path / "steps", ["one"], begin).told():
             (tmp_path / "steps" / "1").touch()
             try:
@@ -137,6 +167,73 @@ async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(tmp_
             finally:
                 ended = True
     assert ended and (tmp_path / "steps" / "1").exists(), "the driver still waits when it is ended"
+    assert (asked > 1) == error.retryable
+
+
+PLAYED = """#!{python}
+import json, sys, time
+from pathlib import Path
+
+request = json.loads(Path(sys.argv[3]).read_text())
+answer = {{"exception_info": None, "agent_execution": {ran}, "modes": [], "only_host": None, "unreachable": None, "image": None,
+          "verifier_result": {{"rewards": {{"reward": 0.5}}}}, "step_results": None}}
+Path(request["answer"]).write_text(json.dumps(answer))
+for number in (1, 2):
+    asked = Path(request["steps"], str(number))
+    asked.touch()
+    while asked.exists():
+        time.sleep(0.01)
+"""
+"""A driver of trials of two steps. Its answer is there from the beginning: of a trial that is ended, it must not count."""
+
+
+@pytest.mark.parametrize(("step", "turns", "reason"), [("one", 0, "start_failed"), ("two", 1, "exit_code")])
+async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, turns: int, reason: str
+) -> None:
+    """The other one, of which it can be told later, goes on to its end."""
+    monkeypatch.setattr(task_steps, "RETRY_S", 0.01)
+    monkeypatch.setattr(task_steps, "PATIENCE_S", 1.0)
+    ended_first = asyncio.Event()
+    posted: dict[str, Completion] = {}
+    sessions = {
+        trial_id: Session(trial_id=trial_id, group_id="g", created_at=0.0, updated_at=0.0, counts=Counts(turns=turns))
+        for trial_id in ("g.0", "g.1")
+    }
+
+    async def begin(trial_id: str, name: str) -> None:
+        if name == step and trial_id == "g.0":
+            raise Unreachable("no answer")
+        if name == step:
+            await ended_first.wait()
+
+    async def recorded(trial_id: str) -> Session:
+        return sessions[trial_id]
+
+    async def complete(trial_id: str, end: Completion) -> Session:
+        posted[trial_id] = end
+        ended_first.set()
+        return sessions[trial_id].model_copy(update=end.model_dump(exclude={"metrics"}))
+
+    python = tmp_path / "python"
+    python.write_text(PLAYED.format(python=sys.executable, ran=RAN))
+    python.chmod(0o700)
+    plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
+    settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=tmp_path / "trials")
+    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    options = RunnerOptions((), "http://proxy", settings.work_dir, retries=0)
+    runner = TrialRunner(client, HarborExecutor(plan, settings, begin), options)
+    task = Task("t", {"steps": [{"name": "one"}, {"name": "two"}]}, folder=tmp_path / "task")
+    results: list[TrialResult] = []
+    async with asyncio.timeout(60), asyncio.TaskGroup() as running:
+        for session in sessions.values():
+            trial = Trial(session=session, urls=dict(ADDRESSES.urls))
+            running.create_task(runner.run(Assignment(trial, task, "epoch-0"), results.append))
+    assert [(result.trial_id, result.end_reason, result.reward) for result in results] == [
+        ("g.0", reason, None), ("g.1", "completed", 0.5),
+    ]  # fmt: skip
+    assert posted["g.0"].status == "aborted" and posted["g.0"].reward is None
+    assert results[0].detail.endswith(f"the proxy can't be told of step {step!r}: no answer")
 
 
 @pytest.mark.parametrize(

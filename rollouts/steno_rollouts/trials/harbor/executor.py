@@ -30,10 +30,10 @@ from steno_rollouts.trials.command import NO_KEY
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.harbor.interpreter import DRIVER, environment
 from steno_rollouts.trials.harbor.leftovers import Leftovers
-from steno_rollouts.trials.harbor.outcome import HarborOutcome
+from steno_rollouts.trials.harbor.outcome import FAILED, HarborOutcome
 from steno_rollouts.trials.harbor.plan import HarborPlan, modes
 from steno_rollouts.trials.harbor.pointing import Addresses
-from steno_rollouts.trials.harbor.task_steps import TaskSteps
+from steno_rollouts.trials.harbor.task_steps import NotTold, TaskSteps
 from steno_rollouts.trials.harbor.tasks import STEPS
 from steno_rollouts.trials.local import LocalExecutor
 
@@ -89,8 +89,7 @@ class HarborExecutor(Executor):
         return work, environment(inherited, self._plan.python.python)
 
     async def run(self, job: TrialJob) -> Exit:
-        """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either.
-        StenoError: it could not be told of a step of the trial's task."""
+        """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either."""
         origin = _origin(job.url)
         if origin in self._reached or self._plan.pointing.where == "launcher":
             return await self._run(job, ask=None)
@@ -146,6 +145,8 @@ class HarborExecutor(Executor):
             steps = self._steps.get(job.trial_id)
             async with steps.told() if steps is not None else contextlib.nullcontext():
                 ended = await self._processes.run(replace(job, command=command, environment=variables, timeout_s=None))
+        except NotTold as error:
+            return await asyncio.to_thread(_untold, job, error)
         finally:
             self._addresses.pop(job.trial_id, None)
             self._steps.pop(job.trial_id, None)
@@ -206,6 +207,14 @@ class HarborExecutor(Executor):
             "steps": str(job.folder.absolute() / "steps") if job.trial_id in self._steps else None,
             "ask": ask,
         }
+
+
+def _untold(job: TrialJob, error: NotTold) -> Exit:
+    """The end of a trial that was ended before a step's agent. What earlier steps were worth is not what it was worth."""
+    (job.folder / ANSWER).unlink(missing_ok=True)
+    with contextlib.suppress(OSError), job.stderr.open("a") as stderr:
+        stderr.write(f"\n{error.message}\n")
+    return Exit(FAILED) if error.began else Exit(None, error=error.message)
 
 
 def _origin(url: str) -> str:

@@ -6,14 +6,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from steno.contracts.errors import Gone, NotFound
+from steno.contracts.errors import Gone, NotFound, StenoError
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+PATIENCE_S = 300.0
+"""For a proxy, or a store, that is away: what an outage costs is a wait before the agent begins, and no trial."""
+RETRY_S = 1.0
+
+
+class NotTold(StenoError):
+    """The proxy could not be told of a step. Never leaves the executor: it ends that one trial. began: an agent has begun, at an
+    earlier step."""
+
+    code = "not_told"
+
+    def __init__(self, message: str, *, began: bool) -> None:
+        super().__init__(message)
+        self.began = began
 
 
 class TaskSteps:
@@ -28,7 +43,7 @@ class TaskSteps:
     async def told(self) -> AsyncIterator[None]:
         """Meanwhile the driver may ask.
 
-        Raises: StenoError: the proxy could not be told. What runs inside is cancelled then: its turns would name the step before.
+        Raises: NotTold. What runs inside is cancelled then: its turns would name the step before.
         """
         self.folder.mkdir()
         try:
@@ -42,13 +57,26 @@ class TaskSteps:
     async def _tell(self) -> None:
         while True:
             for asked in list(self.folder.iterdir()):
-                name = self._names[int(asked.name) - 1]
-                try:
-                    await self._begin(name)
-                except (
-                    Gone,
-                    NotFound,
-                ) as error:  # its session has ended by a limit, say; or an older proxy has no steps
-                    log.warning("%s: turns of step %r won't name it: %s", self.folder.parent.name, name, error.message)
+                await self._tell_of(int(asked.name))
                 asked.unlink()
             await asyncio.sleep(POLL_S)
+
+    async def _tell_of(self, number: int) -> None:
+        name, trial = self._names[number - 1], self.folder.parent.name
+        until, said = time.monotonic() + PATIENCE_S, False
+        while True:
+            try:
+                await self._begin(name)
+                return
+            except (Gone, NotFound) as error:  # its session has ended by a limit, say; or an older proxy has no steps
+                log.warning("%s: turns of step %r won't name it: %s", trial, name, error.message)
+                return
+            except StenoError as error:
+                if not error.retryable or time.monotonic() >= until:
+                    raise NotTold(
+                        f"the proxy can't be told of step {name!r}: {error.message}", began=number > 1
+                    ) from error
+                if not said:
+                    log.warning("%s: step %r waits to begin: %s", trial, name, error.message)
+                said = True
+            await asyncio.sleep(RETRY_S)
