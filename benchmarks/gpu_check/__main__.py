@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,12 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{report['seconds']:.0f} s; the report is in {options.out}")
-    return int(any(verdict.state == "failed" for verdict in verdicts.values()))
+    return exit_code(verdicts.values())
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> int:
+    looked_at = [verdict for verdict in verdicts if verdict.state != "not possible" or verdict.figures]
+    return int(any(verdict.state == "failed" for verdict in looked_at)) if looked_at else 2
 
 
 def look(name: str, check: Check) -> Verdict:

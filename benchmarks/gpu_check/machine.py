@@ -37,8 +37,11 @@ def _cpu() -> str:
 
 
 def _said(*command: str) -> str | None:
-    """None: there is no such command, or it failed."""
+    """None: there is no such command, it failed, or it said nothing in time."""
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return None
     return None if done.returncode else done.stdout.strip()

@@ -128,6 +128,8 @@ def vllm(check: Check) -> Verdict:
         missing = subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode
     except OSError as error:
         return not_possible(f"{check.vllm} can't be run: {error.strerror}")
+    except subprocess.TimeoutExpired as error:
+        return not_possible(f"{check.vllm} did not say in {error.timeout:.0f} s whether it has vLLM")
     if missing:
         return not_possible(f"{check.vllm} has no vLLM; --vllm names a Python that does")
     # bfloat16 as models are served; where there is no GPU, vLLM would compile for a minute.

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_check import __main__ as program
+from benchmarks.gpu_check import machine
 from benchmarks.gpu_check.calls import Calls, Failed, OutOfTime
-from benchmarks.gpu_check.parts import off
-from benchmarks.gpu_check.verdict import below, beyond, judged
+from benchmarks.gpu_check.parts import SMALL, Check, off
+from benchmarks.gpu_check.verdict import Verdict, below, beyond, failed, judged, not_possible
 
 ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {"logprobs_mean": 0.001, "grad_norm_relative": 0.001, "gradient_cosine": 0.999}
@@ -91,3 +93,41 @@ def test_what_can_not_be_looked_at_is_said_before_anything_is(tmp_path: Path) ->
     nothing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert nothing.returncode == 2 and "no CUDA device here; --rehearse" in nothing.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_a_command_that_hangs_costs_its_own_line_and_not_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(command: list[str], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    found = machine.machine({"gpus": [], "gpu_memory_bytes": []})
+    assert found["driver"] is None and found["cores"]
+    assert machine.revision() == {"revision": None, "uncommitted": None}
+    calls = Calls(tmp_path, until=0.0, small=True)
+    verdict = program.look("vllm", Check(calls, "cpu", SMALL, {"gpus": []}, sys.executable))
+    assert verdict.state == "not possible" and "did not say in 60 s whether it has vLLM" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([not_possible("no vLLM")], 2),
+        ([not_possible("no vLLM"), not_possible("no time")], 2),
+        ([not_possible("on a CPU", {"peak": 1})], 0),
+        ([not_possible("no vLLM"), judged({}, [])], 0),
+        ([not_possible("no vLLM"), failed("wrong")], 1),
+    ],
+)
+def test_the_exit_code_says_whether_anything_was_looked_at(verdicts: list[Verdict], code: int) -> None:
+    assert program.exit_code(verdicts) == code
+
+
+def test_a_check_of_vllm_alone_without_vllm_looked_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"gpus": [], "gpu_memory_bytes": [], "versions": {}}
+    monkeypatch.setattr(program.Calls, "__call__", lambda *_, **__: facts)
+    out, missing = tmp_path / "report.json", str(tmp_path / "python")
+    monkeypatch.setattr(sys, "argv", ["x", "--rehearse", "--parts", "vllm", "--vllm", missing, "--out", str(out)])
+    assert program.main() == 2
+    assert "can't be run" in json.loads(out.read_text())["parts"]["vllm"]["why"]
