@@ -6,10 +6,12 @@ import asyncio
 import importlib.resources
 import inspect
 import json
+import os
 import pydoc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx
@@ -138,6 +140,43 @@ async def test_clients_of_one_process_read_the_trusted_certificates_once(monkeyp
         Steno("https://proxy").close()
         await AsyncSteno("https://proxy").close()
     assert len(times) == 1
+
+
+def test_a_client_with_a_transport_of_its_own_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/not/there")
+    module._trusted.cache_clear()
+    for kind in (Steno, AsyncSteno):
+        assert kind("http://proxy", transport=httpx.MockTransport(lambda _: httpx.Response(200)))
+        with pytest.raises(OSError, match="No such file"):
+            kind("http://proxy")
+
+
+def test_new_clients_have_the_certificates_that_are_named_or_were_rotated_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import certifi
+
+    times: list[int] = []
+    monkeypatch.setattr(module.httpx, "create_ssl_context", lambda: times.append(1) or True)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    module._trusted.cache_clear()
+
+    def read() -> int:
+        for _ in range(2):
+            Steno("https://proxy").close()
+        return len(times)
+
+    assert read() == 1
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    assert read() == 2
+    file = tmp_path / "trusted.pem"
+    file.write_text(Path(certifi.where()).read_text())
+    os.utime(tmp_path, (1, 1))
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    assert read() == 3
+    os.utime(file, (2, 2))
+    assert read() == 4
 
 
 def test_a_call_carries_key_prefix_and_escaped_ids() -> None:
