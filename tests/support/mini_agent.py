@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def run_mini(
     log: Path,
     within_s: float = 120,
 ) -> int:
-    """One run. Returns: its exit code. It is killed when this is. Raises: RuntimeError: it was killed; OSError: no server."""
+    """One run. Returns: its exit code. It is killed when this is. Args: within_s: for the server to listen, and then for the run.
+    Raises: RuntimeError: it was killed, or took longer; OSError: no server."""
     job = {
         "arguments": list(arguments),
         "folder": str(folder),
@@ -68,14 +70,23 @@ def run_mini(
     }
     with _connected(address, within_s) as connection:
         _open.add(connection)
+        connection.settimeout(within_s)
         try:
             connection.sendall(json.dumps(job).encode() + b"\n")
             said = connection.makefile().read()
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # which ends the run
+            raise RuntimeError(f"mini-swe-agent took longer than {within_s:g} s: {_last_of(log)}") from None
         finally:
             _open.discard(connection)
     if not said:
-        raise RuntimeError(f"mini-swe-agent was killed: {log.read_text()[-2000:] if log.exists() else ''}")
+        raise RuntimeError(f"mini-swe-agent was killed: {_last_of(log)}")
     return int(said)
+
+
+def _last_of(log: Path) -> str:
+    return log.read_text()[-2000:] if log.exists() else ""
 
 
 def end_runs() -> None:
@@ -136,6 +147,8 @@ def _run(connection: socket.socket, app: Any) -> None:
         app()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # os._exit would lose it
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
