@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+from steno.contracts.errors import ConfigError
 from steno_cli.terminal.output import require_modules
 
 _TRAINING = "With --train"
@@ -41,6 +42,8 @@ def demo(
 
     Needs no GPU, no Redis and no download. Ends what it started.
     """
+    if set_ and not train:
+        raise ConfigError(f"--set: got {set_[0]!r}, which is for the trainer: only with --train", field="set")
     require_modules("openai", "torch", "transformers", "fastapi")
     if train:
         require_modules("deepspeed", "matplotlib")
@@ -55,13 +58,23 @@ def demo(
 
 
 def _settings(given: list[str]) -> dict[str, Any]:
-    """Values as a config file has them. Which names there are, the trainer says."""
+    """Values as a config file has them, but for dates, which no setting takes: they stay as written."""
     import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+            for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
     found = {}
     for word in given:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"got {word!r}, must be NAME=VALUE", param_hint="--set")
-        found[name] = yaml.safe_load(value)
+        try:
+            found[name] = yaml.load(value, Loader)
+        except (yaml.YAMLError, ValueError) as error:
+            why = getattr(error, "problem", None) or str(error)
+            raise ConfigError(f"--set {name}: got {value!r}, which is not valid YAML: {why}", field=name) from None
     return found

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from steno.client.client import AsyncSteno
+from steno.contracts.errors import ConfigError
 from steno.contracts.leases import RunView
 from steno.contracts.records import SamplingPolicy
 from steno.models import TINY
@@ -44,6 +45,7 @@ from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_trainer.run_config import RunSettings
 
 RUN = "demo"
 STEPS = 15
@@ -55,6 +57,11 @@ LEARNING_RATE = 3e-4
 """Hundreds of times what a model of billions would take: this one has 0.7 million parameters."""
 EVAL_WORLDS = 96
 RANKS = 2
+OWN = {
+    "total_steps": "use --steps",
+    **dict.fromkeys(("run", "proxy", "metrics_file"), "the demo needs its own"),
+}
+"""Settings of the trainer that the demo looks for itself -> what to do instead."""
 LAW = SamplingPolicy(force={"temperature": 1.0, "top_p": 1.0})
 POLL_S = 0.25
 
@@ -114,7 +121,9 @@ def run(
     *, steps: int = STEPS, seed: int = 0, plot: Path = Path("steno-demo.png"), port: int | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """`steno demo --train`. more: settings of the trainer. Raises: DemoFailed; SystemExit(1) if rewards did not rise."""
+    """`steno demo --train`. more: settings of the trainer. Raises: ConfigError, before anything is started; DemoFailed;
+    SystemExit(1) if rewards did not rise."""
+    check_settings(more or {})
     console = Console(highlight=False)
     with says_stopped(console):
         outcome = asyncio.run(demo_train(console, steps=steps, seed=seed, plot=plot, port=port, more=more))
@@ -166,6 +175,13 @@ async def _start_trainer(
     stack: contextlib.AsyncExitStack, folder: Path, url: str, steps: int, seed: int, more: Mapping[str, Any]
 ) -> DemoProcess:
     """`torchrun --nproc-per-node 2 -m steno train …`, as anybody would."""
+    config = folder / "train.yaml"
+    config.write_text(json.dumps(_settings(folder, url, steps, seed, more)))  # YAML takes JSON
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m", "steno")
+    return await start(stack, folder, "train", "--config", str(config), launcher=launcher, OMP_NUM_THREADS="1")
+
+
+def _settings(folder: Path, url: str, steps: int, seed: int, more: Mapping[str, Any]) -> dict[str, Any]:
     settings = {
         "proxy": url, "run": RUN, "model": str(TINY), "precision": "float32", "device": "cpu", "seed": seed,
         "learning_rate": LEARNING_RATE, "total_steps": steps, "groups_per_step": GROUPS_PER_STEP,
@@ -173,10 +189,32 @@ async def _start_trainer(
         "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 5, "weights_dir": str(folder / "weights"),
         "metrics_file": str(folder / "metrics.jsonl"), "probe_tolerance": 0.001,
     }  # fmt: skip
-    config = folder / "train.yaml"
-    config.write_text(json.dumps({**settings, **more}))  # YAML takes JSON
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m", "steno")
-    return await start(stack, folder, "train", "--config", str(config), launcher=launcher, OMP_NUM_THREADS="1")
+    return {**settings, **more}
+
+
+class _Given(RunSettings):
+    """What the trainer reads in its file; the demo's processes have no settings in their environment."""
+
+    @classmethod
+    def flag(cls, key: str) -> str:
+        return f"--set {key}"
+
+    @classmethod
+    def _read_environment(cls) -> dict[str, Any]:
+        return {}
+
+
+def check_settings(more: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: the trainer would refuse one of them, or the demo would wait for what never comes."""
+    for name in OWN.keys() & more.keys():
+        raise ConfigError(f"--set {name}: got {more[name]!r}; {OWN[name]}", field=name)
+    settings = _settings(Path("demo"), "http://127.0.0.1:8000", STEPS, 0, more)
+    for name, value in more.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"--set {name}: got {value!r}, must be a value that JSON has", field=name) from None
+    _Given.load(settings, None).check()
 
 
 async def _train(

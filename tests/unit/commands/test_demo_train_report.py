@@ -12,6 +12,7 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from steno.contracts.errors import ConfigError
 from steno.contracts.leases import RunView
 from steno_cli.demo import train
 from steno_cli.demo.train_report import show_ledger, write_plot
@@ -64,9 +65,18 @@ def test_settings_of_the_trainer_are_its_own_and_lie_over_the_demos(
 ) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(train, "run", lambda **given: asked.update(given))
-    words = ["demo", "--train", "--set", "push=delta", "--set", "push_full_every=4", "--set", "total_steps=2"]
+    words = [
+        "demo",
+        "--train",
+        "--set",
+        "push=delta",
+        "--set",
+        "push_full_every=4",
+        "--set",
+        "wandb_project=2026-11-23",
+    ]
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert asked["more"] == {"push": "delta", "push_full_every": 4, "total_steps": 2}
+    assert asked["more"] == {"push": "delta", "push_full_every": 4, "wandb_project": "2026-11-23"}
 
 
 @pytest.mark.parametrize("word", ["push", "=delta"])
@@ -80,7 +90,42 @@ async def test_the_trainer_is_started_with_them(tmp_path: Path, monkeypatch: pyt
         pass
 
     monkeypatch.setattr(train, "start", start)
-    more = {"push": "delta", "total_steps": 2}
+    more = {"push": "delta", "checkpoint_every": 2}
     await train._start_trainer(None, tmp_path, "http://x", 15, 0, more)  # type: ignore[arg-type]
     given = json.loads((tmp_path / "train.yaml").read_text())
-    assert (given["push"], given["total_steps"], given["run"]) == ("delta", 2, "demo")
+    assert (given["push"], given["checkpoint_every"], given["total_steps"], given["run"]) == ("delta", 2, 15, "demo")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--train", "--set", "total_steps=2"], "--set total_steps: got 2; use --steps"),
+        (["--train", "--set", "run=x"], "--set run: got 'x'; the demo needs its own"),
+        (["--train", "--set", "proxy=http://a"], "--set proxy: got 'http://a'; the demo needs its own"),
+        (["--train", "--set", "metrics_file=x"], "--set metrics_file: got 'x'; the demo needs its own"),
+        (["--train", "--set", "psuh=delta"], "--set psuh: no such setting; did you mean push?"),
+        (["--train", "--set", "push=some"], "--set push: Input should be 'full' or 'delta'"),
+        (["--train", "--set", "push_every=9"], "push_every 9: agents would sample by weights 8 steps behind"),
+        (["--train", "--set", "push=[a"], "--set push: got '[a', which is not valid YAML: "),
+        (["--train", "--set", "push=!!timestamp 2026-13-13"], "--set push: got '!!timestamp 2026-13-13', which is not"),
+        (["--train", "--set", "run=x", "--set", "push=!!set {a}"], "--set run: got 'x'"),
+        (["--train", "--set", "push=!!set {a}"], "--set push: got {'a'}, must be a value that JSON has"),
+        (["--set", "push=delta"], "--set: got 'push=delta', which is for the trainer: only with --train"),
+    ],
+)
+def test_what_the_trainer_or_the_demo_cannot_take_is_refused_before_anything_is_started(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def started(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr(train, "demo_train", started)
+    monkeypatch.setenv("STENO_TRAIN_PUSH_EVERY", "bad")  # the trainer of the demo does not see it
+    refused = CliRunner().invoke(app, ["demo", *words])
+    assert isinstance(refused.exception, ConfigError), refused.exception
+    assert refused.exception.message.startswith(said) and "\n" not in refused.exception.message
+
+
+def test_the_demos_own_settings_are_what_the_trainer_takes() -> None:
+    train.check_settings({})
+    train.check_settings({"push": "delta", "push_full_every": 4, "wandb_project": "2026-11-23", "seed": 3})
