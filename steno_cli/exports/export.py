@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -78,22 +81,26 @@ def export_sessions(
         if chosen is ExportFormat.DATASETS:
             raise ConfigError("--format datasets writes a folder: give --output FOLDER")
         return _write_jsonl(rows, sys.stdout)
-    _check_place(to, chosen)
-    to = to.absolute()
-    partial = to.with_name(f".{to.name}.partial")
-    _remove(partial)  # of an export that was killed
-    try:
+    to = _place(to, chosen)
+    with _beside(to) as folder:
+        partial = folder / to.name
         count = _write(rows, columns, chosen, partial)
-        partial.replace(to)
+        try:
+            partial.replace(to)
+        except OSError as error:
+            raise ConfigError(f"--output: {to} is there meanwhile, or went: {error.strerror}") from None
         if of_records:
-            _write_texts(client, tokenizers, to.with_name(to.name + TEXTS_SUFFIX))
-    finally:
-        _remove(partial)
+            _write_texts(client, tokenizers, folder, to.with_name(to.name + TEXTS_SUFFIX))
     return count
 
 
-def _check_place(to: Path, chosen: ExportFormat) -> None:
-    """Before minutes of reading. Raises: ConfigError: nothing can be written there, or it would replace what is no export."""
+def _place(to: Path, chosen: ExportFormat) -> Path:
+    """Where to write: for a folder, what a link to it means. Before minutes of reading. Raises: ConfigError: nothing can be
+    written there, or it would replace what is no export."""
+    try:
+        to = to.resolve() if chosen is ExportFormat.DATASETS else to.absolute()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise ConfigError(f"--output: {to}: {error}") from None
     if not to.parent.is_dir():
         raise ConfigError(f"--output: no such folder: {to.parent}")
     if chosen is not ExportFormat.DATASETS:
@@ -103,13 +110,21 @@ def _check_place(to: Path, chosen: ExportFormat) -> None:
         raise ConfigError(
             f"--output: {to} is there already; --format datasets writes a folder: give a new or an empty one"
         )
+    elif os.path.ismount(to):
+        raise ConfigError(f"--output: {to} is a mount point, which can't be replaced: give a folder in it")
+    elif to == Path.cwd():
+        raise ConfigError(f"--output: {to} is the working directory, which would be replaced: give a folder in it")
+    return to
 
 
-def _remove(partial: Path) -> None:
-    if partial.is_dir():
-        shutil.rmtree(partial)
-    else:
-        partial.unlink(missing_ok=True)
+@contextlib.contextmanager
+def _beside(to: Path) -> Iterator[Path]:
+    """A folder beside `to` for what is not whole, of this export alone: another one to the same name has its own."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def _write(rows: Iterator[dict[str, Any]], columns: dict[str, Any], chosen: ExportFormat, partial: Path) -> int:
@@ -130,20 +145,17 @@ def _noting(rows: Iterator[dict[str, Any]], tokenizers: set[str]) -> Iterator[di
         yield row
 
 
-def _write_texts(client: Client, tokenizers: Iterable[str], path: Path) -> None:
+def _write_texts(client: Client, tokenizers: Iterable[str], folder: Path, path: Path) -> None:
     """A line for each tokenizer: `tokenizer`, `texts`, `special`. No file where none is known; ids can be read all the same."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            for key in sorted(tokenizers):
-                try:
-                    file.write(client.token_texts(key).model_dump_json() + "\n")
-                except (NotFound, Forbidden) as error:
-                    console(stderr=True).print(f"token texts: {error.message}", markup=False, soft_wrap=True)
-        if partial.stat().st_size:
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    partial = folder / path.name
+    with partial.open("w", encoding="utf-8") as file:
+        for key in sorted(tokenizers):
+            try:
+                file.write(client.token_texts(key).model_dump_json() + "\n")
+            except (NotFound, Forbidden) as error:
+                console(stderr=True).print(f"token texts: {error.message}", markup=False, soft_wrap=True)
+    if partial.stat().st_size:
+        partial.replace(path)
 
 
 def _rows(

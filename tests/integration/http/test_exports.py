@@ -20,6 +20,7 @@ from steno import Client
 from steno.contracts.errors import ConfigError, NotFound
 from steno.contracts.records import Sample, Turn
 from steno.contracts.rest import Completion, GroupSpec
+from steno_cli.exports import export
 from steno_cli.exports.export import ExportFormat, export_sessions
 from steno_cli.exports.rows import Records
 from steno_cli.exports.selection import Selection
@@ -282,10 +283,8 @@ def test_an_export_replaces_nothing_that_is_no_export(tmp_path: Path) -> None:
 
 
 async def test_a_folder_is_whole_or_not_there(proxy: Proxy, tmp_path: Path) -> None:
-    """Also where an export was killed on the way, or a trial goes meanwhile."""
+    """Also where a trial goes meanwhile, or a link leads to it."""
     await record_a_session(proxy)
-    (tmp_path / ".t.partial").mkdir()
-    (tmp_path / ".t.partial" / "data-00000-of-00001.arrow").write_bytes(b"half")
 
     def write(trials: list[str], name: str) -> int:
         with Client(proxy.url) as client:
@@ -297,6 +296,56 @@ async def test_a_folder_is_whole_or_not_there(proxy: Proxy, tmp_path: Path) -> N
     assert await asyncio.to_thread(write, [TRIAL], "t") == len(rows_in(tmp_path / "t"))
     assert await asyncio.to_thread(write, [], "none") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["none", "t"]
+    (tmp_path / "empty").mkdir()
+    for name, target in [("link", "empty"), ("dangling", "new")]:
+        (tmp_path / name).symlink_to(target)
+        assert await asyncio.to_thread(write, [TRIAL], name) == len(rows_in(tmp_path / target))
+        assert (tmp_path / name).is_symlink()
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_what_can_not_be_replaced_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    (tmp_path / "link").symlink_to("mount")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == mount)
+    for to in (mount, tmp_path / "link"):
+        with Client("http://127.0.0.1:9") as client, pytest.raises(ConfigError, match=r"--output: .*mount is a mount"):
+            export_sessions(client, ["t"], to, ExportFormat.DATASETS)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for to in (Path(), tmp_path / "here", Path("../here")):
+        with Client("http://127.0.0.1:9") as client, pytest.raises(ConfigError, match=r"--output: .*working directory"):
+            export_sessions(client, ["t"], to, ExportFormat.DATASETS)
+    assert not list((tmp_path / "here").iterdir()) and not list(mount.iterdir())
+
+
+@pytest.mark.parametrize("file_format", [ExportFormat.JSONL, ExportFormat.DATASETS])
+def test_two_exports_to_one_name_do_not_mix(
+    file_format: ExportFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins and ends while the first writes."""
+    to = tmp_path / "t"
+
+    def rows(_: Any, trial_id: str, *__: Any, **___: Any) -> Iterator[dict[str, Any]]:
+        yield {"trial_id": trial_id, "reward": 1.0}
+        if trial_id == "first":
+            assert export_sessions(client, ["second"], to, file_format) == 2
+        yield {"trial_id": trial_id, "reward": 2.0}
+
+    monkeypatch.setattr(export, "_rows", rows)
+    with Client("http://127.0.0.1:9") as client:
+        if file_format is ExportFormat.DATASETS:
+            with pytest.raises(ConfigError, match=r"--output: .*t is there meanwhile"):
+                export_sessions(client, ["first"], to, file_format)
+        else:
+            assert export_sessions(client, ["first"], to, file_format) == 2
+    kept = "second" if file_format is ExportFormat.DATASETS else "first"
+    assert [row["trial_id"] for row in rows_in(to)] == [kept, kept]
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 def test_long_sessions_are_written_a_few_at_a_time(tmp_path: Path) -> None:
