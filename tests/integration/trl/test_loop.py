@@ -147,7 +147,8 @@ def test_no_group_is_lost_or_trained_twice_whoever_is_killed(tmp_path: Path) -> 
             everything = list(client.sessions(run_id=RUN))
             sessions = [session for name in acknowledged for session in client.sessions(group_id=name)]
             turns = [turn for session in sessions for turn in client.turns(session.trial_id)]
-    assert view.groups.leased == 0 and "cancelled" in {session.end_reason for session in everything}
+    assert view.groups.leased == 0
+    # Which trials ran at the Ctrl-C, if any did, is a matter of speed; none is left open.
     assert not [session for session in everything if session.status == "open" and session.counts.turns]
     assert {session.status for session in sessions} == {"completed", "aborted"}, "a failed trial is in each group"
     assert any(turn.partial for turn in turns) and any(turn.fork_reason == "new_conversation" for turn in turns)
