@@ -184,7 +184,17 @@ def test_an_adapter_has_as_many_parameters_as_are_estimated_and_all_else_is_froz
     found = estimate(shape, machine, options, 1024).gpu
     assert found["gradients"] + found["optimizer"] == 16 * trained
     assert found["weights"] == 2 * (shape.parameters + trained)
-    assert estimate(shape, machine, replace(options, reference=True), 1024).gpu["weights"] == found["weights"]
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_reference_that_is_loaded_is_counted_with_an_adapter_too(rank: int) -> None:
+    shape, machine = SAMPLES["7b"][1], Machine(gpus=2)
+    options = MemoryOptions(lora_rank=rank, offload_optimizer=True)
+    alone, beside = (estimate(shape, machine, replace(options, reference=given), 1024) for given in (False, True))
+    assert beside.gpu["weights"] - alone.gpu["weights"] == pytest.approx(2 * shape.parameters / 2)
+    offloaded = replace(options, offload_parameters=True)
+    alone, beside = (estimate(shape, machine, replace(offloaded, reference=given), 1024) for given in (False, True))
+    assert beside.gpu == alone.gpu and beside.host - alone.host == pytest.approx(2 * shape.parameters)
 
 
 def test_a_models_own_configuration_is_read() -> None:

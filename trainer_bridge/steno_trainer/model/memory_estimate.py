@@ -16,7 +16,8 @@ time:
     nccl                     of the first rank, with that transport: vLLM's packing buffers, and gathered buckets on their way
 
 With `lora_rank` the F of gradients and optimizer is that of the adapter, on all linear layers but the head; frozen weights have
-no gradients (a head takes 2 V H), and a reference is the model itself.
+no gradients (a head takes 2 V H). A reference is the model itself, and `--reference` then means another model beside it, which
+the setting `reference` names.
 
 In the host, besides what is offloaded: 2 F with `push: delta`, the last push in bfloat16 over all ranks that write.
 
@@ -157,7 +158,8 @@ class Machine:
 @dataclass(frozen=True)
 class MemoryOptions:
     """What the settings say. live: stage3_max_live_parameters; buckets: elements of reduce and prefetch buckets together, which
-    are equally large. lora_rank: of the adapter that is trained; 0: the whole model is."""
+    are equally large. lora_rank: of the adapter that is trained; 0: the whole model is. reference: a second model is loaded, of
+    as many parameters; with an adapter it is where `reference` names one."""
 
     offload_optimizer: bool = False
     offload_parameters: bool = False
@@ -190,7 +192,7 @@ def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample
     trained = adapter or shape.parameters
     share = shape.parameters / machine.gpus
     tokens = sample_tokens / options.sequence_parallel
-    models = 2 if options.reference and not adapter else 1
+    models = 2 if options.reference else 1
     states = 2.0 * shape.layers * shape.hidden * tokens
     # The backward pass of a layer: what it kept, gradients of the widest activations, its weights and their gradients.
     per_token = shape.saved_per_token + 6 * shape.intermediate * max(1, shape.chosen) + 12 * shape.hidden
@@ -347,7 +349,10 @@ def main() -> None:
     parser.add_argument("--sequence-parallel", type=int, default=1)
     parser.add_argument("--chunk-tokens", type=int, default=1024)
     parser.add_argument("--lora-rank", type=int, default=0, help="of an adapter; default: the whole model is trained")
-    for flag in ("offload-optimizer", "offload-parameters", "activation-offload", "reference", "nccl", "delta"):
+    parser.add_argument(
+        "--reference", action="store_true", help="a second model is loaded; with --lora-rank: `reference` names one"
+    )
+    for flag in ("offload-optimizer", "offload-parameters", "activation-offload", "nccl", "delta"):
         parser.add_argument(f"--{flag}", action="store_true")
     given = parser.parse_args()
     machine = Machine(given.gpus, int(given.gpu_gib * GIB), int(given.host_gb * 10**9))
