@@ -15,8 +15,8 @@ from steno_trainer.distributed.ranks import Ranks
 REPEATS = 5
 
 
-def wrong(ranks: Ranks, elements: int) -> list[str]:
-    """The collectives whose answer is not right on this rank."""
+def wrong(ranks: Ranks, elements: int) -> dict[str, bool]:
+    """Of each collective, whether its answer is not right on this rank."""
     size, rank, device = ranks.size, ranks.rank, ranks.device
     numbers = torch.arange(size, device=device, dtype=torch.float32)
 
@@ -38,7 +38,16 @@ def wrong(ranks: Ranks, elements: int) -> list[str]:
         "all_gather": (gathered, blocks(numbers)), "reduce_scatter": (scattered, blocks(size * numbers[rank : rank + 1])),
         "all_to_all": (swapped, blocks(size * numbers + rank)),
     }  # fmt: skip
-    return [name for name, (found, expected) in right.items() if not torch.equal(found, expected)]
+    return {name: not torch.equal(found, expected) for name, (found, expected) in right.items()}
+
+
+def wrong_anywhere(ranks: Ranks, here: dict[str, bool]) -> dict[str, Any]:
+    """How many ranks got a wrong answer, and of what. A collective.
+
+    Args: here: what `wrong` said on this rank.
+    """
+    counts = ranks.add(torch.tensor([*here.values(), any(here.values())], dtype=torch.int64)).tolist()
+    return {"wrong_ranks": counts[-1], "wrong": [name for name, count in zip(here, counts, strict=False) if count]}
 
 
 def bytes_per_s(ranks: Ranks, elements: int) -> float:
@@ -58,8 +67,7 @@ def main() -> None:
     job = job_of_this_process()
     ranks = Ranks.open(job["device"])
     found: dict[str, Any] = {"ranks": ranks.size, "backend": dist.get_backend()}
-    mine = wrong(ranks, job["elements"])
-    found |= {"wrong_ranks": int(ranks.add(torch.tensor([bool(mine)], dtype=torch.int64))), "wrong": mine}
+    found |= wrong_anywhere(ranks, wrong(ranks, job["elements"]))
     found["all_reduce_bytes_per_s"] = bytes_per_s(ranks, job["elements"])
     if ranks.first:
         answer(job, found)

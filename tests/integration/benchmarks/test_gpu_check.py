@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu_check import __main__ as program
 from benchmarks.gpu_check import machine
 from benchmarks.gpu_check.calls import Calls, Failed, OutOfTime
+from benchmarks.gpu_check.collectives import wrong_anywhere
 from benchmarks.gpu_check.parts import SMALL, Check, off
 from benchmarks.gpu_check.verdict import Verdict, below, beyond, failed, judged, not_possible
+from steno_trainer.distributed.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {"logprobs_mean": 0.001, "grad_norm_relative": 0.001, "gradient_cosine": 0.999}
@@ -76,6 +79,18 @@ def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words
         calls("facts", {}, limit_s=5.0, python=str(slow))
     with pytest.raises(OutOfTime, match="facts was not begun"):
         Calls(tmp_path, until=monotonic() + 1, small=True)("facts", {})
+
+
+def test_a_collective_that_is_wrong_on_another_rank_alone_is_named() -> None:
+    class First(Ranks):
+        def add(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor + torch.tensor([0, 1, 0, 1])  # of the second rank: its broadcast is wrong
+
+    ranks = First(0, 2, torch.device("cpu"), None)
+    here = {"all_reduce": False, "broadcast": False, "all_to_all": False}
+    assert wrong_anywhere(ranks, here) == {"wrong_ranks": 1, "wrong": ["broadcast"]}
+    found = wrong_anywhere(ranks, here | {"all_to_all": True})
+    assert found == {"wrong_ranks": 2, "wrong": ["broadcast", "all_to_all"]}
 
 
 def test_what_can_not_be_looked_at_is_said_before_anything_is(tmp_path: Path) -> None:
