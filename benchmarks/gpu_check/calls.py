@@ -19,6 +19,8 @@ LEAST_S = 5.0
 """With less time left, nothing is begun."""
 EACH_S, REHEARSED_S = 180.0, 540.0
 """That one process may take. A rehearsal may run on a machine that is full of other work."""
+POLL_S = 0.05
+"""Between two looks at the processes."""
 LINES = 12
 """Of what a failed process said last."""
 
@@ -77,16 +79,19 @@ class Calls:
                         start_new_session=True,
                     )  # fmt: skip
                     children.append(child)
-                for child in children:
-                    child.wait(max(0.1, started + limit_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise Failed(f"{module} took longer than {limit_s:.0f} s\n{_last(log)}") from None
+                # All are looked at: one that waits for another that has failed would wait until the time is over.
+                while True:
+                    codes = [child.poll() for child in children]
+                    if any(codes) or None not in codes:
+                        break
+                    if time.monotonic() - started > limit_s:
+                        raise Failed(f"{module} took longer than {limit_s:.0f} s\n{_last(log)}")
+                    time.sleep(POLL_S)
         finally:
             for child in children:
                 _end(child)
-        codes = [child.returncode for child in children if child.returncode]
-        if codes:
-            raise Failed(f"{module} ended with {codes[0]}\n{_last(log)}")
+        if failed := next(filter(None, codes), None):
+            raise Failed(f"{module} ended with {failed}\n{_last(log)}")
 
     def _environments(self, ranks: int) -> list[dict[str, str]]:
         """Of each rank. Nothing is fetched, whatever a library would like to."""

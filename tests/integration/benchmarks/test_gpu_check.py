@@ -81,6 +81,18 @@ def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words
         Calls(tmp_path, until=monotonic() + 1, small=True)("facts", {})
 
 
+def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+    from time import monotonic
+
+    half = tmp_path / "half"
+    half.write_text('#!/bin/sh\n[ "$RANK" = 1 ] && echo no such device && exit 3\nexec sleep 600\n')
+    half.chmod(0o700)
+    started = monotonic()
+    with pytest.raises(Failed, match="collectives ended with 3\nno such device"):
+        Calls(tmp_path, until=started + 200, small=True)("collectives", {}, python=str(half), ranks=2)
+    assert monotonic() - started < 60
+
+
 def test_a_collective_that_is_wrong_on_another_rank_alone_is_named() -> None:
     class First(Ranks):
         def add(self, tensor: torch.Tensor) -> torch.Tensor:
