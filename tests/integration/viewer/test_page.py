@@ -121,14 +121,14 @@ async def test_a_run_that_scores_another_anew_shows_what_it_borrowed(
 ) -> None:
     (tmp_path / "score.py").write_text("def other_way(transcript):\n    return -transcript.session.reward\n")
     words = ["rescore", "--run", "fix-the-parser", "--reward", f"{tmp_path / 'score.py'}:other_way", "--as", "again"]
-    done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--proxy", proxy.url])
-    assert done.exit_code == 0, done.output
-    tokens = sum((await proxy.steno.run("again")).borrowed.values())
-    shown = f"{tokens:,}" if tokens < 10_000 else f"{tokens / 1000:.1f}k"
     async with looking(browser, proxy.url) as looker:
         page = looker.page
         await looker.go("runs", "table.rows tbody tr")
-        await page.click("table.rows a:text-is('again')")
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--proxy", proxy.url])
+        assert done.exit_code == 0, done.output
+        tokens = sum((await proxy.steno.run("again")).borrowed.values())
+        shown = f"{tokens:,}" if tokens < 10_000 else f"{tokens / 1000:.1f}k"
+        await page.click("table.rows a:text-is('again')")  # the list is looked at again while it is shown
         await page.wait_for_selector("text=tokens borrowed from the trials that this run scores anew.")
         said = await page.text_content(".card:has-text('tokens borrowed')")
         assert said.startswith(f"{shown} tokens borrowed") and "tokens sampled by trials" not in said

@@ -59,3 +59,14 @@ export async function turnsFrom(trial, start, each, signal) {
     next = page.next_start;
   }
 }
+
+// Looks now, and again every so often while the page can be seen, until it is left. Fails only if the first look does.
+export async function lookAgain(look, everyMs, signal) {
+  await look();
+  const again = async () => {
+    if (signal.aborted) return;
+    try { if (!document.hidden) await look(); } catch { /* the next look may succeed */ }
+    if (!signal.aborted) setTimeout(again, everyMs);
+  };
+  setTimeout(again, everyMs);
+}

@@ -1,6 +1,6 @@
 // Runs: which there are, and one of them: rewards, where its groups are, what becomes of its tokens, its trainer's steps.
 
-import { get } from "./api.js";
+import { get, lookAgain } from "./api.js";
 import { lineChart, shareBar } from "./charts.js";
 import { h, put } from "./dom.js";
 import { brief, count, plain, reward, seconds, time } from "./format.js";
@@ -10,13 +10,23 @@ const LOOK_MS = 3000;
 const SESSIONS = 400;
 
 export async function runsView(main, _, __, signal) {
-  const { items } = await get("runs", { limit: 100 }, signal);
+  const page = h("div");
+  let seen = "";
+  put(main, h("div.page", h("div.headline", h("h1", "Runs")), page));
+  await lookAgain(async () => {
+    const { items } = await get("runs", { limit: 100 }, signal);
+    const now = JSON.stringify(items);
+    if (now !== seen) put(page, table(items)); // only then: whoever is on a link with the keyboard stays there
+    seen = now;
+  }, LOOK_MS, signal);
+}
+
+function table(items) {
+  if (!items.length) return h("div.empty", h("h2", "No run yet"), h("p.dim", "A run appears with its first group. Sessions without a group are under Sessions."));
   const heads = [["Run"], ["Groups in hand", "num"], ["Acknowledged", "num"], ["Without a trial to train", "num"], ["Evaluations", "num"], ["Newest group", "num"]];
-  put(main, h("div.page", h("div.headline", h("h1", "Runs")),
-    items.length ? h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Runs" }, h("table.rows",
-      h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
-      h("tbody", items.map(line))))
-      : h("div.empty", h("h2", "No run yet"), h("p.dim", "A run appears with its first group. Sessions without a group are under Sessions."))));
+  return h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Runs" }, h("table.rows",
+    h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+    h("tbody", items.map(line))));
 }
 
 function line({ run_id: run, groups, eval_groups: evals, last_group_at: at }) {
@@ -33,13 +43,7 @@ export async function runView(main, [run], _, signal) {
   put(main, h("div.page.run", h("div.crumbs", h("a", { href: "#/runs" }, "Runs")), h("div.headline", h("h1.mono", plain(run)),
     h("a.chip", { href: `#/groups?run_id=${encodeURIComponent(run)}` }, "groups"), h("a.chip", { href: `#/sessions?run_id=${encodeURIComponent(run)}` }, "sessions")),
   parts.head, h("h2.section", "Rewards"), parts.charts, h("h2.section", "Tokens"), parts.ledger, parts.stepped));
-  await draw(run, parts, signal);
-  const again = async () => {
-    if (signal.aborted) return;
-    try { if (!document.hidden) await draw(run, parts, signal); } catch { /* the next look may succeed */ }
-    if (!signal.aborted) setTimeout(again, LOOK_MS);
-  };
-  setTimeout(again, LOOK_MS);
+  await lookAgain(() => draw(run, parts, signal), LOOK_MS, signal);
 }
 
 async function draw(run, parts, signal) {

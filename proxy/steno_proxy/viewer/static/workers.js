@@ -1,6 +1,6 @@
 // Workers: how busy each is, what it serves, and what is wrong with it, looked at again every two seconds.
 
-import { get } from "./api.js";
+import { get, lookAgain } from "./api.js";
 import { h, put } from "./dom.js";
 import { brief, count, plain, seconds, time } from "./format.js";
 
@@ -20,13 +20,7 @@ export async function workersView(main, _, __, signal) {
     put(cards, workers.items.length ? workers.items.map((worker) => card(worker, policy.items))
       : h("div.empty", h("h2", "No worker is connected"), h("p.dim", "Workers dial this proxy: steno worker --proxy URL. Requests wait until one is there.")));
   }
-  await look();
-  const again = async () => {
-    if (signal.aborted) return;
-    try { if (!document.hidden) await look(); } catch { /* the next look may succeed */ }
-    if (!signal.aborted) setTimeout(again, LOOK_MS);
-  };
-  setTimeout(again, LOOK_MS);
+  await lookAgain(look, LOOK_MS, signal);
 }
 
 function policyTable(policies, updates) {
