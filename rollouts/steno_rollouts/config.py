@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
+from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID, USUALLY_DIFFER, ForkOf, MayDiffer
 from steno.contracts.rest import RUN_KEY
@@ -72,7 +72,7 @@ class RolloutSettings(Settings):
     purpose: Literal["train", "eval"] = Field("train", description="groups for evaluation are never trained")
 
     # -- how
-    proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
+    proxy: ProxyUrl = Field(default_factory=proxy_here, description=PROXY_HELP)
     key: SecretStr | None = Field(
         default_factory=admin_key_here,
         description="key of the run (steno runs key RUN), which is enough, or an admin key; unset: STENO_ADMIN_KEY",
@@ -206,13 +206,6 @@ class RolloutSettings(Settings):
         "failed", description="trials whose folders are kept after they end; unset: failed, with --harbor all"
     )
     progress_s: float = Field(10.0, gt=0, description="seconds between two lines of progress if there is no terminal")
-
-    @field_validator("proxy")
-    @classmethod
-    def _is_http(cls, value: str) -> str:
-        if not value.startswith(("http://", "https://")):
-            raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX]")
-        return value
 
     @field_validator("filter")
     @classmethod

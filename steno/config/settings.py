@@ -23,10 +23,11 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import PrivateAttr, SecretStr, ValidationError
+from pydantic import AfterValidator, PrivateAttr, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -54,6 +55,16 @@ PROXY = "STENO_PROXY"
 """Where the proxy is, for every program that speaks to it: what their `proxy` is unless it is given."""
 PROXY_URL = "http://127.0.0.1:8000"
 PROXY_HELP = f"http(s) URL of the proxy, path prefix included; unset: {PROXY}, else {PROXY_URL}"
+
+
+def _is_http(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"got {url!r}, must be http(s)://HOST[:PORT][/PREFIX]")
+    return url
+
+
+ProxyUrl = Annotated[str, AfterValidator(_is_http)]
 
 
 RENAMED = {"STENO_CLIENT_URL": PROXY}

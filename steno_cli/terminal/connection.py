@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
 from steno.client.client import Steno
-from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, admin_key_here, proxy_here
+from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
 
 
 class ClientSettings(Settings):
@@ -13,19 +13,12 @@ class ClientSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="STENO_CLIENT_")
 
-    proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
+    proxy: ProxyUrl = Field(default_factory=proxy_here, description=PROXY_HELP)
     key: SecretStr | None = Field(
         default_factory=admin_key_here,
         description="admin key, a run's key or a group's harness key; unset: STENO_ADMIN_KEY",
     )
     timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and to wait for the next bytes of an answer")
-
-    @field_validator("proxy")
-    @classmethod
-    def _is_http(cls, value: str) -> str:
-        if not value.startswith(("http://", "https://")):
-            raise ValueError(f"got {value!r}, must be http(s)://HOST[:PORT][/PREFIX]")
-        return value
 
 
 def client_settings(proxy: str | None, key: str | None, key_file: str | None) -> ClientSettings:

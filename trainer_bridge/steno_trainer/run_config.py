@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from steno.config.settings import PROXY_HELP, admin_key_here, proxy_here
+from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
 from steno_trainer.config import TrainerSettings
 
@@ -17,7 +17,7 @@ class RunSettings(TrainerSettings):
     """What `steno train` runs with."""
 
     # -- where groups come from
-    proxy: str = Field(default_factory=proxy_here, description=PROXY_HELP)
+    proxy: ProxyUrl = Field(default_factory=proxy_here, description=PROXY_HELP)
     key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
     policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")

@@ -7,7 +7,6 @@ added: the template has written them all.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import secrets
 from collections.abc import Iterable, Sequence
@@ -22,9 +21,8 @@ from steno.contracts.errors import BadRequest, ConfigError
 from steno_worker.chat.decode import ByteDecoder, TokenBytes
 from steno_worker.chat.fewest import FewestTokens
 from steno_worker.chat.hermes import THINK, THINK_END, HermesParser
-from steno_worker.chat.interfaces import END_OF_PROMPT, Decoder, Parser
+from steno_worker.chat.interfaces import Decoder, Parser, check_template_options
 
-_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
 """Words that mean something to the renderer itself: an agent's template options may not set them (`chat_template`, say: I8)."""
 
 _TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
@@ -87,12 +85,7 @@ class HfChatFormat:
         return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
-        for key in options:
-            if key in _RESERVED and key not in END_OF_PROMPT:
-                raise BadRequest(
-                    f"chat_template_kwargs.{key}: agents must not set this template option",
-                    field=f"chat_template_kwargs.{key}",
-                )
+        check_template_options(options, PreTrainedTokenizerFast.apply_chat_template)
         if self._context_tokens is not None:
             self._fewest.check_messages(messages, self._context_tokens)
         try:

@@ -7,14 +7,25 @@ scripted engines use `chat/hf.py` with the built-in parser; vLLM brings its own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from steno.contracts.chat import CONTINUES, OPEN_END, Job, Message, Tool, ToolCallPiece
+from steno.contracts.errors import BadRequest
 
 END_OF_PROMPT = frozenset({OPEN_END, CONTINUES})
 """Template options that are said to the renderer itself, and that agents may set all the same."""
+
+
+def check_template_options(options: Iterable[str], apply_template: Callable[..., Any]) -> None:
+    """Raises: BadRequest: an option that is an argument of `apply_template`: `chat_template` would run the agent's (I8)."""
+    reserved = {"messages", *inspect.signature(apply_template).parameters} - END_OF_PROMPT
+    for key in options:
+        if key in reserved:
+            name = f"chat_template_kwargs.{key}"
+            raise BadRequest(f"{name}: agents must not set this template option", field=name)
 
 
 @dataclass(slots=True)

@@ -82,6 +82,8 @@ def test_version_is_one_line() -> None:
         ),
         (["sessions", "list"], {"STENO_PROXY": "x"}, "got 'x', must be http(s)://HOST"),
         (["sessions", "list", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST"),
+        (["train", "--proxy", "localhost:8000"], {}, "--proxy: got 'localhost:8000', must be http(s)://HOST"),
+        (["rollout", "--proxy", "http://", "true"], {}, "--proxy: got 'http://', must be http(s)://HOST"),
         (["sessions", "export", "--format", "parquet", "t"], {}, "--format parquet writes Parquet, which needs a file"),
     ],
 )

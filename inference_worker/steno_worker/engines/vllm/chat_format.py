@@ -6,7 +6,6 @@ Prompts are rendered and replies parsed by the very code that `vllm serve` runs,
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import secrets
 from collections import OrderedDict
@@ -29,14 +28,12 @@ from steno.contracts.chat import CONTINUES, OPEN_END, Job, Message, Tool
 from steno.contracts.errors import BadRequest
 from steno_worker.chat.decode import ByteDecoder
 from steno_worker.chat.fewest import FewestTokens
-from steno_worker.chat.interfaces import END_OF_PROMPT, Decoder
+from steno_worker.chat.interfaces import END_OF_PROMPT, Decoder, check_template_options
 from steno_worker.chat.interfaces import Parser as ParserSeam
 from steno_worker.engines.grammars import check_format, check_tools
 from steno_worker.engines.vllm.args import EngineArgs
 from steno_worker.engines.vllm.chat_decode import SlowDecoder, token_bytes
 from steno_worker.engines.vllm.chat_parser import PlainParser, VllmParser, parser_class
-
-_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
 _JOBS_REMEMBERED = 64
 """A job's grammar is asked for three times within one start of a generation; more jobs than this don't start at once."""
@@ -97,13 +94,7 @@ class VllmFormat:
     # -- text to ids and back
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
-        """Template options that mean something to the renderer itself are refused: `chat_template` would run the agent's (I8)."""
-        for key in options:
-            if key in _RESERVED and key not in END_OF_PROMPT:
-                raise BadRequest(
-                    f"chat_template_kwargs.{key}: agents must not set this template option",
-                    field=f"chat_template_kwargs.{key}",
-                )
+        check_template_options(options, PreTrainedTokenizerBase.apply_chat_template)
         kwargs = {
             **self._template_kwargs(options),
             "add_generation_prompt": options.get(OPEN_END, True),
