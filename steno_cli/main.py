@@ -73,7 +73,7 @@ def _train() -> Any:
 
 
 def _merge() -> Any:
-    from steno_cli.commands.merge import merge
+    from steno_cli.commands.train import merge
 
     return _command(merge)
 
