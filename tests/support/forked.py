@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -42,9 +43,23 @@ _WORKER = (
     "steno_worker.engines.transformers.engine",
     "uvloop",
 )
+_COMMAND = (
+    "steno_cli.main",
+    "steno_cli.commands.doctor",
+    "steno_cli.commands.env",
+    "steno_cli.commands.rollout",
+    "steno_cli.commands.runs",
+    "steno_cli.commands.sessions",
+    "steno_cli.commands.tasks",
+    "steno_cli.terminal.flags",
+    "steno_rollouts.build",
+)
+_COMMANDS = ("doctor", "env", "groups", "rollout", "runs", "sessions", "tasks")
 _LITELLM = (*_PROXY, "steno_cli.commands.upstream", "steno_worker.engines.litellm.text", "uvloop")
-_READ_LATER = ("STENO_", "XDG_DATA_HOME", "PYTEST_", "PYTHONUNBUFFERED", "TORCHINDUCTOR_")
+_READ_LATER = ("STENO_", "XDG_DATA_HOME", "PYTEST_", "PYTHONUNBUFFERED", "COLUMNS")
 """Variables that nothing reads while it is imported: they may differ from those of the process that forks."""
+_SET_BY_IMPORTS = ("LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_")
+"""By litellm's engine, DeepSpeed and torch, where a test has imported them. What forks has them as its own imports set them."""
 
 
 class Program:
@@ -99,11 +114,13 @@ class _Forker:
                 stdin=subprocess.DEVNULL,
             )
 
-    def start(self, args: list[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes]) -> Program:
+    def start(
+        self, args: list[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes], err: IO[bytes]
+    ) -> Program:
         status, theirs = socket.socketpair()
         with theirs, Path(os.devnull).open("rb") as nothing:
             order = json.dumps({"args": args[3:], "environment": dict(environment), "cwd": str(cwd)}).encode()
-            socket.send_fds(self._socket, [order], [nothing.fileno(), out.fileno(), out.fileno(), theirs.fileno()])
+            socket.send_fds(self._socket, [order], [nothing.fileno(), out.fileno(), err.fileno(), theirs.fileno()])
         pid = self._socket.recv(64)
         assert pid, f"the process that forks ended with {self.process.wait()}"
         return Program(args, int(pid), status)
@@ -114,17 +131,40 @@ AT_FIRST = dict(os.environ)
 """The environment that forked programs have imported in."""
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes]) -> Started:
-    """A program with its output in `out` and nothing to read: a fork where it is this Python's `-m steno proxy` or `worker`."""
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, cwd: Path = ROOT, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """A program to its end, with what it printed, as `subprocess.run` does. It is killed after `timeout` seconds.
+
+    Args: environment: beside that of the tests.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = start(command, {**os.environ, **(environment or {})}, cwd, out, err)
+        try:
+            code = child.wait(timeout)
+        finally:
+            child.kill()
+            child.wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(list(command), code, out.read().decode(), err.read().decode())
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes], err: IO[bytes] | None = None
+) -> Started:
+    """A program with its output in `out`, with `err` apart from it or not, and nothing to read: a fork where it is a command of
+    this Python's `-m steno` that tests start often."""
+    err = err or out
     modules = _modules(command)
     changed = {name for name in {*environment, *AT_FIRST} if environment.get(name) != AT_FIRST.get(name)}
-    if modules is None or any(not name.startswith(_READ_LATER) for name in changed):
+    if modules is None or any(not name.startswith(_READ_LATER + _SET_BY_IMPORTS) for name in changed):
         return subprocess.Popen(
-            command, cwd=cwd, env=dict(environment), stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            command, cwd=cwd, env=dict(environment), stdout=out, stderr=err, stdin=subprocess.DEVNULL
         )
     if modules not in _forkers:
         _forkers[modules] = _Forker(modules)
-    return _forkers[modules].start(list(command), environment, cwd, out)
+    return _forkers[modules].start(list(command), environment, cwd, out, err)
 
 
 def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
@@ -136,6 +176,8 @@ def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
             return _LITELLM if "--upstream" in words else _PROXY
         case "worker" if "scripted" in words or "transformers" in words:
             return _WORKER
+        case name if name in _COMMANDS:
+            return _COMMAND
     return None
 
 

@@ -18,15 +18,18 @@ from tests.support.stack import ROOT
 PROXY = [sys.executable, "-m", "steno", "proxy"]
 
 
-def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port, log = free_port(), tmp_path / "proxy.log"
-    for name in {*os.environ, *forked.AT_FIRST}:  # tests before this one may have set what imports read
+@pytest.fixture
+def as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests before this one may have set what imports read."""
+    for name in {*os.environ, *forked.AT_FIRST}:
         if name in forked.AT_FIRST:
             monkeypatch.setenv(name, forked.AT_FIRST[name])
         else:
             monkeypatch.delenv(name)
+
+
+def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(tmp_path: Path, as_at_first: None) -> None:
+    port, log = free_port(), tmp_path / "proxy.log"
     with process([*PROXY, "--host", "127.0.0.1"], log, {"STENO_PORT": str(port)}, cwd=tmp_path) as child:
         assert isinstance(child, forked.Program)
         until(lambda: str(port) in log.read_text())
@@ -37,6 +40,22 @@ def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0 == child.poll()
         child.kill()  # of one that has ended: nothing
+
+
+def test_programs_are_forks_also_where_a_test_has_imported_litellm_and_deepspeed(
+    tmp_path: Path, as_at_first: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which set these, and a run of all tests imports both."""
+    for name in ("LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "1")
+    with (tmp_path / "log").open("wb") as out:
+        child = forked.start([*PROXY, "--help"], os.environ, ROOT, out)
+    assert isinstance(child, forked.Program) and child.wait(60) == 0
+
+
+def test_what_a_command_prints_and_what_it_says_come_apart(as_at_first: None) -> None:
+    done = forked.run([sys.executable, "-m", "steno", "sessions", "list", "--proxy", "http://127.0.0.1:9"])
+    assert (done.returncode, done.stdout) == (1, "") and "127.0.0.1:9" in done.stderr
 
 
 def test_its_exit_code_and_the_signal_that_killed_it_are_told(tmp_path: Path) -> None:

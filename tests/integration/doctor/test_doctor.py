@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from steno_cli.doctor.redis_promises import STALLED_S
+from tests.support import forked
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisSentinel, RedisServer
 from tests.support.stack import ROOT, Stack, running
@@ -21,13 +22,7 @@ SCRIPT = ROOT / "tests/integration/image/script.py"
 
 def doctor(*args: str) -> tuple[int, dict[str, list[tuple[str, str, str]]]]:
     """Exit code, and by check (level, message, advice)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "steno", "doctor", "--json", *args],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forked.run([sys.executable, "-m", "steno", "doctor", "--json", *args])
     assert done.stdout, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     found: dict[str, list[tuple[str, str, str]]] = {}

@@ -14,7 +14,8 @@ import pytest
 
 from steno.client.client import Steno
 from steno.contracts.rest import Completion
-from tests.support.stack import ROOT, Stack
+from tests.support import forked
+from tests.support.stack import Stack
 from tests.unit.test_docs import LINES
 
 
@@ -36,13 +37,7 @@ def recorded(stack: Stack) -> str:
 
 
 def steno(stack: Stack, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "steno", *words, "--proxy", stack.url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-    )
+    done = forked.run([sys.executable, "-m", "steno", *words, "--proxy", stack.url])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -12,7 +12,8 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.rest import Completion
 from tests.integration.face.conftest import ADMIN
-from tests.support.stack import ROOT, Stack
+from tests.support import forked
+from tests.support.stack import Stack
 
 CALLS = {
     "openai": "import openai\nprint(openai.OpenAI().chat.completions.create("
@@ -26,7 +27,7 @@ CALLS = {
 
 def steno(stack: Stack, *words: str) -> str:
     command = [sys.executable, "-m", "steno", "env", *words, "--proxy", stack.url, "--key", ADMIN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = forked.run(command)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -42,10 +43,8 @@ def test_an_sdk_finds_its_trial_in_the_environment(locked: Stack, sdk: str, tmp_
         ["bash", "-c", script], capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"}
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:] + locked.logs()
-    shown = subprocess.run(
-        [sys.executable, "-m", "steno", "sessions", "show", f"env-{sdk}", "--proxy", locked.url, "--key", ADMIN, "--json"],
-        capture_output=True, text=True, timeout=60, cwd=ROOT,
-    )  # fmt: skip
+    words = ("sessions", "show", f"env-{sdk}", "--proxy", locked.url, "--key", ADMIN, "--json")
+    shown = forked.run([sys.executable, "-m", "steno", *words])
     assert json.loads(shown.stdout.splitlines()[0])["counts"]["turns"] == 1
 
 
@@ -62,7 +61,7 @@ def test_a_trial_that_has_ended_is_not_handed_out(locked: Stack) -> None:
     with Steno(locked.url, ADMIN) as client:
         client.complete("env-ended", Completion(reward=1.0))
     command = [sys.executable, "-m", "steno", "env", "openai", "env-ended", "--proxy", locked.url, "--key", ADMIN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = forked.run(command)
     assert (done.returncode, done.stdout) == (2, "")
     assert "trial env-ended has ended (completed) and takes no more turns: give another id" in done.stderr
 

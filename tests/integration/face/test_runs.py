@@ -11,12 +11,13 @@ import openai
 from steno.client.client import Steno
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
-from tests.support.stack import ROOT, Stack
+from tests.support import forked
+from tests.support.stack import Stack
 
 
 def steno(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "steno", *words, "--proxy", stack.url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return forked.run(command)
 
 
 def shown(stack: Stack, *words: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from steno.client.client import Steno
 from steno.contracts.records import Session
+from tests.support import forked
 from tests.support.stack import ROOT, Stack, running
 from tests.support.variables import without_settings
 
@@ -62,6 +63,7 @@ class Rollout:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     limit_s: float = 240
+    forked: bool = True
 
     def tasks(self, *tasks: dict[str, Any]) -> Path:
         path = self.folder / "tasks.jsonl"
@@ -88,14 +90,16 @@ class Rollout:
         )  # fmt: skip
 
     def __call__(self, tasks: Path, *options: str, command: list[str], code: int = 0) -> str:
-        """Run it to its end; what it said on stderr."""
-        with self.start(tasks, *options, command=command) as process:
-            try:
-                _, said = process.communicate(timeout=self.limit_s)
-            finally:
-                process.kill()
-        assert process.returncode == code, said
-        return said
+        """Run it to its end; what it said on stderr. A fork has another program's command line (`forked`)."""
+        words = self.words(tasks, *options, command=command)
+        if self.forked:
+            done = forked.run(words, self.environment, timeout=self.limit_s)
+        else:
+            done = subprocess.run(
+                words, env={**os.environ, **self.environment}, cwd=ROOT, capture_output=True, text=True, timeout=self.limit_s
+            )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return done.stderr
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ def test_a_trial_finds_no_key_of_its_operator(
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    rollout.forked = False  # the thief looks at command lines and environments
     rollout.environment = {
         "HOME": str(home), "STENO_ADMIN_KEY": ADMIN, "OPENAI_API_KEY": PROVIDER, "STENO_KEYS_DIR": str(keys),
     }  # fmt: skip

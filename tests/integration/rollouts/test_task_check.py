@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.support import forked
 from tests.support.stack import ROOT
 
 REWARD = """
@@ -26,10 +26,7 @@ def check(tasks: Path, *options: str, oracle: tuple[str, ...] = (), code: int = 
     """What it printed, and what it said on stderr."""
     work = ["--work-dir", str(tasks.parent / "work"), "--in-flight", "2"]
     words = [sys.executable, "-m", "steno", "tasks", "check", "--tasks", str(tasks), *work, *options]
-    done = subprocess.run(
-        [*words, *(("--", *oracle) if oracle else ())],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "200", **variables}, timeout=120,
-    )  # fmt: skip
+    done = forked.run([*words, *(("--", *oracle) if oracle else ())], {"COLUMNS": "200", **variables})
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
 

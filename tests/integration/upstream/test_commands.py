@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.upstream.conftest import KEY, ask
+from tests.support import forked
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Stack, running
 
 
 def steno(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "steno", *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    return forked.run([sys.executable, "-m", "steno", *words])
 
 
 def test_litellm_is_imported_only_where_text_is_asked_of_it() -> None:
