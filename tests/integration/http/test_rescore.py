@@ -100,9 +100,9 @@ async def advantages(proxy: Proxy, run: str) -> tuple[dict[str, float], int]:
     The leases are given back."""
     async with (
         AsyncClient(proxy.url, proxy.key) as client,
-        LeaseFeed(client, run_id=run, consumer="t", ahead=4) as feed,
+        LeaseFeed(client, run_id=run, consumer="t", ahead=1) as feed,  # who asks for more waits 20 s for them
     ):
-        groups = await feed.take(1, wait_s=20)
+        groups = await feed.take(1)
     terms = TrainingTerms(VersionHistory((PolicyVersion(FIRST, 0),)), None, 1000, 2**21)
     step = assemble(groups, terms, Estimator.GRPO, Overlong())
     sessions = {session.trial_id: session for group in groups for session in group.lease.trials}

@@ -22,8 +22,18 @@ def watch(folder: Path) -> None:
     Stepper.step = watched  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
-    watch(Path(sys.argv.pop(1)))
-    from steno_cli.main import main
+def main(folder: Path) -> None:
+    """`steno train` with the settings in FOLDER/train.yaml, in a process of its own."""
+    sys.argv = ["spy", str(folder), "train", "--config", str(folder / "train.yaml")]
+    _run()
 
-    main()
+
+def _run() -> None:
+    watch(Path(sys.argv.pop(1)))
+    from steno_cli.main import main as steno
+
+    steno()
+
+
+if __name__ == "__main__":
+    _run()

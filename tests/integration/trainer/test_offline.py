@@ -4,11 +4,8 @@ other rewards prefer becomes so instead."""
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from steno.contracts.records import Sample, readable
+from tests.integration.trainer.launching import fork
 from tests.integration.trainer.materials import random_model
-from tests.support.processes import SLOW_S
-from tests.support.stack import ROOT
 from tests.unit.trainer.recorded import Recording, session
 
 GROUPS = 4
@@ -53,7 +49,8 @@ def _logprobs(model: Any, sample: Sample) -> torch.Tensor:
 
 
 def train(folder: Path, samples: list[Sample], model: Path, **settings: Any) -> list[dict[str, Any]]:
-    """One plain rank, to its end, with its batches in `folder`. Returns its lines of numbers."""
+    """One plain rank, to its end, with its batches in `folder`. Returns its lines of numbers. It is forked from a process that
+    has imported DeepSpeed; `steno train` from its first import on is played by the demo that trains and the loop's tests."""
     folder.mkdir(exist_ok=True)
     records = folder / "records.jsonl"
     random.Random(0).shuffle(samples)
@@ -65,12 +62,7 @@ def train(folder: Path, samples: list[Sample], model: Path, **settings: Any) -> 
         **settings,
     }  # fmt: skip
     (folder / "train.yaml").write_text(json.dumps(given))
-    command = ["-m", "tests.integration.loop.spy", str(folder), "train", "--config", str(folder / "train.yaml")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SLOW_S
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    fork(1, "tests.integration.loop.spy", folder)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

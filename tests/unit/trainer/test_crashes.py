@@ -110,9 +110,15 @@ class Life:
         if self.dead:
             await asyncio.Event().wait()  # for good: it is cancelled with all the rest
 
+    def _alive(self) -> None:
+        """A killed trainer is torn down in this process, where it would just be no more: what it says then reaches nobody."""
+        if self.dead:
+            raise Unreachable("it was killed")
+
     # -- the proxy's client
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
+        self._alive()
         await self.point("before lease")
         found: list[Lease] = []
         while not found:
@@ -132,8 +138,7 @@ class Life:
         await self.point("after acknowledge")
 
     async def release(self, lease_id: str) -> None:
-        if self.dead:  # it is torn down in this process, where a killed one just is no more
-            raise Unreachable("it was killed")
+        self._alive()
         await self.world.store.runs.release(lease_id, now=self.world.now)
 
     async def extend(self, lease_id: str, ttl_s: float, *, used: bool = False) -> None:

@@ -44,7 +44,8 @@ def test_a_harness_key_made_of_its_own_opens_nothing(proxy: Target) -> None:
         "Bearer " + proxy.key,
     ):
         for path in ("/sessions/mine", "/sessions/mine/turns", f"/victim{CHAT}"):
-            answer = proxy.raw(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode())
+            head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+            answer = proxy.raw(head.encode())
             assert statuses(answer)[0] in (400, 401, 403, 405), answer
 
 
