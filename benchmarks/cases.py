@@ -37,10 +37,11 @@ class Sizes:
     turns: int = 20
     silent: int = 2000
     hold_s: float = 12.0
+    warm_s: float = 1.0
 
 
 SIZES = Sizes()
-QUICK = Sizes(1.0, 8, 8, 32, 16, 8, 4, 40, 2.0)
+QUICK = Sizes(0.3, 8, 8, 32, 16, 8, 4, 40, 1.0, 0.1)
 
 
 def load(running: Running, *args: object) -> Result:
@@ -62,13 +63,13 @@ def _json(command: list[object]) -> Result:
     return result
 
 
-def _warm(running: Running) -> None:
-    load(running, "tiny", "--clients", 4, "--seconds", 1)
+def _warm(running: Running, sizes: Sizes) -> None:
+    load(running, "tiny", "--clients", 4, "--seconds", sizes.warm_s)
 
 
 def tiny(running: Running, sizes: Sizes) -> Result:
     """Not streamed, one token each, back to back."""
-    load(running, "tiny", "--seconds", 1)
+    load(running, "tiny", "--seconds", sizes.warm_s)
     before = running.cpu_s()
     result = load(running, "tiny", "--clients", sizes.tiny_clients, "--seconds", sizes.seconds)
     result["cpu_us_per_request"] = 1e6 * (running.cpu_s() - before) / max(1, result["requests"])
@@ -76,7 +77,7 @@ def tiny(running: Running, sizes: Sizes) -> Result:
 
 
 def _streams(running: Running, sizes: Sizes, clients: int) -> Result:
-    _warm(running)
+    _warm(running, sizes)
     before = running.cpu_s()
     result = load(running, "streams", "--clients", clients, "--tokens", sizes.tokens, "--seconds", sizes.seconds)
     result["cpu_us_per_token"] = 1e6 * (running.cpu_s() - before) / max(1, result["tokens"])
@@ -95,11 +96,11 @@ def stream512(running: Running, sizes: Sizes) -> Result:
 
 def sessions(running: Running, sizes: Sizes) -> Result:
     """200 sessions of 20 turns, 2 KB more each: CPU and memory; with a Redis, what rests there."""
-    _warm(running)
+    _warm(running, sizes)
     redis_before = process_cpu_s(running.redis_pid) if running.redis_pid else 0.0
     rss, before = running.rss_bytes(), running.cpu_s()
     result = load(running, "session", "--sessions", sizes.sessions, "--turns", sizes.turns)
-    time.sleep(1.0)
+    time.sleep(sizes.warm_s)
     if running.redis_pid:
         result["redis_cpu_ms_per_request"] = (
             1e3 * (process_cpu_s(running.redis_pid) - redis_before) / max(1, result["requests"])
@@ -141,7 +142,7 @@ def at_rest(port: int, sizes: Sizes) -> Result:
 
 def flat(running: Running, sizes: Sizes) -> Result:
     """The same sessions, all at the same turn: CPU per request by turn."""
-    _warm(running)
+    _warm(running, sizes)
     result = load(
         running,
         "session",
@@ -160,7 +161,7 @@ def flat(running: Running, sizes: Sizes) -> Result:
 
 def silent2000(running: Running, sizes: Sizes) -> Result:
     """2,000 streams whose first token never comes: memory."""
-    _warm(running)
+    _warm(running, sizes)
     before = running.rss_bytes()
     with tempfile.TemporaryDirectory(prefix="steno-bench-") as folder:
         ready = Path(folder) / "ready"
@@ -202,7 +203,7 @@ def silent2000(running: Running, sizes: Sizes) -> Result:
 
 def worker(running: Running, sizes: Sizes) -> Result:
     """64 streams through a whole `steno worker`: CPU of its process per token, and what of it is engine, turn and relay."""
-    _warm(running)
+    _warm(running, sizes)
     spent, sampled = process_cpu_s(running.worker_pid), _sampled(running)
     load(running, "streams", "--clients", sizes.few_streams, "--tokens", sizes.tokens, "--seconds", sizes.seconds)
     tokens = _sampled(running) - sampled
