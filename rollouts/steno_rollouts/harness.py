@@ -126,8 +126,7 @@ class Rollouts:
         Returns: results of all trials, in the order in which they ended.
         Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
         Raises: RolloutsStopped: too many trials failed before their first turn; those that ran have ended, those that failed so
-            are open. StenoError: the proxy refuses, or can't be reached. OSError: no folder could be made. All that ran has been
-            ended.
+            are open. StenoError: the proxy refuses, or can't be reached. All that ran has been ended.
         """
         results: list[TrialResult] = []
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +15,10 @@ from steno.contracts.errors import ConfigError
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.trials.runner import FailedTrial
+
+log = logging.getLogger(__name__)
+
+NEWLINE = b"\n"
 
 
 def ended_trials(path: Path | None) -> dict[str, TrialResult]:
@@ -36,15 +43,18 @@ def ended_trials(path: Path | None) -> dict[str, TrialResult]:
 
 
 class ResultsFile:
-    """An `Observer` that appends, line by line. A trial that the file has already is not written again."""
+    """An `Observer` that appends, line by line. A trial that the file has already is not written again. Lines that can't be
+    written (a full disk, say) are tried again with each later one, and at the end."""
 
     def __init__(self, path: Path, known: Collection[str]) -> None:
         """Raises: ConfigError: it can't be written."""
+        self._path = path
         self._known = set(known)
+        self._waiting = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _trim(path)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"results: {path}: {error.strerror}", field="results") from None
 
@@ -52,7 +62,15 @@ class ResultsFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        """Raises: ConfigError: lines could not be written; not in the place of another error."""
+        with self._file:
+            failed = self._write()
+        if failed is not None and error is None:
+            raise ConfigError(
+                f"results: {self._path}: {failed.strerror}: {self._waiting.count(NEWLINE)} trials are not in it; they are on "
+                "record, and the same --run, started again, writes them",
+                field="results",
+            )
 
     def group_started(self, group: GroupTrials) -> None: ...
 
@@ -65,7 +83,22 @@ class ResultsFile:
     def trial_ended(self, result: TrialResult) -> None:
         if result.trial_id not in self._known:
             self._known.add(result.trial_id)
-            self._file.write(json.dumps(result.row(), ensure_ascii=False) + "\n")
+            self._waiting += json.dumps(result.row(), ensure_ascii=False).encode() + NEWLINE
+            if (failed := self._write()) is not None:
+                log.warning("results: %s: %s: it is tried again with the next trial", self._path, failed.strerror)
+
+    def _write(self) -> OSError | None:
+        """All that waits, or nothing of it."""
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(self._waiting) == len(self._waiting):
+                self._waiting = b""
+                return None
+            failed = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            failed = error
+        self._file.truncate(size)
+        return failed
 
 
 def _trim(path: Path) -> None:

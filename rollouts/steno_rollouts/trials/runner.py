@@ -97,7 +97,7 @@ class TrialRunner:
         """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled`.
 
         Args: hold: one that failed before its first turn is neither posted nor reported, but returned; `give_up` does both.
-        Raises: StenoError: the proxy could not be reached, or refuses; OSError: no folder could be made.
+        Raises: StenoError: the proxy could not be reached, or refuses.
         """
         began = self._clock()
         folder = self._folder(assignment)
@@ -105,7 +105,11 @@ class TrialRunner:
         try:
             while True:
                 attempts += 1
-                ended, verdict = await self._attempt(assignment, folder)
+                try:
+                    ended, verdict = await self._attempt(assignment, folder)
+                except OSError as error:  # a full disk, say: others may go on
+                    ended = Exit(None, error=str(error))
+                    verdict = CommandOutcome(EndReason.START_FAILED, detail=str(error))
                 if not verdict.reason.early or (attempts > self._options.retries and not hold):
                     break
                 await asyncio.sleep(SETTLE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,6 +79,28 @@ def test_a_results_file_has_each_trial_once_over_several_starts(tmp_path: Path) 
         file.trial_ended(result(1))
     assert [json.loads(row)["trial_id"] for row in path.read_text().splitlines()] == ["g.0", "g.1"]
     assert set(ended_trials(path)) == {"g.0", "g.1"}
+
+
+def test_lines_that_do_not_fit_are_written_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ResultsFile(path, {}) as file:
+        file.trial_ended(result(0, 1.0))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1])
+        )  # as a full disk: it takes a part
+        try:
+            file.trial_ended(result(1))
+            assert set(ended_trials(path)) == {"g.0"} and path.read_bytes().endswith(b"\n")
+            with (
+                pytest.raises(ConfigError, match="1 trials are not in it; they are on record"),
+                ResultsFile(path, {}) as other,
+            ):
+                other.trial_ended(result(3))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        file.trial_ended(result(2))
+    assert list(ended_trials(path)) == ["g.0", "g.1", "g.2"]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
