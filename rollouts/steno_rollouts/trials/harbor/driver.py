@@ -191,7 +191,12 @@ def place_classes(config: dict[str, Any], request: dict[str, Any]) -> None:
     kind = environment.get("type")
     if kind in MOUNTING:
         overlay = Path(request["answer"]).with_name("compose.json")
-        overlay.write_text(json.dumps({"services": {"main": {"stop_grace_period": "1s"}}}))
+        main: dict[str, Any] = {"stop_grace_period": "1s"}
+        if (
+            request["only_host"] is not None
+        ):  # with it, packets can be marked as Harbor's sidecar marks what it lets pass
+            main["cap_drop"] = ["NET_RAW"]
+        overlay.write_text(json.dumps({"services": {"main": main}}))
         base = import_class(MOUNTING[kind], label="environment")
         ours.Environment = local(base, overlay, hides_verifier=set(request["modes"]) == {"separate"})
         environment["import_path"] = f"{OURS}:Environment"
@@ -237,7 +242,13 @@ def local(base: Any, overlay: Path, *, hides_verifier: bool) -> type:
         more["extra_docker_compose"] = [*(more.get("extra_docker_compose") or []), overlay]
         base.__init__(self, *args, session_id=session_id, mounts=mounts, **more)
 
-    return type("Environment", (base,), {"__init__": init, "__module__": OURS})
+    async def compose(self: Any, command: list[str], *args: Any, **more: Any) -> Any:
+        if command[:2] == ["exec", "--no-TTY"]:  # to apply an allow-list; podman-compose knows the short name alone
+            command = ["exec", "-T", *command[2:]]
+        return await base._run_docker_compose_command(self, command, *args, **more)
+
+    members = {"__init__": init, "_run_docker_compose_command": compose, "__module__": OURS}
+    return type("Environment", (base,), members)
 
 
 def watch(trial: Any, request: dict[str, Any]) -> None:
