@@ -58,6 +58,7 @@ class RemoteAgentLoop(seam.AgentLoopBase):
         host: AgentHost | None = None
         played: PlayedSession | None = None
         try:
+            await asyncio.sleep(0)  # so that its siblings come, though an answer below may be there already
             host = await host_here(self._config, self._file, self._servers, self._tokenizer)
             validate = await seam.is_validation(uid)
             step = _plain(kwargs.get("global_steps"))

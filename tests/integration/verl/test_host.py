@@ -16,9 +16,10 @@ from steno import Client
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import ConfigError, Unreachable
 from steno.models import TINY
-from steno_adapters.verl import agent_host
+from steno_adapters.verl import agent_host, loop
 from steno_adapters.verl.agent_host import AgentHost
 from steno_adapters.verl.job import JobFacts
+from steno_adapters.verl.loop import RemoteAgentLoop
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.settings import VerlSettings
 from steno_adapters.verl.tokens import VerlTokens
@@ -119,6 +120,44 @@ async def test_whatever_a_session_fails_by_no_trial_of_its_group_stays_open(
         assert registered.deadline_s is not None and registered.deadline_s > 3 * 10
         await host.end_rest(group)
         assert client.session(registered.trial_ids[2]).end_reason == "interrupted"
+    await host.close()
+
+
+async def test_sessions_that_verl_starts_together_are_one_group_also_where_nothing_has_to_be_waited_for(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine TransferQueue's answer may be there before it is looked for."""
+    settings = settings_of(tmp_path, stack.url)
+    prepared = Prepared.of(settings, "together")
+    config = verl_config(None)
+    host = AgentHost(config, settings, prepared, prepared, JobFacts("together", "verl-a", stack.url, None, None))
+
+    async def at_once(*_: Any) -> Any:
+        return host
+
+    async def training(uid: str) -> bool:
+        return False
+
+    async def run(*_: Any) -> None:
+        raise Unreachable("the proxy is away")
+
+    monkeypatch.setattr(loop, "host_here", at_once)
+    monkeypatch.setattr(loop.seam, "is_validation", training)
+    monkeypatch.setattr(host._runners[False], "run", run)
+    law = {"temperature": 0.7, "top_p": 1.0, "top_k": -1}
+    found = await asyncio.gather(
+        *(
+            RemoteAgentLoop(SimpleNamespace(config=config), None, None).run(
+                law, uid="u", session_id=number, global_steps=1, extra_info={"task_id": "plain"}
+            )
+            for number in range(3)
+        ),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in found] == [Unreachable] * 3
+    with Client(stack.url) as client:
+        [group_id] = {session.group_id for session in client.session_page(run_id="together").items}
+        assert len(client.group(group_id).trial_ids) == 3
     await host.close()
 
 
