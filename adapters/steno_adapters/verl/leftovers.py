@@ -51,8 +51,9 @@ async def end_leftovers(work_dir: Path, executor: Executor, client: AsyncSteno) 
 
 
 def _started_at(pid: int) -> str:
-    """In clock ticks since boot: with its number, a process' identity. "" where there is none."""
+    """In clock ticks since boot: with its number, a process' identity. "" where there is none, or only its exit code is left."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]

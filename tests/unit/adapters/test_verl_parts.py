@@ -440,11 +440,13 @@ def test_only_folders_of_processes_that_are_gone_are_abandoned(tmp_path: Path) -
         "import sys; from pathlib import Path; from steno_adapters.verl.leftovers import own_folder; "
         "own_folder(Path(sys.argv[1])).mkdir()"
     )
-    subprocess.run([sys.executable, "-c", words, str(tmp_path)], check=True, env=os.environ)
     (tmp_path / "somebody-elses").mkdir()
-    assert len(list(tmp_path.iterdir())) == 3
+    with subprocess.Popen([sys.executable, "-c", words, str(tmp_path)], env=os.environ) as killed:
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+        [only_its_exit_code] = abandoned(tmp_path)
+    assert killed.returncode == 0 and len(list(tmp_path.iterdir())) == 3
     [left] = abandoned(tmp_path)
-    assert left != own_folder(tmp_path) and left.name.startswith("verl-worker-")
+    assert left == only_its_exit_code != own_folder(tmp_path) and left.name.startswith("verl-worker-")
 
 
 def test_folders_of_a_machine_whose_name_goes_on_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
