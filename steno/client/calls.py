@@ -15,6 +15,7 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from steno.client.transport import MSGPACK, Body, ClientRequest, call
+from steno.contracts.claims import Claim, ClaimList, ClaimRequest
 from steno.contracts.leases import (
     EPOCH_HEADER,
     GroupList,
@@ -93,6 +94,12 @@ class RestCalls:
         """A group and its trials, each with URLs and key."""
         named = spec.model_copy(update={"group_id": spec.group_id or uuid.uuid4().hex})
         return ClientRequest("POST", "/groups", partial(read, GroupTrials), body=named)
+
+    @call
+    def claim(self, group_id: str, asked: ClaimRequest) -> ClientRequest[list[Claim]]:
+        """Claim trials of a group for a launcher, or renew its claims: one answer for each, in their order."""
+        path = f"/groups/{quote(group_id, safe='')}/claims"
+        return ClientRequest("POST", path, lambda body: read(ClaimList, body).items, body=asked)
 
     @call
     def group(self, group_id: str) -> ClientRequest[Group]:

@@ -115,6 +115,12 @@ class Completion(BaseModel):
         "completed", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$", description="one line; it is logged"
     )
     metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
+    claim: int | None = Field(
+        None,
+        ge=0,
+        le=999_999_999,
+        description="epoch of the claim under which its launcher ends it; another one is 409",
+    )
 
 
 class TaskStep(BaseModel):

@@ -6,12 +6,13 @@ Every method is atomic. A write that returns is durable to the degree the backin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steno.contracts.chat import Message
 from steno.contracts.notes import Note, Notes
 from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotation
+from steno_proxy.store.claims import Claimed
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter
 from steno_proxy.store.policies import PolicyStore
 from steno_proxy.store.runs.interface import RunStore
@@ -138,8 +139,11 @@ class SessionStore(Protocol):
         metrics: dict[str, float],
         now: float,
         final: bool = True,
+        claim: int | None = None,
     ) -> Session:
         """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone.
+
+        claim: epoch of the claim under which its launcher ends it; Conflict where another one has it by now.
 
         `settle` is to follow. final False: a limit of the trial's own ended it. Its harness may post a reward yet, or give it up,
         and the trial's group waits for that until its deadline.
@@ -243,6 +247,15 @@ class SessionStore(Protocol):
 
     async def rotate_key(self, trial_id: str, generation: int | None) -> int:
         """Go on to this generation of the agent's key (None: the next), never back. Returns the one that is good now.
+
+        Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        ...
+
+    async def claim(
+        self, trial_id: str, launcher: str, ttl_s: float, *, now: float, gone: Collection[str] = ()
+    ) -> tuple[Session, Claimed]:
+        """A launcher claims a trial, or renews its claim (`claims.claimed`). One that is taken over from another launcher has the
+        next key from then on. Returns also the session as it is after that.
 
         Raises: NotFound, Gone (deleted), StoreUnavailable."""
         ...

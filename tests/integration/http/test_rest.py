@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, Gone, NotFound
+from steno.contracts.claims import ClaimRequest
+from steno.contracts.errors import BadRequest, Conflict, Forbidden, Gone, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
@@ -288,13 +289,15 @@ async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() 
             for method, path in [
                 ("GET", "/sessions"), ("GET", "/sessions/g.0"), ("GET", "/sessions/g.0/turns"), ("GET", "/sessions/none"),
                 ("GET", "/sessions/g.0/samples"), ("GET", "/sessions/g.0/events"), ("POST", "/sessions/g.0/complete"),
-                ("POST", "/sessions/g.0/task-step"),
+                ("POST", "/sessions/g.0/task-step"), ("POST", "/groups/g/claims"), ("POST", "/groups/none/claims"),
                 ("DELETE", "/sessions/g.0"), ("POST", "/sessions"), ("POST", "/sessions/new"), ("POST", "/groups"),
                 ("GET", "/groups/g"), ("GET", "/workers"), ("GET", "/policy"), ("GET", "/metrics"),
             ]:  # fmt: skip
                 assert await status(method, path, mine.api_key, reward=1.0, size=1) in (403, 400), (method, path)
                 assert await status(method, path, None, reward=1.0, size=1) in (401, 400), (method, path)
             assert await status("POST", "/sessions/g.0/task-step", mine.api_key, name="mine") == 403
+            claim = {"launcher": "agent", "trial_ids": ["g.0"]}
+            assert await status("POST", "/groups/g/claims", mine.api_key, **claim) == 403
             session = await proxy.steno.session("g.0")
             assert session.status == "open" and session.reward is None and session.task_step is None
 
@@ -358,6 +361,45 @@ async def test_a_runs_key_makes_its_groups_reads_and_completes_its_trials_and_op
         assert await proxy.steno.run_key("mine") is None
 
 
+async def test_a_trial_that_is_taken_over_has_another_key_and_no_word_of_the_first_launcher_counts() -> None:
+    async with running(admin_key=ADMIN) as proxy:
+        key = await proxy.steno.run_key("mine")
+        group = await proxy.steno.create_group(GroupSpec(group_id="g", run_id="mine", size=2))
+        await proxy.steno.create_group(GroupSpec(group_id="h", run_id="theirs", size=1))
+        async with (
+            AsyncSteno(proxy.url, key, retries=0) as one,
+            AsyncSteno(proxy.url, group.harness_key, retries=0) as two,
+        ):
+            both = ClaimRequest(launcher="one", trial_ids=["g.1", "g.0"])
+            first = await one.claim("g", both)
+            assert [(each.granted, each.epoch, each.trial.session.trial_id) for each in first] == [
+                (True, 1, "g.1"), (True, 1, "g.0"),
+            ]  # fmt: skip
+            assert {each.trial.api_key for each in first} == {trial.api_key for trial in group.trials}
+            (refused,) = await two.claim("g", ClaimRequest(launcher="two", trial_ids=["g.0"]))
+            assert (refused.granted, refused.launcher, refused.epoch) == (False, "one", 1) and 50 < refused.left_s <= 60
+            (taken,) = await two.claim("g", ClaimRequest(launcher="two", trial_ids=["g.0"], gone=["one"]))
+            assert (taken.granted, taken.epoch) == (True, 2) and taken.trial.api_key != group.trials[0].api_key
+            async with httpx.AsyncClient(base_url=proxy.url) as http:
+                for agent, status in ((group.trials[0].api_key, 403), (taken.trial.api_key, 200)):
+                    body = {"messages": [{"role": "user", "content": "x"}]}
+                    headers = {"authorization": f"Bearer {agent}"}
+                    answer = await http.post("/g.0/v1/chat/completions", headers=headers, json=body)
+                    assert answer.status_code == status, answer.text
+            with pytest.raises(Conflict, match="got claim 1, the newest is 2") as error:
+                await one.complete("g.0", Completion(reward=1.0, claim=1))
+            assert error.value.field == "claim"
+            assert (await two.complete("g.0", Completion(reward=0.5, claim=2))).reward == 0.5
+            (over,) = await one.claim("g", ClaimRequest(launcher="one", trial_ids=["g.0"]))
+            assert not over.granted and over.trial.session.status == "completed"
+            with pytest.raises(BadRequest, match=r"^trial_ids: h\.0 is no trial of group g"):
+                await one.claim("g", ClaimRequest(launcher="one", trial_ids=["g.1", "h.0"]))
+            for group_id in ("h", "none"):
+                with pytest.raises(Forbidden):
+                    await one.claim(group_id, ClaimRequest(launcher="one", trial_ids=["h.0"]))
+            assert (await one.claim("g", both))[0].granted, "the other one is its own as before"
+
+
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
 async def test_the_key_is_taken_from_each_header_that_clients_use(header: str) -> None:
     async with running(admin_key=ADMIN) as proxy:
@@ -391,6 +433,9 @@ async def test_with_keys_an_unregistered_trial_is_not_made_up() -> None:
         ("/sessions/t/complete", b'{"reward": 1, "metrics": {"\\ud800": 1}}', "metrics"),
         ("/sessions/t/complete", b'{"end_reason": "\\ud800"}', "end_reason"),
         ("/sessions/t/complete", b'{"end_reason": "a\\nINFO b"}', "end_reason"),
+        ("/groups/g/claims", b'{"launcher": "a b", "trial_ids": ["g.0"]}', "launcher"),
+        ("/groups/g/claims", b'{"launcher": "a", "trial_ids": []}', "trial_ids"),
+        ("/groups/g/claims", b'{"launcher": "a", "trial_ids": ["g.0"], "ttl_s": NaN}', "ttl_s"),
         ("/sessions/t/task-step", b'{"name": ""}', "name"),
         ("/sessions/t/task-step", b'{"name": "a\\nb"}', "name"),
         ("/sessions/t/task-step", b'{"name": "\\ud800"}', "name"),

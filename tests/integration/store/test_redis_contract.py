@@ -7,6 +7,7 @@ import pytest
 from steno.contracts.errors import Gone
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.account_contract import AccountContract
+from tests.support.claim_contract import ClaimContract
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import session
 from tests.support.redis_server import RedisServer
@@ -20,6 +21,10 @@ class TestRedisStore(StoreContract):
 
 class TestRedisAccounts(AccountContract):
     """Of groups and what is booked of them."""
+
+
+class TestRedisClaims(ClaimContract):
+    """Of launchers, on trials."""
 
 
 class TestRedisLeases(LeaseContract):

@@ -9,6 +9,7 @@ import pytest
 from steno.contracts.errors import NotFound
 from steno_proxy.store.memory.store import MemoryStore
 from tests.support.account_contract import AccountContract
+from tests.support.claim_contract import ClaimContract
 from tests.support.lease_contract import LeaseContract
 from tests.support.recordings import conversation, session
 from tests.support.retry_contract import RetryContract
@@ -22,6 +23,10 @@ def store() -> MemoryStore:
 
 class TestMemoryAccounts(AccountContract):
     """Of groups and what is booked of them."""
+
+
+class TestMemoryClaims(ClaimContract):
+    """Of launchers, on trials."""
 
 
 class TestMemoryLeases(LeaseContract):

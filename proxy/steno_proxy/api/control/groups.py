@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from steno.contracts.claims import Claim, ClaimList, ClaimRequest
 from steno.contracts.errors import BadRequest, Conflict, NotFound
 from steno.contracts.leases import GroupList
 from steno.contracts.records import Group, SamplingPolicy, Session
@@ -31,6 +33,8 @@ from steno_proxy.api.common import (
 )
 from steno_proxy.auth.keys import key_of
 from steno_proxy.sessions import law
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SLICE = 256
@@ -198,3 +202,35 @@ async def read_group(request: Request, group_id: str) -> Response:
         raise
     found.keys.check_harness(key, group_id, group.run_id)
     return encoded(request, group)
+
+
+@router.post(
+    "/groups/{group_id}/claims",
+    response_model=ClaimList,
+    summary="A launcher claims trials of the group, or renews its claims; a lost launcher's are taken over",
+)
+async def claim_trials(request: Request, group_id: str, asked: ClaimRequest) -> Response:
+    found = services(request)
+    key = key_of(request.scope["headers"])
+    try:
+        group = await found.store.group(group_id)
+    except NotFound:
+        found.keys.check_harness(key, group_id)
+        raise
+    found.keys.check_harness(key, group_id, group.run_id)
+    if others := set(asked.trial_ids) - set(group.trial_ids):
+        raise BadRequest(f"trial_ids: {min(others)} is no trial of group {group_id}", field="trial_ids")
+    now = await found.store.now()
+    items = []
+    for trial_id in asked.trial_ids:
+        session, claimed = await found.store.claim(trial_id, asked.launcher, asked.ttl_s, now=now, gone=asked.gone)
+        claim = claimed.claim
+        items.append(
+            Claim(
+                granted=claimed.granted, epoch=claim.epoch, launcher=claim.launcher or None,
+                left_s=max(0.0, claim.expires_at - now), trial=trial(request, session),
+            )
+        )  # fmt: skip
+        if claimed.taken_over:
+            log.warning("session %s: launcher %s takes it over (claim %d)", trial_id, asked.launcher, claim.epoch)
+    return encoded(request, ClaimList(items=items))

@@ -12,6 +12,7 @@ import msgspec
 
 from steno.contracts.lenient import read
 from steno.contracts.records import Counts, Session
+from steno_proxy.store.claims import TrialClaim
 from steno_proxy.store.encoding.codec import FORMAT
 from steno_proxy.store.encoding.texts import pack, to_json, unpack
 
@@ -22,7 +23,8 @@ class Head(msgspec.Struct, kw_only=True):
     """What changes of a session. Times are Unix seconds; counts as in `Counts`.
 
     final: 1 once a harness has ended it, and not only a limit of its own. sealed: see `settlement.py`. owed: 1 while a
-    tombstone has still to be accounted for. rotations: of the trial's key. task_step: of turns that begin now.
+    tombstone has still to be accounted for. rotations: of the trial's key. task_step: of turns that begin now. claim: epoch of
+    the newest launcher's, claim_by, and when it runs out.
     """
 
     status: str = "open"
@@ -45,6 +47,13 @@ class Head(msgspec.Struct, kw_only=True):
     owed: int = 0
     rotations: int = 0
     task_step: str | None = None
+    claim: int = 0
+    claim_by: str | None = None
+    claim_until: float | None = None
+
+    @property
+    def claimed(self) -> TrialClaim:
+        return TrialClaim(self.claim, self.claim_by or "", self.claim_until or 0.0)
 
 
 def head_of(session: Session) -> Head:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from steno.contracts.notes import Notes
 from steno.contracts.records import Turn
+from steno_proxy.store.claims import Claimed, claimed
 from steno_proxy.store.encoding.annotations import decode_annotation
 from steno_proxy.store.encoding.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
 from steno_proxy.store.encoding.head import Head
@@ -92,6 +93,14 @@ class MemoryRecording:
     def _append(self, text: StoredText) -> int:
         self.texts.append(_exact(pack(text.raw)))
         return len(self.texts) - 1
+
+    def claim(self, launcher: str, ttl_s: float, now: float, gone: Collection[str]) -> Claimed:
+        head = self.head
+        found = claimed(head.claimed, launcher, ttl_s, now, is_open=head.status == "open", gone=gone)
+        if found.granted:
+            head.claim, head.claim_by, head.claim_until = found.claim
+            head.rotations += found.taken_over
+        return found
 
     def wake(self) -> None:
         for watcher in self.watchers:

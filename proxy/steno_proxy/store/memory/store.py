@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
 
 from steno.contracts.chat import Message
@@ -17,6 +17,7 @@ from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.leases import NotTrained
 from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
+from steno_proxy.store.claims import Claimed, check_claim
 from steno_proxy.store.encoding.annotations import encode_annotation
 from steno_proxy.store.encoding.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
 from steno_proxy.store.encoding.head import borrows, doc_of, head_of, run_of, session_of
@@ -162,9 +163,11 @@ class MemoryStore:
         metrics: dict[str, float],
         now: float,
         final: bool = True,
+        claim: int | None = None,
     ) -> Session:
         recording = self._get(trial_id)
         head = recording.head
+        check_claim(trial_id, head.claimed, claim)
         if head.status == "open":
             head.status, head.end_reason, head.ended, head.updated = status, end_reason or None, now, now
         elif status == "aborted" and final and not head.final and head.reward is None:
@@ -351,6 +354,13 @@ class MemoryStore:
         head = self._get(trial_id).head
         head.rotations = max(head.rotations, generation - 1 if generation else head.rotations + 1)
         return head.rotations + 1
+
+    async def claim(
+        self, trial_id: str, launcher: str, ttl_s: float, *, now: float, gone: Collection[str] = ()
+    ) -> tuple[Session, Claimed]:
+        recording = self._get(trial_id)
+        found = recording.claim(launcher, ttl_s, now, gone)
+        return self._session(trial_id, recording), found
 
     async def begin_task_step(self, trial_id: str, name: str | None) -> None:
         head = self._get(trial_id).head

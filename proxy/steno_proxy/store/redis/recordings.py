@@ -6,17 +6,18 @@ the server nor arrive whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from steno.contracts.chat import Message
-from steno.contracts.errors import Gone, NotFound
+from steno.contracts.errors import Gone, NotFound, StoreUnavailable
 from steno.contracts.lenient import read_json
 from steno.contracts.notes import MOST_NOTES, Note, Notes
-from steno.contracts.records import IndexRow, Turn, TurnAnnotation
+from steno.contracts.records import IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.pace import Pace
+from steno_proxy.store.claims import Claimed, claimed
 from steno_proxy.store.encoding.annotations import decode_annotation, encode_annotation
 from steno_proxy.store.encoding.codec import (
     FIRST_MESSAGE,
@@ -41,11 +42,12 @@ from steno_proxy.store.redis.schema import TrialKeys, annotations_key, notes_key
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
 
 T = TypeVar("T")
-MISSING, CLOSED, RESEND, OTHER, SEALED = -1, -2, -3, -4, -6
+MISSING, CLOSED, RESEND, OTHER, SEALED, CLAIMED = -1, -2, -3, -4, -6, -7
 """Outcomes of the scripts, as in their headings."""
 CHUNK_TURNS = 64
 NOTES_S = 30 * 86_400.0
 """How long notes stay after the last: also of a session that a replica removed which knows nothing of them."""
+CLAIM_ATTEMPTS = 8
 NO_ROWS = -1
 """As the start of a tail: the session alone."""
 
@@ -213,6 +215,24 @@ class RedisRecordings:
         if rotations < 0:
             refuse(trial_id, rotations)
         return int(rotations) + 1
+
+    async def claim(
+        self, trial_id: str, launcher: str, ttl_s: float, *, now: float, gone: Collection[str] = ()
+    ) -> tuple[Session, Claimed]:
+        keys = trial_keys(trial_id)
+        for _ in range(CLAIM_ATTEMPTS):
+            fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
+            head = alive(trial_id, fields, doc)
+            found = claimed(head.claimed, launcher, ttl_s, now, is_open=head.status == "open", gone=gone)
+            if not found.granted:
+                return session_of(trial_id, head, doc), found
+            before = [fields.get(name, b"") for name in (b"claim", b"claim_by", b"claim_until")]
+            epoch, by, until = found.claim
+            args = [*before, epoch, by, repr(until), int(found.taken_over)]
+            if await self._run("claim", [keys.session], args):
+                head.rotations += found.taken_over
+                return session_of(trial_id, head, doc), found
+        raise StoreUnavailable(f"session {trial_id}: {CLAIM_ATTEMPTS} attempts to claim it met another claim")
 
     async def begin_task_step(self, trial_id: str, name: str | None) -> None:
         outcome = await self._run("task_step", [trial_keys(trial_id).session], [name or ""])

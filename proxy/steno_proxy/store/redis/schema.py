@@ -1,7 +1,7 @@
 """The Redis schema: every key, its type, how long it lives, who writes it. The fields inside are docs/recording-format.md.
 
     key                          type    ttl                  written by
-    steno:{T}:session            hash    none; tombstone_s    register, commit, complete, add_marks, rotate_key,
+    steno:{T}:session            hash    none; tombstone_s    register, commit, complete, add_marks, rotate_key, claim,
                                          once deleted         begin_task_step; delete leaves a tombstone
     steno:{T}:doc                string  none                 register: what never changes of a session
     steno:{T}:turns              list    none                 commit: one element per turn, index row first

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
 from steno.contracts.errors import ArchiveUnreadable, Conflict, NotFound
@@ -19,6 +19,7 @@ from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
 from steno_proxy.pace import Pace
 from steno_proxy.redis_url import home_of
+from steno_proxy.store.claims import Claimed, TrialClaim, lost
 from steno_proxy.store.encoding.head import doc_of, head_from_hash, head_of, head_to_hash, session_of
 from steno_proxy.store.encoding.texts import to_json
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
@@ -35,6 +36,7 @@ from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.lists import LINES_AT_ONCE, RECORDS_AT_ONCE, RedisLists
 from steno_proxy.store.redis.policies import RedisPolicies
 from steno_proxy.store.redis.recordings import (
+    CLAIMED,
     CLOSED,
     MISSING,
     NO_ROWS,
@@ -218,6 +220,14 @@ class RedisStore(RedisRecordings):
             await self._check_not_archived(trial_id)
             raise
 
+    async def claim(
+        self, trial_id: str, launcher: str, ttl_s: float, *, now: float, gone: Collection[str] = ()
+    ) -> tuple[Session, Claimed]:
+        try:
+            return await super().claim(trial_id, launcher, ttl_s, now=now, gone=gone)
+        except NotFound:  # in the archive there is nothing to run
+            return await self.session(trial_id), Claimed(TrialClaim(), granted=False, taken_over=False)
+
     async def begin_task_step(self, trial_id: str, name: str | None) -> None:
         try:
             await super().begin_task_step(trial_id, name)
@@ -281,11 +291,12 @@ class RedisStore(RedisRecordings):
         metrics: dict[str, float],
         now: float,
         final: bool = True,
+        claim: int | None = None,
     ) -> Session:
         keys = trial_keys(trial_id)
         members = await self._index.announce([trial_id])
         posted = "" if reward is None else repr(float(reward))
-        args = [status, posted, end_reason, to_json(metrics), repr(now), int(final)]
+        args = [status, posted, end_reason, to_json(metrics), repr(now), int(final), "" if claim is None else claim]
         reply = await self._run("complete", [keys.session, keys.doc, keys.events], args)
         if reply[0] != 1:
             await self._index.withdraw(members[trial_id])
@@ -294,6 +305,8 @@ class RedisStore(RedisRecordings):
                     await self._check_not_archived(trial_id)
                 except InArchive as archived:
                     return await self._completed(trial_id, archived.place, status, reward)
+            if reply[0] == CLAIMED:
+                raise lost(trial_id, claim or 0, int(reply[1]))
             if reply[0] == OTHER:
                 raise Conflict(f"session {trial_id} has ended with another status or reward")
             refuse(trial_id, reply[0])

@@ -2,12 +2,17 @@
 --
 -- KEYS  1 session  2 doc  3 events
 -- ARGV  1 status  2 reward as Python's repr, "" for none  3 end_reason  4 metrics, JSON  5 now  6 final: "1" | "0"
+--       7 epoch of the claim under which it is ended, "" for nobody's
 -- Returns  {1, fields, doc} frozen now, or before with the same status and reward; {-1} no such session, {-2} deleted,
---          {-4} frozen with another status or reward. A reward where none was posted yet is not another reward; and a session that
---          only a limit of its own has ended may be given up.
+--          {-4} frozen with another status or reward, {-7, epoch} claimed by another launcher. A reward where none was posted
+--          yet is not another reward; and a session that only a limit of its own has ended may be given up.
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status then return {-1} end
 if status == 'deleted' then return {-2} end
+if ARGV[7] ~= '' then
+  local claim = redis.call('HGET', KEYS[1], 'claim') or '0'
+  if claim ~= ARGV[7] then return {-7, claim} end
+end
 if status == 'open' then
   redis.call('HSET', KEYS[1], 'status', ARGV[1], 'end_reason', ARGV[3], 'ended', ARGV[5], 'updated', ARGV[5])
   redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', 1, '*', 't', 'end')

@@ -1,0 +1,52 @@
+"""Which launcher has a trial (`contracts/claims.py`). Pure: no I/O, and time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from steno.contracts.errors import Conflict
+
+
+class TrialClaim(NamedTuple):
+    """epoch: 0: nobody has claimed the trial. expires_at: Unix seconds."""
+
+    epoch: int = 0
+    launcher: str = ""
+    expires_at: float = 0.0
+
+
+class Claimed(NamedTuple):
+    """What a request for a trial came to. claim: that holds now. taken_over: from another launcher, whose key opens nothing any
+    more."""
+
+    claim: TrialClaim
+    granted: bool
+    taken_over: bool
+
+
+def claimed(
+    before: TrialClaim, launcher: str, ttl_s: float, now: float, *, is_open: bool, gone: Collection[str] = ()
+) -> Claimed:
+    """Granted if nobody has the trial, the same launcher has it, or whoever had it did not renew in time, or is gone."""
+    if not is_open:
+        return Claimed(before, granted=False, taken_over=False)
+    if before.epoch and before.launcher == launcher:
+        return Claimed(before._replace(expires_at=now + ttl_s), granted=True, taken_over=False)
+    if before.epoch and before.expires_at > now and before.launcher not in gone:
+        return Claimed(before, granted=False, taken_over=False)
+    return Claimed(TrialClaim(before.epoch + 1, launcher, now + ttl_s), granted=True, taken_over=before.epoch > 0)
+
+
+def check_claim(trial_id: str, before: TrialClaim, epoch: int | None) -> None:
+    """Raises: Conflict: another launcher has the trial by now. epoch: of the claim under which it is ended; None: of nobody's."""
+    if epoch is not None and epoch != before.epoch:
+        raise lost(trial_id, epoch, before.epoch)
+
+
+def lost(trial_id: str, epoch: int, newest: int) -> Conflict:
+    """The error for a launcher whose claim another one has taken over."""
+    return Conflict(
+        f"claim: session {trial_id} was claimed by another launcher meanwhile: got claim {epoch}, the newest is {newest}",
+        field="claim",
+    )
