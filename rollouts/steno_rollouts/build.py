@@ -12,6 +12,7 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import BadRequest, ConfigError, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
 from steno_rollouts.admission import Admission, InHand
+from steno_rollouts.claims import Claims
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.harness import GroupOptions, Observer, Rollouts
 from steno_rollouts.tasks.selection import TaskSelection
@@ -135,8 +136,9 @@ class Prepared:
         executor: Executor | None = None,
         in_hand: InHand | None = None,
         observers: Sequence[Observer] = (),
+        claims: Claims | None = None,
     ) -> Rollouts:
-        """Args: executor: default: as the settings say. in_hand: as in `Rollouts`."""
+        """Args: executor: default: as the settings say. in_hand: as in `Rollouts`. claims: default: of this process."""
         settings = self.settings
         options = RunnerOptions(
             command=self.command,
@@ -162,4 +164,6 @@ class Prepared:
             fork_of=settings.forked_from,
         )
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
-        return Rollouts(client, runner, groups, admission=admission, in_hand=in_hand, observers=observers)
+        return Rollouts(
+            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers, claims=claims or Claims(client)
+        )  # fmt: skip

@@ -5,16 +5,19 @@
 
 A group is registered when there is a free place for its first trial and the staleness bound admits it. Its id follows from
 run, task and round, so rollouts that were killed find their groups again: trials that have ended are not run again, those
-that were running are aborted as `interrupted`, those that had not begun are run.
+that were running are aborted as `interrupted`, those that had not begun are run. Where several launchers work on one run, each
+trial is run by the one that has claimed it (`claims.py`), and the others wait for its end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -23,13 +26,16 @@ from steno.contracts.errors import Conflict, NotFound, StenoError
 from steno.contracts.records import ForkOf, Limits, SamplingPolicy
 from steno.contracts.rest import GroupSpec, GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
+from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
-from steno_rollouts.outcome import EndReason, TrialResult, recorded_result
+from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task, group_id, kept_on_record
-from steno_rollouts.trials.runner import Assignment, FailedTrial, TrialRunner
+from steno_rollouts.trials.runner import Assignment, ClaimLost, FailedTrial, TrialRunner
 
 FIRST_TURN_S = 0.5
 """Between two looks at whether the first trial has had its first turn."""
+OTHERS_S = 3.0
+"""Between two looks at the trials that other launchers run."""
 LOOKS = 10
 """Looks at what is in hand between two at whom a held back group waits for."""
 
@@ -101,9 +107,11 @@ class Rollouts:
         admission: Admission | None = None,
         in_hand: InHand | None = None,
         observers: Sequence[Observer] = (),
+        claims: Claims | None = None,
     ) -> None:
         """
         Args:
+            claims: None: nobody else works on this run.
             in_hand: groups of the run that are not acknowledged yet, for `admission`; default: as the proxy counts them.
         """
         self._client = client
@@ -116,6 +124,9 @@ class Rollouts:
         self._waiting: dict[str, Assignment] = {}
         self._first = FirstTurns(options.stop_after_failures)
         self._running: dict[str, int] = {}
+        self._claims = claims
+        self._others: dict[str, Assignment] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(
         self, planned: Iterable[Planned], *, done: Mapping[str, TrialResult] = MappingProxyType({})
@@ -130,11 +141,15 @@ class Rollouts:
         """
         results: list[TrialResult] = []
         try:
-            async with asyncio.TaskGroup() as running:
+            async with (
+                contextlib.nullcontext() if self._claims is None else self._claims.kept(self._lost),
+                asyncio.TaskGroup() as running,
+            ):
                 for plan in planned:
                     if self._first.stopped is not None:
                         break
                     await self._plan(plan, done, running, results)
+                await self._until_others_ended(running, results)
             if self._first.stopped is None:
                 await self._give_up_failed(self._first.reached(), results)
         except BaseExceptionGroup as errors:
@@ -173,29 +188,89 @@ class Rollouts:
             if not await self._admitted(identity):
                 return True
             group = await self._register(plan, identity)
-            if group.trials and all(self._recorded(trial, plan).failed_early for trial in group.trials):
+            if group.trials and all(_failed_early(trial, plan) for trial in group.trials):
                 return False
             for observer in self._observers:
                 observer.group_started(group)
             found = await self._open(group, plan, results)
         trials = []
         for assignment in found:
-            await self._slots.acquire()
-            begun = await self._first.begin()
+            if (trial := await self._begin(assignment, running, results)) is not None:
+                trials.append(trial)
             if self._first.stopped is not None:
-                self._slots.release()
-                if begun.alone:
-                    self._first.over()
                 break
-            trial = running.create_task(self._one(assignment, results, begun))
-            trial.add_done_callback(lambda _: self._slots.release())
-            trials.append(trial)
         if self.options.sequential and trials:
             await asyncio.wait(trials)
         return True
 
+    async def _begin(
+        self, waiting: Assignment, running: asyncio.TaskGroup, results: list[TrialResult]
+    ) -> asyncio.Task[None] | None:
+        """Once there is a place for it. None: it has ended, is another launcher's, or the rollouts have been stopped."""
+        await self._slots.acquire()
+        trial = None
+        try:
+            assignment = await self._claimed(waiting, results)
+            if assignment is None:
+                return None
+            begun = await self._first.begin()
+            if self._first.stopped is None:
+                trial = running.create_task(self._one(assignment, results, begun))
+                self._tasks[assignment.trial_id] = trial
+                trial.add_done_callback(partial(self._over, assignment.trial_id))
+            elif begun.alone:
+                self._first.over()
+            return trial
+        finally:
+            if trial is None:
+                self._slots.release()
+
+    def _over(self, trial_id: str, trial: asyncio.Task[None]) -> None:
+        del self._tasks[trial_id]
+        self._slots.release()
+
+    async def _claimed(self, waiting: Assignment, results: list[TrialResult]) -> Assignment | None:
+        """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended."""
+        assignment, trial_id = waiting, waiting.trial_id
+        if self._claims is not None:
+            taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
+            assignment = replace(waiting, trial=taken.trial, claim=taken.epoch)
+            if not taken.mine and taken.trial.session.status == "open":
+                self._others[trial_id] = assignment
+                self._waiting.pop(trial_id, None)
+                return None
+        session = assignment.trial.session
+        if session.status == "open" and not session.counts.turns:
+            self._waiting[trial_id] = assignment
+            return assignment
+        self._waiting.pop(trial_id, None)
+        if session.status != "open":
+            self._ended(assignment.recorded(), results)
+            return None
+        try:
+            self._ended(await self._runner.abandon(assignment, EndReason.INTERRUPTED), results)
+        except ClaimLost:
+            self._others[trial_id] = assignment
+        return None
+
+    async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
+        """Also runs the trials of a launcher that has gone."""
+        while self._first.stopped is None and (self._others or self._tasks):
+            for _ in range(len(self._others)):
+                if self._others:
+                    await self._begin(self._others.pop(next(iter(self._others))), running, results)
+            if self._tasks:  # one of these may be lost yet
+                await asyncio.wait(self._tasks.values(), timeout=OTHERS_S, return_when=asyncio.FIRST_COMPLETED)
+            elif self._others:
+                await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
+
+    def _lost(self, trial_id: str) -> None:
+        """Another launcher has it."""
+        if (trial := self._tasks.get(trial_id)) is not None:
+            trial.cancel()
+
     async def _one(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
-        trial_id = assignment.trial.session.trial_id
+        trial_id = assignment.trial_id
         del self._waiting[trial_id]
         for observer in self._observers:
             observer.trial_started(trial_id)
@@ -208,6 +283,8 @@ class Rollouts:
                 await self._give_up_failed(self._first.reached(begun.number), results)
             else:
                 await self._failed_early(failed, begun.number, results)
+        except ClaimLost:
+            self._others[trial_id] = assignment
         finally:
             del self._running[trial_id]
             if looking is not None:
@@ -262,23 +339,16 @@ class Rollouts:
         return group
 
     async def _open(self, group: GroupTrials, plan: Planned, results: list[TrialResult]) -> list[Assignment]:
-        """The trials that have not begun. Those that had when earlier rollouts were killed are ended here."""
+        """The trials that have not ended."""
         found = []
         for trial in group.trials:
             assignment = Assignment(trial, plan.task, plan.round, group.harness_key)
-            session = trial.session
-            if session.status != "open":
-                self._ended(self._recorded(trial, plan), results)
-            elif session.counts.turns:
-                self._ended(await self._runner.abandon(assignment, EndReason.INTERRUPTED), results)
+            if trial.session.status != "open":
+                self._ended(assignment.recorded(), results)
             else:
                 found.append(assignment)
-                self._waiting[session.trial_id] = assignment
+                self._waiting[assignment.trial_id] = assignment
         return found
-
-    @staticmethod
-    def _recorded(trial: Trial, plan: Planned) -> TrialResult:
-        return recorded_result(trial.session, task_id=plan.task.task_id, round_name=plan.round, earlier=True)
 
     def _stopped(self, last: FailedTrial) -> RolloutsStopped:
         then = "start the same --run again: they are run again" if self.options.resumable else "start again"
@@ -289,7 +359,10 @@ class Rollouts:
 
     async def _give_up_failed(self, found: Iterable[FailedTrial], results: list[TrialResult]) -> None:
         for failed in found:
-            self._ended(await self._runner.give_up(failed), results)
+            try:
+                self._ended(await self._runner.give_up(failed), results)
+            except ClaimLost:
+                self._others[failed.trial_id] = failed.assignment
 
     async def _give_up(self, results: list[TrialResult]) -> None:
         await self._give_up_failed(self._first.reached(), results)
@@ -298,6 +371,8 @@ class Rollouts:
             self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)
 
     def _ended(self, result: TrialResult, results: list[TrialResult]) -> None:
+        if self._claims is not None:
+            self._claims.over(result.trial_id)
         results.append(result)
         for observer in self._observers:
             observer.trial_ended(result)
@@ -328,6 +403,10 @@ class Rollouts:
 
     async def _recorded_in_hand(self) -> int:
         return (await self._client.run(self.options.run_id)).groups.in_hand
+
+
+def _failed_early(trial: Trial, plan: Planned) -> bool:
+    return Assignment(trial, plan.task, plan.round).recorded().failed_early
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -36,12 +36,28 @@ SETTLE_S = 1.0
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial to be run. harness_key: completes and reads the trials of its group; None where the proxy asks for no key."""
+    """A trial to be run. harness_key: completes and reads the trials of its group; None where the proxy asks for no key. claim:
+    epoch of the launcher's claim; None: it is not claimed."""
 
     trial: Trial
     task: Task
     round: str
     harness_key: str | None = None
+    claim: int | None = None
+
+    @property
+    def trial_id(self) -> str:
+        return self.trial.session.trial_id
+
+    def recorded(self) -> TrialResult:
+        """As it was on record when it was looked at: it had ended."""
+        return recorded_result(self.trial.session, task_id=self.task.task_id, round_name=self.round, earlier=True)
+
+
+class ClaimLost(StenoError):
+    """Another launcher has the trial, and runs it: its end is not these rollouts' to tell."""
+
+    code = "claim_lost"
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,7 @@ class TrialRunner:
         """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled`.
 
         Args: hold: one that failed before its first turn is neither posted nor reported, but returned; `give_up` does both.
-        Raises: StenoError: the proxy could not be reached, or refuses.
+        Raises: ClaimLost; StenoError: the proxy could not be reached, or refuses.
         """
         began = self._clock()
         folder = self._folder(assignment)
@@ -204,7 +220,7 @@ class TrialRunner:
         self, assignment: Assignment, verdict: CommandOutcome, began: float, attempts: int, ended: Exit, folder: Path
     ) -> TrialResult:
         wall_s = self._clock() - began
-        session = await self._post(assignment.trial.session.trial_id, verdict, wall_s)
+        session = await self._post(assignment, verdict, wall_s)
         result = replace(
             recorded_result(session, task_id=assignment.task.task_id, round_name=assignment.round, earlier=False),
             detail=verdict.detail,
@@ -220,19 +236,27 @@ class TrialRunner:
             log.info("trial %s ended: %s %s", result.trial_id, result.end_reason, verdict.detail)
         return result
 
-    async def _post(self, trial_id: str, verdict: CommandOutcome, wall_s: float) -> Session:
-        """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with."""
+    async def _post(self, assignment: Assignment, verdict: CommandOutcome, wall_s: float) -> Session:
+        """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with.
+
+        Raises: ClaimLost."""
+        trial_id = assignment.trial_id
         outcome = Completion(
             reward=verdict.reward,
             status="completed" if verdict.reward is not None else verdict.reason.status,
             end_reason=verdict.reason.value,
             metrics={**verdict.metrics, "rollout/wall_s": wall_s},
+            # Not said where there is none: a proxy of an older release refuses what it does not know.
+            **({"claim": assignment.claim} if assignment.claim is not None else {}),
         )
         try:
             return await self._client.complete(trial_id, outcome)
         except (Conflict, Gone) as error:
             log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
-            return await self._recorded(trial_id, error)
+            session = await self._recorded(trial_id, error)
+            if session.status == "open":
+                raise ClaimLost(error.message) from None
+            return session
 
     async def _recorded(self, trial_id: str, error: StenoError) -> Session:
         try:

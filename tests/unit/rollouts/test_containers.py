@@ -256,10 +256,13 @@ def test_a_container_belongs_to_rollouts_that_run() -> None:
     here = Launcher.here()
     ours = {"steno.run": "r", "steno.launcher": here.label}
     assert Launcher.of(here.label) == here
-    assert not here.has_left(ours, "r") and not here.has_left(ours, "other")
-    dead = replace(here, began="1").label
-    assert here.has_left({"steno.run": "r", "steno.launcher": dead}, "other"), "its number is another process's by now"
-    away = replace(here, place="another boot/pid:[1]").label
-    assert here.has_left({"steno.run": "r", "steno.launcher": away}, "r")
-    assert not here.has_left({"steno.run": "r", "steno.launcher": away}, "other"), "it can't be seen from here"
-    assert not here.has_left({"steno.run": "x"}, "r")
+    assert not here.has_left(ours) and not here.knows_gone(here.name)
+    dead = replace(here, began="1")
+    assert here.has_left({"steno.run": "r", "steno.launcher": dead.label}), "its number is another process's by now"
+    assert here.knows_gone(dead.name)
+    before = replace(here, place="another boot/pid:[1]")
+    assert here.has_left({"steno.run": "r", "steno.launcher": before.label}) and not here.knows_gone(before.name)
+    inside = replace(dead, place=f"{here.place.partition('/')[0]}/pid:[1]")
+    assert not here.has_left({"steno.run": "r", "steno.launcher": inside.label}), "it can't be seen from here"
+    assert not here.knows_gone(inside.name) and not here.knows_gone("a-name-of-another-kind")
+    assert not here.has_left({"steno.run": "x"})

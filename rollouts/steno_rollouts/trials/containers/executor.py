@@ -182,7 +182,7 @@ class ContainerExecutor(Executor):
                         field="executor",
                     )
         found = await self._engine.labelled(LAUNCHER)
-        left = [identity for identity, labels in found.items() if self._launcher.has_left(labels, self._run_id)]
+        left = [identity for identity, labels in found.items() if self._launcher.has_left(labels)]
         if left:
             log.warning("ending %d containers, left by rollouts that were killed", len(left))
         await self._engine.remove(left)

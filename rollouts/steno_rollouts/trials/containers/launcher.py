@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
-from steno_rollouts.trials.containers.engine import LAUNCHER, RUN
+from steno_rollouts.trials.containers.engine import LAUNCHER
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,30 @@ class Launcher:
     def label(self) -> str:
         return f"{self.place}/{self.pid}-{self.began}"
 
-    def has_left(self, labels: Mapping[str, str], run_id: str) -> bool:
-        """Whether a container with these labels belongs to nobody. Of rollouts that can't be seen from here, only those of the
-        same run are known to be over: one process per run at a time."""
+    @property
+    def name(self) -> str:
+        """Short, for claims."""
+        return f"{_digest(self.place)}-{self.pid}-{self.began}"
+
+    def knows_gone(self, name: str) -> bool:
+        """Whether the launcher of this name ran where this one does, and has ended."""
+        place, _, process = name.partition("-")
+        pid, _, began = process.partition("-")
+        return place == _digest(self.place) and pid.isdecimal() and _began(int(pid)) != began
+
+    def has_left(self, labels: Mapping[str, str]) -> bool:
+        """Whether a container with these labels belongs to nobody: its rollouts ran where these do, or before this machine was
+        started, and have ended. What others have left is ended when their trials are claimed."""
         owner = Launcher.of(labels.get(LAUNCHER, ""))
-        if owner is None or owner.place != self.place:
-            return labels.get(RUN) == run_id
-        return _began(owner.pid) != owner.began
+        if owner is None:
+            return False
+        if owner.place == self.place:
+            return _began(owner.pid) != owner.began
+        return owner.place.partition("/")[0] != self.place.partition("/")[0]
+
+
+def _digest(place: str) -> str:
+    return blake2b(place.encode(), digest_size=6).hexdigest()
 
 
 def _began(pid: int) -> str:

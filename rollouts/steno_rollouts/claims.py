@@ -1,0 +1,103 @@
+"""Which trials are these rollouts' to run, where other launchers work on the same run: they claim each at the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from steno.client.client import AsyncSteno
+from steno.contracts.claims import CLAIM_S, Claim, ClaimRequest
+from steno.contracts.errors import BadRequest, NotFound, StenoError
+from steno.contracts.rest import Trial
+from steno_rollouts.trials.containers.launcher import Launcher
+
+log = logging.getLogger(__name__)
+
+RENEWED = 3
+"""How often within the time of a claim."""
+
+
+class Taken(NamedTuple):
+    """trial: as on record. epoch: of the claim; None: the proxy knows of none. mine: it is these rollouts' to run."""
+
+    trial: Trial
+    epoch: int | None
+    mine: bool
+
+
+class Claims:
+    """Claims of one launcher. Args: ttl_s: how long one lasts unless it is renewed."""
+
+    def __init__(self, client: AsyncSteno, launcher: Launcher | None = None, ttl_s: float = CLAIM_S) -> None:
+        self._client = client
+        self._launcher = launcher or Launcher.here()
+        self._ttl_s = ttl_s
+        self._held: dict[str, str] = {}
+        self._known = True
+
+    async def take(self, group_id: str, trial: Trial) -> Taken:
+        """Claim a trial. One whose launcher ran on this machine and is gone is taken over at once."""
+        trial_id = trial.session.trial_id
+        claim = await self._asked(group_id, trial_id, [])
+        if claim is not None and not claim.granted and claim.launcher and self._launcher.knows_gone(claim.launcher):
+            claim = await self._asked(group_id, trial_id, [claim.launcher])
+        if claim is None:
+            return Taken(trial, None, mine=True)
+        if claim.granted:
+            self._held[trial_id] = group_id
+        return Taken(claim.trial, claim.epoch, claim.granted)
+
+    def over(self, trial_id: str) -> None:
+        """It has ended, or is another launcher's."""
+        self._held.pop(trial_id, None)
+
+    @contextlib.asynccontextmanager
+    async def kept(self, lost: Callable[[str], None]) -> AsyncIterator[None]:
+        """What is held is renewed meanwhile. Args: lost: is told of a trial that another launcher has."""
+        keeping = asyncio.create_task(self._keep(lost))
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+
+    async def _keep(self, lost: Callable[[str], None]) -> None:
+        while True:
+            await asyncio.sleep(self._ttl_s / RENEWED)
+            groups: dict[str, list[str]] = {}
+            for trial_id, group_id in self._held.items():
+                groups.setdefault(group_id, []).append(trial_id)
+            for group_id, trial_ids in groups.items():
+                await self._renew(group_id, trial_ids, lost)
+
+    async def _renew(self, group_id: str, trial_ids: list[str], lost: Callable[[str], None]) -> None:
+        request = ClaimRequest(launcher=self._launcher.name, trial_ids=trial_ids, ttl_s=self._ttl_s)
+        try:
+            claims = await self._client.claim(group_id, request)
+        except StenoError as error:  # it is asked again soon; whoever has taken a trial over by then keeps it
+            log.warning("claims of group %s were not renewed: %s", group_id, error.message)
+            return
+        for trial_id, claim in zip(trial_ids, claims, strict=True):
+            if not claim.granted and trial_id in self._held:
+                self.over(trial_id)
+                if claim.trial.session.status == "open":
+                    log.warning("trial %s: launcher %s has taken it over", trial_id, claim.launcher)
+                    lost(trial_id)
+
+    async def _asked(self, group_id: str, trial_id: str, gone: list[str]) -> Claim | None:
+        """None: the proxy is of a release that knows of no claims."""
+        if not self._known:
+            return None
+        named = {"gone": gone} if gone else {}
+        request = ClaimRequest(launcher=self._launcher.name, trial_ids=[trial_id], ttl_s=self._ttl_s, **named)
+        try:
+            (claim,) = await self._client.claim(group_id, request)
+        except (BadRequest, NotFound):
+            await self._client.group(group_id)  # or it is the group that is not there
+            log.info("the proxy is of a release that knows of no claims: run one launcher at a time")
+            self._known = False
+            return None
+        return claim

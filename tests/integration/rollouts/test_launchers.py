@@ -1,0 +1,134 @@
+"""Several launchers on one run: each trial is run by one of them, once; what one leaves behind, another one ends or runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from steno.client.client import Steno
+from steno.contracts.records import Session
+from steno_rollouts.claims import Claims
+from steno_rollouts.harness import epochs
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.trials.containers.launcher import Launcher
+from steno_rollouts.trials.executor import Exit, TrialJob
+from tests.integration.rollouts.conftest import Rollout
+from tests.integration.rollouts.test_harness import Stand, prepared
+from tests.support.groups import unaccounted
+from tests.support.stack import Stack
+from tests.support.waiting import until
+
+Sessions = Callable[[str], list[Session]]
+AGENT = """
+import json, os, pathlib, time, urllib.request
+folder = pathlib.Path(os.environ["STENO_TASK_DATA"])
+with (folder / "ran").open("a") as ran:
+    ran.write(os.environ["STENO_TRIAL_ID"] + "\\n")
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+urllib.request.urlopen(asked, timeout=60).read()
+while (folder / "hold").exists():
+    time.sleep(0.05)
+pathlib.Path("reward.txt").write_text("1")
+"""
+
+
+def test_two_launchers_share_a_run_and_one_takes_over_what_the_other_leaves(
+    rollout: Rollout, client: Steno, sessions: Sessions
+) -> None:
+    """In one folder. One is killed in the middle: what it ran is interrupted, nothing runs twice, every group is whole."""
+    run, hold = "shared", rollout.folder / "hold"
+    hold.touch()
+    (rollout.folder / "agent.py").write_text(AGENT)
+    tasks = rollout.tasks(*({"id": f"t{number}", "data": str(rollout.folder)} for number in range(5)))
+    other = Rollout(rollout.stack, rollout.folder)
+    options = ("--run", run, "--group-size", "2", "--in-flight", "2", "--confine", "off", "--purpose", "train")
+    command = [sys.executable, "-I", str(rollout.folder / "agent.py")]
+    with rollout.start(tasks, *options, command=command) as one, other.start(tasks, *options, command=command) as two:
+        limit = time.monotonic() + 120
+        while sum(session.counts.turns for session in sessions(run)) < 4:
+            assert time.monotonic() < limit and one.poll() is None and two.poll() is None
+            time.sleep(0.1)
+        one.send_signal(signal.SIGKILL)
+        one.wait()
+        hold.unlink()
+        said = two.communicate(timeout=120)[1]
+        assert two.returncode == 0, said
+    found = sessions(run)
+    ends = sorted((session.status, session.end_reason, session.counts.turns) for session in found)
+    assert ends == [("aborted", "interrupted", 1)] * 2 + [("completed", "completed", 1)] * 8, said
+    ran = (rollout.folder / "ran").read_text().split()
+    assert sorted(ran) == sorted(session.trial_id for session in found), "each once"
+    view = client.run(run)
+    assert view.rollouts_over and (view.groups.running, view.groups.empty) == (0, 5), "a script spoke: nothing to train"
+    assert sum(view.sampled.values()) > 0 and unaccounted(view) == {}
+    assert {row["trial_id"] for row in rollout.rows()} == set(ran)
+
+
+async def test_a_launcher_that_no_longer_renews_is_taken_over_from_and_told_so(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """A trial without a turn is run again, one with a turn is interrupted; neither its agent nor its end come on record."""
+    run = "partition"
+    gate = asyncio.Event()
+    stuck = Stuck(gate=gate)
+    lost = asyncio.create_task(launched(stack, tmp_path / "a", run, stuck, Silent))
+    await until(lambda: len(stuck.started) == 2 and sum(session.counts.turns for session in sessions(run)) == 1)
+    stand = Stand()
+    found = {result.trial_id[-1]: result for result in await launched(stack, tmp_path / "b", run, stand, Claims)}
+    assert (found["0"].end_reason, found["1"].end_reason) == ("interrupted", "completed")
+    assert [trial_id[-1] for trial_id in stand.started] == ["1"]
+    gate.set()
+    results = {result.trial_id[-1]: result for result in await lost}
+    assert {name: (result.end_reason, result.earlier) for name, result in results.items()} == {
+        "0": ("interrupted", False), "1": ("completed", False),
+    }  # fmt: skip
+    assert stuck.refused == 403, "the key of its agent opens nothing any more"
+    assert [(session.status, session.counts.turns) for session in sessions(run)] == [("aborted", 1), ("completed", 1)]
+
+
+class Stuck(Stand):
+    """Its first trial has a turn and hangs; the second one hangs before its first turn."""
+
+    refused: int | None = None
+
+    async def run(self, job: TrialJob) -> Exit:
+        assert self.gate is not None
+        self.started.append(job.trial_id)
+        if len(self.started) == 1:
+            await self.ask(job)
+        await self.gate.wait()
+        if job.trial_id != self.started[0]:
+            self.refused = await answer(job)
+        (job.workdir / "reward.txt").write_text("1")
+        return Exit(0)
+
+
+async def answer(job: TrialJob) -> int:
+    headers = {"authorization": f"Bearer {job.environment['OPENAI_API_KEY']}"}
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        return (await http.post(f"{job.environment['OPENAI_BASE_URL']}/chat/completions", json=body)).status_code
+
+
+class Silent(Claims):
+    """Of a launcher that can't reach the proxy for a while."""
+
+    async def _keep(self, lost: Callable[[str], None]) -> None:
+        await asyncio.Event().wait()
+
+
+async def launched(stack: Stack, folder: Path, run: str, stand: Stand, kind: type[Claims]) -> list[TrialResult]:
+    """As from a machine of its own."""
+    folder.mkdir()
+    found = prepared(stack, folder, run)
+    async with found.client() as client:
+        claims = kind(client, Launcher(str(folder), 1, "1"), ttl_s=1.0)
+        return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))
