@@ -54,7 +54,7 @@ async def run(what: str, streams: int, tokens: int, pace_s: float, seconds: floa
     async def stream(number: int, until: float) -> None:
         await asyncio.sleep(number * 0.002)
         count = 0
-        while time.perf_counter() < until:
+        while time.perf_counter() < until or count == 0:
             await one(f"{number}-{count}")
             count += 1
 

@@ -129,7 +129,7 @@ def percentile(values: list[float], fraction: float) -> float:
 
 
 async def tiny(target: Target, clients: int, seconds: float) -> dict[str, Any]:
-    """Not streamed, one token each, back to back."""
+    """Not streamed, one token each, back to back; one of each client at least."""
     done, failed, latencies = 0, 0, []
     until = _now() + seconds
 
@@ -137,7 +137,9 @@ async def tiny(target: Target, clients: int, seconds: float) -> dict[str, Any]:
         nonlocal done, failed
         raw = target.request(f"tiny{number}", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
         connection = await target.connect()
-        while (begun := _now()) < until:
+        first = True
+        while (begun := _now()) < until or first:
+            first = False
             try:
                 status, _ = await connection.exchange(raw)
             except ConnectionError:
@@ -181,7 +183,7 @@ async def streams(target: Target, clients: int, tokens: int, seconds: float) -> 
         await asyncio.sleep(number * 0.002)
         connection: Connection | None = None
         turn = 0
-        while _now() < until:
+        while _now() < until or turn == 0:  # one of each at least, however late this process gets to run
             if connection is None or connection.transport is None:
                 connection = await target.connect()
             asked, last = _now(), 0.0
