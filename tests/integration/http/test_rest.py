@@ -445,6 +445,7 @@ async def test_with_keys_an_unregistered_trial_is_not_made_up() -> None:
 )
 async def test_what_could_not_be_read_back_is_refused_by_name(proxy: Proxy, path: str, body: bytes, field: str) -> None:
     await proxy.http.post("/sessions/t")
+    await proxy.http.post("/groups", json={"group_id": "g", "size": 1})
     response = await proxy.http.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     assert (response.json()["error"]["field"] or "").split("\ud800")[0].rstrip(".").startswith(field)

@@ -204,12 +204,8 @@ async def read_group(request: Request, group_id: str) -> Response:
     return encoded(request, group)
 
 
-@router.post(
-    "/groups/{group_id}/claims",
-    response_model=ClaimList,
-    summary="A launcher claims trials of the group, or renews its claims; a lost launcher's are taken over",
-)
-async def claim_trials(request: Request, group_id: str, asked: ClaimRequest) -> Response:
+async def _group_of_launcher(request: Request, group_id: str) -> Group:
+    """The group, for its own key, its run's or the admin's. Asked before the body is looked at."""
     found = services(request)
     key = key_of(request.scope["headers"])
     try:
@@ -218,8 +214,20 @@ async def claim_trials(request: Request, group_id: str, asked: ClaimRequest) -> 
         found.keys.check_harness(key, group_id)
         raise
     found.keys.check_harness(key, group_id, group.run_id)
+    return group
+
+
+@router.post(
+    "/groups/{group_id}/claims",
+    response_model=ClaimList,
+    summary="A launcher claims trials of the group, or renews its claims; a lost launcher's are taken over",
+)
+async def claim_trials(
+    request: Request, group: Annotated[Group, Depends(_group_of_launcher)], asked: ClaimRequest
+) -> Response:
+    found = services(request)
     if others := set(asked.trial_ids) - set(group.trial_ids):
-        raise BadRequest(f"trial_ids: {min(others)} is no trial of group {group_id}", field="trial_ids")
+        raise BadRequest(f"trial_ids: {min(others)} is no trial of group {group.group_id}", field="trial_ids")
     now = await found.store.now()
     items = []
     for trial_id in asked.trial_ids:
