@@ -189,23 +189,8 @@ async def list_groups(
     return await encoded_items(request, found, LISTED_AT_ONCE)
 
 
-@router.get("/groups/{group_id}", response_model=Group, summary="The group's record")
-async def read_group(request: Request, group_id: str) -> Response:
-    found = services(request)
-    key = key_of(request.scope["headers"])
-    if found.keys.is_reader(key, reading_cookie(request)):
-        return encoded(request, await found.store.group(group_id))
-    try:
-        group = await found.store.group(group_id)
-    except NotFound:
-        found.keys.check_harness(key, group_id)
-        raise
-    found.keys.check_harness(key, group_id, group.run_id)
-    return encoded(request, group)
-
-
-async def _group_of_launcher(request: Request, group_id: str) -> Group:
-    """The group, for its own key, its run's or the admin's. Asked before the body is looked at."""
+async def _group_of_harness(request: Request, group_id: str) -> Group:
+    """The group, for its own key, its run's or the admin's. As a dependency it is asked before the body is looked at."""
     found = services(request)
     key = key_of(request.scope["headers"])
     try:
@@ -217,13 +202,22 @@ async def _group_of_launcher(request: Request, group_id: str) -> Group:
     return group
 
 
+@router.get("/groups/{group_id}", response_model=Group, summary="The group's record")
+async def read_group(request: Request, group_id: str) -> Response:
+    found = services(request)
+    key = key_of(request.scope["headers"])
+    if found.keys.is_reader(key, reading_cookie(request)):
+        return encoded(request, await found.store.group(group_id))
+    return encoded(request, await _group_of_harness(request, group_id))
+
+
 @router.post(
     "/groups/{group_id}/claims",
     response_model=ClaimList,
     summary="A launcher claims trials of the group, or renews its claims; a lost launcher's are taken over",
 )
 async def claim_trials(
-    request: Request, group: Annotated[Group, Depends(_group_of_launcher)], asked: ClaimRequest
+    request: Request, group: Annotated[Group, Depends(_group_of_harness)], asked: ClaimRequest
 ) -> Response:
     found = services(request)
     if others := set(asked.trial_ids) - set(group.trial_ids):
