@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.base import Mutant
 
 _CHANNEL, _PEER = "steno/contracts/wire/channel.py", "steno/contracts/wire/peer.py"
-_PEERS = ("tests/unit/contracts/test_peer.py", "tests/unit/contracts/test_channel.py")
+_PEERS = tuple(f"tests/unit/contracts/test_{name}.py" for name in ("peer", "peer_refused", "channel"))
 
 _OUTLET = "inference_worker/steno_worker/relay/outlet.py"
 _NEXT = ("tests/integration/relay/test_next_channel.py",)

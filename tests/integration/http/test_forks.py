@@ -5,227 +5,38 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import httpx
 import openai
 import pytest
 
-from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, StenoError
 from steno.contracts.leases import LeaseRequest
-from steno.contracts.records import ForkOf, SamplingPolicy, Turn
-from steno.contracts.rest import Completion, GroupSpec, SessionSpec
+from steno.contracts.records import ForkOf
+from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.integration.http.told_agents import (
+    AGENTS,
+    CHAT_TOOL,
+    Agent,
+    Answers,
+    Voice,
+    by_chat,
+    by_messages,
+    fork,
+    path,
+    record,
+    sampled,
+)
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
-
-Answers = list[Any]
-Agent = Callable[[Proxy, str, str], Awaitable[Answers]]
-"""An agent of one format: (proxy, trial, date) -> what it was told. It asks three times, and calls a tool in between."""
-PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
-CHAT_TOOL: Any = {"type": "function", "function": {"name": "read", "description": "reads", "parameters": PARAMETERS}}
-
-
-class Voice(ParrotEngine):
-    """Says something else each time, so that what is sampled again is another text. taken: how often it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(self.say)
-        self.taken = 0
-
-    def say(self, request: Any) -> Say:
-        self.taken += 1
-        messages = request.job.messages
-        last = str(messages[-1]["content"]) if messages else ""
-        if "look" in last and request.job.tools:
-            paths = "ab" if "both" in last else "a"
-            calls = [(f"own{self.taken}{path}", "read", f'{{"path": "{path}"}}') for path in paths]
-            return Say(f"I look {self.taken}.", reasoning="hm", calls=calls)
-        if "cut" in last:
-            return Say("half of it", fail_after=4)
-        return Say(f"said {self.taken}")
 
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[Proxy]:
     async with running(Voice()) as found:
         yield found
-
-
-def sampled(proxy: Proxy) -> int:
-    return proxy.engine.taken  # type: ignore[attr-defined, no-any-return]
-
-
-async def by_chat(proxy: Proxy, trial: str, date: str, *, stream: bool = False) -> Answers:
-    client = proxy.openai(trial)
-    messages: Answers = [{"role": "system", "content": f"Today is {date}."}, {"role": "user", "content": "look"}]
-    told: Answers = []
-    for question in ("", "and then", "and last"):
-        if question:
-            messages.append({"role": "user", "content": question})
-        if stream:
-            message = await _streamed(client, messages)
-        else:
-            answer = await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
-            message = answer.choices[0].message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
-        told.append(message)
-        messages.append(message)
-        for call in message.get("tool_calls") or ():
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "text"})
-    return told
-
-
-async def _streamed(client: openai.AsyncOpenAI, messages: Answers) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    chunks: Any = await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL], stream=True)
-    async for chunk in chunks:
-        delta = chunk.choices[0].delta if chunk.choices else None
-        message["content"] += (delta and delta.content) or ""
-        for call in (delta and delta.tool_calls) or ():
-            calls = message.setdefault("tool_calls", [])
-            if call.index == len(calls):
-                calls.append({"id": call.id, "type": "function", "function": {"name": "", "arguments": ""}})
-            for name in ("name", "arguments"):
-                calls[call.index]["function"][name] += getattr(call.function, name) or ""
-    return message
-
-
-async def by_chat_streamed(proxy: Proxy, trial: str, date: str) -> Answers:
-    return await by_chat(proxy, trial, date, stream=True)
-
-
-async def by_messages(proxy: Proxy, trial: str, date: str) -> Answers:
-    client = anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial}", api_key="none", max_retries=0, timeout=20)
-    tools: Any = [{"name": "read", "description": "reads", "input_schema": PARAMETERS}]
-    messages: Answers = [{"role": "user", "content": "look"}]
-    told: Answers = []
-    for question in ("", "and then", "and last"):
-        if question:
-            messages[-1]["content"] = (
-                [*messages[-1]["content"], {"type": "text", "text": question}]
-                if (messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], list))
-                else messages[-1]["content"]
-            )
-            if messages[-1]["role"] != "user":
-                messages.append({"role": "user", "content": question})
-        async with client.messages.stream(
-            model="m", max_tokens=100, system=f"Today is {date}.", messages=messages, tools=tools
-        ) as stream:
-            answer = await stream.get_final_message()
-        blocks = [block.model_dump(exclude_none=True) for block in answer.content]
-        told.append([block for block in blocks if block["type"] != "thinking"])
-        messages.append({"role": "assistant", "content": blocks})
-        results = [
-            {"type": "tool_result", "tool_use_id": block["id"], "content": "text"}
-            for block in blocks
-            if block["type"] == "tool_use"
-        ]
-        if results:
-            messages.append({"role": "user", "content": results})
-    return told
-
-
-async def by_responses(proxy: Proxy, trial: str, date: str) -> Answers:
-    """With `previous_response_id`: what was said before is on record here alone."""
-    client = proxy.openai(trial)
-    tools: Any = [{"type": "function", "name": "read", "parameters": PARAMETERS, "strict": False}]
-    sent: Any = "look"
-    told: Answers = []
-    before: dict[str, Any] = {}
-    for question in ("and then", "and last", ""):
-        answer = await client.responses.create(
-            model="m", instructions=f"Today is {date}.", input=sent, tools=tools, **before
-        )
-        items = [item.model_dump() for item in answer.output if item.type != "reasoning"]
-        told.append([(item["type"], item.get("call_id"), item.get("content")) for item in items])
-        before = {"previous_response_id": answer.id}
-        sent = [
-            {"type": "function_call_output", "call_id": item["call_id"], "output": "text"}
-            for item in items
-            if item["type"] == "function_call"
-        ]
-        sent.append({"role": "user", "content": question})
-    return told
-
-
-async def by_gemini(proxy: Proxy, trial: str, date: str) -> Answers:
-    contents: Answers = [{"role": "user", "parts": [{"text": "look"}]}]
-    told: Answers = []
-    declared = [{"functionDeclarations": [{"name": "read", "description": "reads", "parameters": {"type": "OBJECT"}}]}]
-    for question in ("and then", "and last", ""):
-        body = {
-            "systemInstruction": {"parts": [{"text": f"Today is {date}."}]}, "contents": contents, "tools": declared,
-        }  # fmt: skip
-        answer = await proxy.http.post(f"/{trial}/v1beta/models/m:generateContent", json=body)
-        assert answer.status_code == 200, answer.text
-        content = answer.json()["candidates"][0]["content"]
-        told.append([part for part in content["parts"] if not part.get("thought")])
-        contents.append(content)
-        results = [
-            {"functionResponse": {"name": "read", "response": {"result": "text"}}}
-            for part in content["parts"]
-            if "functionCall" in part
-        ]
-        contents.append({"role": "user", "parts": [*results, {"text": question}]})
-    return told
-
-
-async def by_completions(proxy: Proxy, trial: str, date: str) -> Answers:
-    """Text prompts that go on from the text so far, which is tokenised whole: nothing may differ."""
-    text, told = "Today. ", []
-    for question in ("look", " and then", " and last"):
-        text += question
-        answer = await proxy.openai(trial).completions.create(model="m", prompt=text)
-        told.append(answer.choices[0].text)
-        text += answer.choices[0].text
-    return told
-
-
-async def by_ids(proxy: Proxy, trial: str, date: str) -> Answers:
-    """Prompts of ids, which have no dates; each goes on from the ids so far."""
-    ids, told = [5, 6, 7], []
-    for number in range(3):
-        ids.append(10 + number)
-        body = {"prompt": ids, "return_token_ids": True}
-        answer = await proxy.http.post(f"/{trial}/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        choice = answer.json()["choices"][0]
-        assert choice["prompt_token_ids"] == ids
-        told.append(choice["token_ids"])
-        ids = ids + choice["token_ids"]
-    return told
-
-
-AGENTS: list[Agent] = [
-    by_chat, by_chat_streamed, by_messages, by_responses, by_gemini, by_completions, by_ids,
-]  # fmt: skip
-
-
-async def record(proxy: Proxy, agent: Agent, trial: str = "origin") -> tuple[Answers, list[Turn]]:
-    told = await agent(proxy, trial, "2026-01-02")
-    await proxy.steno.complete(trial, Completion(reward=1.0))
-    return told, [turn async for turn in proxy.steno.turns(trial)]
-
-
-async def fork(proxy: Proxy, turn: Turn | str, trial: str = "fork", **fields: Any) -> str:
-    turn_id = turn if isinstance(turn, str) else turn.turn_id
-    spec = SessionSpec(fork_of=ForkOf(**{"trial_id": "origin", "turn_id": turn_id} | fields))
-    await proxy.steno.register(trial, spec)
-    return trial
-
-
-def path(turns: list[Turn], last: Turn) -> bytes:
-    """Ids of a conversation up to the end of a turn."""
-    by_id, pieces, turn = {turn.turn_id: turn for turn in turns}, list[bytes](), last
-    while True:
-        pieces += (turn.completion_ids, turn.new_prompt_ids)
-        if turn.parent_id is None:
-            return b"".join(reversed(pieces))
-        turn = by_id[turn.parent_id]
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.__name__)
@@ -418,147 +229,6 @@ async def test_another_format_is_told_by_its_own_ids(proxy: Proxy) -> None:
     told = await by_messages(proxy, "fork", "2026-01-05")
     [call] = [block for block in told[0] if block["type"] == "tool_use"]
     assert call["id"] == f"toolu_{origin[0].turn_id}_0" and call["input"] == {"path": "a"}
-
-
-DIFFERENT = [
-    ({}, "Today is 2026-01-02.", None),
-    ({}, "Today is Monday, January 5, 2026.", None),
-    ({}, "Today is tomorrow.", "tomorrow"),
-    ({"may_differ": []}, "Today is 2026-01-03.", "2026-01-03"),
-    ({"may_differ": ["numbers"]}, "Today is 2026-01-03.", None),
-]
-
-
-@pytest.mark.parametrize(("how", "system", "differs"), DIFFERENT)
-async def test_a_difference_that_no_rule_names_ends_the_trial(
-    proxy: Proxy, how: dict[str, Any], system: str, differs: str | None
-) -> None:
-    _, origin = await record(proxy, by_chat)
-    await fork(proxy, origin[-1], **how)
-    before = sampled(proxy)
-    system_message = {"role": "system", "content": system}
-    answer = await proxy.chat("fork", system_message, "look", tools=[CHAT_TOOL])
-    assert sampled(proxy) == before
-    if differs is None:
-        assert answer.status_code == 200
-        return
-    assert answer.status_code == 410 and answer.json()["error"]["code"] == "replay_diverged"
-    assert "2026-01-02" not in answer.text, "of the other trial its agent learns nothing"
-    session = await proxy.steno.session("fork")
-    assert (session.status, session.end_reason) == ("aborted", "replay_diverged")
-    [turn] = [turn async for turn in proxy.steno.turns("fork")]
-    assert turn.partial and not turn.completion_tokens and turn.messages[0]["content"] == system
-    assert turn.error is not None and "Today is 2026-01-02." in turn.error.replace("<dates>", "2026-01-02")
-    assert system in turn.error and f"turn {origin[0].turn_id} of the origin" in turn.error
-    assert await proxy.steno.samples("fork") == []
-    assert (await proxy.chat("fork", system_message, "look")).status_code == 410
-    with pytest.raises(Conflict):
-        await proxy.steno.complete("fork", Completion(reward=1.0))
-
-
-@pytest.mark.parametrize("what", ["tools", "question", "more", "choices"])
-async def test_what_differs_is_said(proxy: Proxy, what: str) -> None:
-    _, origin = await record(proxy, by_chat)
-    await fork(proxy, origin[-1])
-    question = "look" if what != "question" else "x" * 5000 + "look"
-    said: Answers = [{"role": "system", "content": "Today is 2026-01-02."}, question]
-    said += ["and more"] if what == "more" else []
-    tool = (
-        CHAT_TOOL if what != "tools" else {"type": "function", "function": {"name": "write", "parameters": PARAMETERS}}
-    )
-    answer = await proxy.chat("fork", *said, tools=[tool], n=2 if what == "choices" else 1)
-    assert answer.status_code == 410
-    [turn] = [turn async for turn in proxy.steno.turns("fork")]
-    words = {
-        "tools": "the tools differ", "question": "new message 1 differs", "more": "new message 2 differs",
-        "choices": "number of choices",
-    }  # fmt: skip
-    assert turn.error is not None and words[what] in turn.error and len(turn.error) < 2500
-
-
-async def test_a_conversation_may_not_leave_the_record_in_its_middle(proxy: Proxy) -> None:
-    told, origin = await record(proxy, by_chat)
-    await fork(proxy, origin[-1])
-    start: Answers = [{"role": "system", "content": "Today is 2026-01-02."}, "look"]
-    assert (await proxy.chat("fork", *start, tools=[CHAT_TOOL])).status_code == 200
-    result = {"role": "tool", "tool_call_id": told[0]["tool_calls"][0]["id"], "content": "another text"}
-    before = sampled(proxy)
-    answer = await proxy.chat("fork", *start, told[0], result, "and then", tools=[CHAT_TOOL])
-    assert answer.status_code == 410 and sampled(proxy) == before
-    turn = [turn async for turn in proxy.steno.turns("fork")][-1]
-    assert turn.parent_id == origin[0].turn_id and "recorded: 'tool: text'; asked: 'tool: another text'" in (
-        turn.error or ""
-    )
-
-
-async def test_what_was_cut_off_is_not_told_and_can_not_be_forked(proxy: Proxy) -> None:
-    await proxy.chat("origin", "cut")
-    await proxy.chat("origin", "whole")
-    await proxy.steno.complete("origin", Completion(reward=1.0))
-    cut, whole = [turn async for turn in proxy.steno.turns("origin")]
-    assert cut.partial
-    with pytest.raises(Conflict, match=f"turn {cut.turn_id} of trial origin was cut off"):
-        await fork(proxy, cut)
-    await fork(proxy, whole)
-    assert (await proxy.chat("fork", "whole")).status_code == 200
-    await fork(proxy, whole, "other")
-    assert (await proxy.chat("other", "cut")).status_code == 410
-
-
-@pytest.mark.parametrize("case", ["trial", "turn", "open", "deleted", "again", "rule", "text_only"])
-async def test_a_fork_that_can_not_be_is_refused_by_name(proxy: Proxy, case: str) -> None:
-    _, origin = await record(proxy, by_chat)
-    await proxy.chat("open", "hello")
-    [running_turn] = [turn async for turn in proxy.steno.turns("open")]
-    expected: tuple[type[StenoError], str] = {
-        "trial": (NotFound, "nobody"), "turn": (NotFound, "trial origin has no turn 'ffffffffffff'"),
-        "open": (Conflict, "trial open is still open"), "deleted": (Gone, "session origin is closed"),
-        "again": (Conflict, "fork_of: session fork is registered already, with another fork_of"),
-        "rule": (StenoError, "may_differ"), "text_only": (Conflict, "is text_only"),
-    }[case]  # fmt: skip
-    fields: dict[str, Any] = {"trial": {"trial_id": "nobody"}, "open": {"trial_id": "open"}}.get(case, {})
-    turn_id = {"turn": "ffffffffffff", "open": running_turn.turn_id}.get(case, origin[0].turn_id)
-    if case == "deleted":
-        await proxy.steno.delete("origin")
-    if case == "again":
-        await fork(proxy, origin[1])
-    if case == "text_only":
-        await proxy.store.add_marks("origin", ["text_only"])
-    with pytest.raises(expected[0], match=expected[1]):
-        if case == "rule":
-            body = {"fork_of": {"trial_id": "origin", "turn_id": turn_id, "may_differ": ["everything"]}}
-            answer = await proxy.http.post("/sessions/fork", json=body)
-            assert answer.status_code == 400 and answer.json()["error"]["field"].startswith("fork_of.may_differ")
-            raise StenoError("may_differ")
-        await fork(proxy, turn_id, **fields)
-
-
-async def test_a_fork_has_its_origins_sampling_unless_it_is_given(proxy: Proxy) -> None:
-    law = SamplingPolicy(force={"temperature": 0.5})
-    await proxy.steno.register("origin", SessionSpec(sampling=law))
-    _, origin = await record(proxy, by_chat)
-    await fork(proxy, origin[0])
-    assert (await proxy.steno.session("fork")).sampling == law
-    spec = SessionSpec(fork_of=ForkOf(trial_id="origin", turn_id=origin[0].turn_id), sampling=SamplingPolicy())
-    await proxy.steno.register("other", spec)
-    assert (await proxy.steno.session("other")).sampling == SamplingPolicy()
-
-
-async def test_a_runs_key_forks_trials_of_its_run_and_no_others() -> None:
-    async with running(Voice(), admin_key="the-admins-key") as proxy:
-        for run in ("mine", "theirs"):
-            await proxy.steno.create_group(GroupSpec(group_id=run, run_id=run, size=1))
-            assert (await proxy.chat(f"{run}.0", "hello")).status_code == 200
-            await proxy.steno.complete(f"{run}.0", Completion(reward=1.0))
-        key = await proxy.steno.run_key("mine")
-        turns = {run: (await proxy.steno.turn_page(f"{run}.0")).items[0].turn_id for run in ("mine", "theirs")}
-
-        async def group(run: str) -> httpx.Response:
-            spec = {"run_id": "mine", "size": 1, "fork_of": {"trial_id": f"{run}.0", "turn_id": turns[run]}}
-            return await proxy.http.post("/groups", json=spec, headers={"authorization": f"Bearer {key}"})
-
-        assert (await group("mine")).status_code == 200
-        assert (await group("theirs")).status_code == Forbidden.status
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,10 @@ from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.redis import runs as runs_module
 from steno_proxy.store.redis.schema import ARCHIVED, ENDED, FACETS, RUNS, run_keys
 from steno_proxy.store.redis.store import RedisStore
+from tests.support.list_contract import ALL, listed, make_group
 from tests.support.recording_contract import END, record
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import PATIENT, RedisServer
-from tests.support.store_contract import ALL, listed, make_group
 
 LATER = 200_000.0
 """Seconds, by the clock that the rounds are told: all that ended in these tests is past its retention then."""

@@ -8,9 +8,10 @@ from steno.contracts.records import Limits, Timings
 from steno_proxy.store.redis.schema import PAST_RUNS, RUNS, TIMED
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.conftest import opened
+from tests.support.list_contract import make_group
 from tests.support.recordings import row, session, turn
 from tests.support.redis_server import PATIENT, RedisServer
-from tests.support.store_contract import due, make_group
+from tests.support.store_contract import due
 
 OPEN = 300
 
