@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steno.contracts.chat import Message
-from steno.contracts.neighbours import MERGED, joined, runs
+from steno.contracts.chat import MERGED, Message, joined, runs_of_one_role
 from steno_proxy.sessions.messages.call_ids import echoed_ids
 from steno_proxy.sessions.messages.echoes import Echo, EchoedAs
 from steno_proxy.sessions.messages.normalise import message_digest
@@ -63,7 +62,7 @@ class RequestMessages:
         for message in self.messages:
             self.digests.append(message_digest(message))
             yield
-        for start, end in runs(self.messages, MERGED if self.merges else _REPLIES):
+        for start, end in runs_of_one_role(self.messages, MERGED if self.merges else _REPLIES):
             self.starts.append(start)
             self.runs[start] = MessageUnit(start, end, message_digest(joined(self.messages[start:end])))
             yield

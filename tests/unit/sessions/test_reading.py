@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steno.contracts.chat import Message
-from steno.contracts.neighbours import joined, merged, runs
+from steno.contracts.chat import Message, joined, merged, runs_of_one_role
 from steno_proxy.sessions import reading
 from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from steno_proxy.sessions.reading import RequestMessages, best, follow, read, settled
@@ -30,7 +29,7 @@ def said(messages: list[Message], merges: bool, tools: bytes = KEYS[0]) -> Reque
 def every_form(messages: list[Message], roles: set[str]) -> list[list[tuple[int, int]]]:
     """All ways to join runs whole or to leave them: [start, end) of each message of the form."""
     forms: list[list[tuple[int, int]]] = []
-    found = list(runs(messages, roles))
+    found = list(runs_of_one_role(messages, roles))
     for chosen in itertools.product([False, True], repeat=len(found)):
         together = dict(run for run, join in zip(found, chosen, strict=True) if join)
         form, place = [], 0
@@ -64,7 +63,7 @@ def test_the_best_of_all_readings_is_found(seed: int, merges: bool) -> None:
         messages = rng.choice(talks)
         cut = rng.choice([i for i, one in enumerate(messages) if one["role"] == "assistant"] or [len(messages)])
         part = written(rng, messages[:cut], rng.choice(every_form(messages[:cut], roles)))
-        ends = next((end for start, end in runs(messages, {"assistant"}) if start == cut), cut + 1)
+        ends = next((end for start, end in runs_of_one_role(messages, {"assistant"}) if start == cut), cut + 1)
         reply = rng.choice([messages[cut : cut + 1], messages[cut:ends]]) or [assistant("a")]
         recorded.commit(recorded.ask(part, tools=rng.choice([TOOLS, TOOLS, []])), reading_text(joined(reply)))
     for messages in talks:
@@ -83,7 +82,7 @@ def test_the_best_of_all_readings_is_found(seed: int, merges: bool) -> None:
         assert rest.digests[: seen.prefix_messages] == form.digests[: seen.prefix_messages]
         assert rest.digests == [message_digest(message) for message in rest.messages]
         new, at = messages[found.covered :], seen.prefix_messages
-        if not any(start < found.covered < end for start, end in runs(messages, roles)):
+        if not any(start < found.covered < end for start, end in runs_of_one_role(messages, roles)):
             assert rest.messages[at:] == (merged(new, roles) if merges else new), "in the format's own manner"
 
 
@@ -131,8 +130,8 @@ def test_runs_are_told_by_their_roles_and_joined_in_order() -> None:
     calls = assistant("b", ("call_1", "f", "{}")), assistant("", ("call_2", "g", "{}"))
     messages = [system("s"), system("s"), user("a"), {**assistant("a"), "reasoning_content": "r"}, *calls, tool("call_1", "x"),
                 tool("call_2", "y"), user("c"), user(""), user("d")]  # fmt: skip
-    assert list(runs(messages, {"user", "assistant"})) == [(3, 6), (8, 11)]
-    assert list(runs(messages, {"assistant"})) == [(3, 6)]
+    assert list(runs_of_one_role(messages, {"user", "assistant"})) == [(3, 6), (8, 11)]
+    assert list(runs_of_one_role(messages, {"assistant"})) == [(3, 6)]
     found = merged(messages, {"user", "assistant"})
     parts = [{"type": "text", "text": text} for text in ("a", "b")]
     assert found[3] == {"role": "assistant", "content": parts, "reasoning_content": "r", "tool_calls": [

@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from steno.contracts.chat import CanonicalRequest, Job, Message, ToolCallPiece
+from steno.contracts.chat import MERGED, CanonicalRequest, Job, Message, ToolCallPiece, merged
 from steno.contracts.errors import ContextOverflow, StenoError
-from steno.contracts.neighbours import MERGED, merged
 from steno_proxy.dialects.anthropic.jobs import MessagesBody, canonical
 from steno_proxy.dialects.anthropic.schema import COUNT_TOKENS, MESSAGES
 from steno_proxy.dialects.base import Choice, Header, Piece, Writer, decode
