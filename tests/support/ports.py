@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-import random
+import fcntl
+import functools
+import itertools
+import os
 import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
-BELOW = 32768
-"""From here on the kernel takes the ports of outgoing connections (Linux): one may be gone a moment after it was free."""
-
-_random = random.Random()  # of its own: tests seed the global one, and several run at a time
+FROM, BELOW = 10240, 32768
+"""From BELOW on the kernel takes the ports of outgoing connections (Linux): one may be gone a moment after it was free."""
+BLOCK = 256
+"""Ports that one process of tests has to itself, until it ends: between being told its port and listening on it a server takes
+a second, in which another process would find it free."""
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on, and that no connection will take."""
+    """A port of 127.0.0.1 that nobody listens on, that no connection will take, and that no other process of tests is told."""
     while True:
-        port = _random.randrange(10240, BELOW)
+        port = next(_ports(os.getpid()))
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+
+
+@functools.cache
+def _ports(pid: int) -> Iterator[int]:
+    """One after the other, again and again: what was told is told again as late as can be. pid: a fork has ports of its own."""
+    return itertools.cycle(_block())
+
+
+def _block() -> range:
+    """The first that no process holds a lock on. The lock is left open on purpose: it ends with this process."""
+    folder = Path(tempfile.gettempdir()) / f"steno-test-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    for first in range(FROM, BELOW, BLOCK):
+        lock = os.open(folder / str(first), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return range(first, min(first + BLOCK, BELOW))
+    raise RuntimeError(f"all {(BELOW - FROM) // BLOCK} blocks of ports are held by processes of tests")
