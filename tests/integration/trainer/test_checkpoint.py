@@ -25,6 +25,11 @@ from tests.support.processes import SLOW_S, until
 
 BATCHES = [{"seed": seed} for seed in (1, 2, 3, 4)]
 TIMED = ("time/", "throughput/", "memory/")
+PLAIN = {
+    "precision": "float32", "warmup_steps": 0, "mini_batches": 1, "adam_epsilon": 1e-3, "max_grad_norm": 0.0,
+    "mismatch": "masked", "entropy_bonus": 0.01,
+}  # fmt: skip
+"""As one plain process trains (`Reference`)."""
 
 
 def job(folder: Path, model: Path, **more: Any) -> dict[str, Any]:
@@ -92,9 +97,10 @@ def test_the_checkpoint_holds_the_full_model_and_older_ones_go(tmp_path: Path) -
     assert torch.equal(loaded.lm_head.weight, found["weights"]["model.embed_tokens.weight"])
 
 
-def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_are_as_forked_ones_and_end_with_it_when_it_is_killed(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
-    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, model, save_after=[1], forever=True)))
+    given = job(tmp_path, model, settings=PLAIN, save_after=[1], forever=True)
+    (tmp_path / "job.json").write_text(json.dumps(given))
     process = start_ranks(2, RANK, str(tmp_path))
     try:
         until(lambda: (tmp_path / "saved").exists() or process.poll() is not None)
@@ -105,25 +111,24 @@ def test_ranks_end_with_the_launcher_that_was_killed(tmp_path: Path) -> None:
         assert (len(gone), alive) == (2, [])
     finally:
         end(process)
+    [copy] = (tmp_path / "checkpoints" / "step-00000001").glob("weights-*")
+    written = {name: tensor for shard in copy.glob("*.safetensors") for name, tensor in load_file(shard).items()}
+    plain = Reference(model, learning_rate=1e-3, epsilon=1e-3)
+    batch = random_batch(**BATCHES[0])
+    plain.step(batch, [range(len(batch.rows))])
+    assert written.keys() == plain.weights().keys()
+    for name, weight in plain.weights().items():
+        assert torch.allclose(written[name].float(), weight.float(), rtol=1e-4, atol=2e-6), name
 
 
 def test_any_number_of_ranks_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """The optimizer's state is the same bits on other ranks, and the weights in the end are those of one plain process."""
     model = random_model(tmp_path / "model")
-    settings = {
-        "precision": "float32",
-        "warmup_steps": 0,
-        "mini_batches": 1,
-        "adam_epsilon": 1e-3,
-        "max_grad_norm": 0.0,
-        "mismatch": "masked",
-        "entropy_bonus": 0.01,
-    }
     plain = Reference(model, learning_rate=1e-3, epsilon=1e-3)
     ended: dict[str, list[torch.Tensor]] = {}
     ledger = Ledger()
     for step, ranks in enumerate((2, 1, 2, 4), 1):
-        more: dict[str, Any] = {"settings": settings, "resume": True, "states": True, "save_after": [step]}
+        more: dict[str, Any] = {"settings": PLAIN, "resume": True, "states": True, "save_after": [step]}
         given = job(tmp_path, model, **more) | {"batches": BATCHES[:step]}
         found = run_ranks(ranks, given, tmp_path / f"{step}-on-{ranks}")
         if ended:

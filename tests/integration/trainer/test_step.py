@@ -73,11 +73,11 @@ def test_bfloat16_ranks_add_up_their_gradients_in_float32_unless_told_otherwise(
     assert len(differs) == 0 if reduce_precision == "float32" else len(differs) > len(pairs) / 2, differs
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
-def test_ranks_of_a_launcher_are_as_forked_ones(launcher: str, tmp_path: Path) -> None:
+def test_ranks_of_the_deepspeed_launcher_are_as_forked_ones(tmp_path: Path) -> None:
+    """Those of torchrun: test_checkpoint.py."""
     model = random_model(tmp_path / "model")
     job = {"settings": settings(model), "batches": BATCHES[:1]}
-    found = run_ranks(2, job, tmp_path / "job", launcher=launcher)
+    found = run_ranks(2, job, tmp_path / "job", launcher="deepspeed")
     plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
     batch = random_batch(**BATCHES[0])
     plain.step(batch, [range(len(batch.rows))])
