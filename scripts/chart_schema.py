@@ -11,13 +11,16 @@ from typing import Any
 
 from steno.config.settings import Settings
 from steno_proxy.config import ProxySettings
+from steno_rollouts.config import RolloutSettings
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 
 PATH = Path(__file__).resolve().parents[1] / "helm/steno/values.schema.json"
 _WIDTH = 120
 
-PROGRAMS: dict[str, type[Settings]] = {"proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings}
+PROGRAMS: dict[str, type[Settings]] = {
+    "proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings, "rollout": RolloutSettings,
+}  # fmt: skip
 LEFT_OUT = {
     # What the chart gives; the upstream's, as the image has no LiteLLM; otel_headers, as a secret is no value.
     "proxy": set(
@@ -27,6 +30,12 @@ LEFT_OUT = {
     # What the chart gives; api_key, as a secret is no value.
     "worker": set("proxy key metrics_host metrics_port worker_id staging_dir api_key".split()),
     "trainer": set("proxy key metrics_host metrics_port checkpoint_dir deepspeed".split()),
+    # What the chart gives; what is not for Harbor's tasks, or not for pods of a cluster.
+    "rollout": set(
+        "proxy key work_dir environment environment_options tasks split command reward reward_timeout_s executor image cpus"
+        " memory_mb forwarder_image confine private harbor_python allow_only_proxy ray_address ray_runner ray_cpus ray_resources"
+        " ray_runtime_env ray_return_kb".split()
+    ),
 }
 
 
@@ -44,9 +53,18 @@ def chart_schema() -> str:
 
 def _field(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """The field without its title and default; what it refers to (an enumeration) is written out."""
-    referred = definitions[field["$ref"].rpartition("/")[2]] if "$ref" in field else {}
-    merged = {"description": "", **referred, **field}
-    return {name: value for name, value in merged.items() if name not in ("title", "default", "$ref")}
+    merged = {"description": "", **_written_out(field, definitions)}
+    return {name: value for name, value in merged.items() if name not in ("title", "default")}
+
+
+def _written_out(node: Any, definitions: dict[str, Any]) -> Any:
+    """Without `$ref`, at any depth."""
+    if isinstance(node, list):
+        return [_written_out(each, definitions) for each in node]
+    if not isinstance(node, dict):
+        return node
+    referred = definitions[node["$ref"].rpartition("/")[2]] if "$ref" in node else {}
+    return {name: _written_out(value, definitions) for name, value in {**referred, **node}.items() if name != "$ref"}
 
 
 def _text(value: Any, indent: int, lead: int) -> str:

@@ -105,6 +105,10 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- printf "http://%s-control.%s.svc:%d" (include "steno.fullname" .) .Release.Namespace (int .Values.control.port) -}}
 {{- end -}}
 
+{{- define "steno.sandboxesNamespace" -}}
+{{- default (ternary .Values.rollout.namespace .Release.Namespace .Values.rollout.enabled) .Values.networkPolicy.sandboxes.namespace -}}
+{{- end -}}
+
 {{/* Values that are each right and don't go together. */}}
 {{- /* The claim that archived sessions are on: "" where they go elsewhere, or nowhere. */ -}}
 {{- define "steno.archiveClaim" -}}
@@ -145,11 +149,37 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- fail "trainer.nodes is above 1, and all nodes write checkpoints: set trainer.checkpoints.accessModes to [ReadWriteMany], or existingClaim" -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.networkPolicy.sandboxes.enabled (not .Values.networkPolicy.sandboxes.podSelector) (has .Values.networkPolicy.sandboxes.namespace (list "" .Release.Namespace)) -}}
+{{- if .Values.rollout.enabled -}}
+{{- range $name := list "image" "namespace" "keySecret" -}}
+{{- if not (get $.Values.rollout $name) -}}
+{{- fail (printf "rollout.enabled: rollout.%s is missing" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "harbor" "agent" "run" -}}
+{{- if not (get $.Values.rollout.settings $name) -}}
+{{- fail (printf "rollout.enabled: rollout.settings.%s is missing" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if has .Values.rollout.settings.agent (list "computer-1" "dspy-rlm" "terminus-2") -}}
+{{- fail (printf "rollout.settings.agent: %s asks the model from the launcher, which reaches the control plane's port, where no model is asked" .Values.rollout.settings.agent) -}}
+{{- end -}}
+{{- if eq .Values.rollout.namespace .Release.Namespace -}}
+{{- fail "rollout.namespace is the release's: rollouts may start commands in any pod there, and have its keys. Give one for the pods of trials alone" -}}
+{{- end -}}
+{{- range $name := list "namespace" "kubeconfig" "context" "queue" "template" -}}
+{{- if hasKey $.Values.rollout.environmentOptions $name -}}
+{{- fail (printf "rollout.environmentOptions has %s, which the chart itself sets (rollout.%s)" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.sandboxes.enabled (ne (include "steno.sandboxesNamespace" .) .Values.rollout.namespace) -}}
+{{- fail (printf "networkPolicy.sandboxes.namespace is %s, and the pods of trials are in rollout.namespace, %s" .Values.networkPolicy.sandboxes.namespace .Values.rollout.namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.sandboxes.enabled (not .Values.networkPolicy.sandboxes.podSelector) (eq (include "steno.sandboxesNamespace" .) .Release.Namespace) -}}
 {{- fail "networkPolicy.sandboxes would cut off the proxy itself: give its namespace, or a podSelector" -}}
 {{- end -}}
 {{- $own := include "steno.labels" (list . "") | fromYaml -}}
-{{- range $name, $values := dict "proxy" .Values.proxy "redis.bundled" .Values.redis.bundled "worker" .Values.worker "trainer" .Values.trainer -}}
+{{- range $name, $values := dict "proxy" .Values.proxy "redis.bundled" .Values.redis.bundled "worker" .Values.worker "trainer" .Values.trainer "rollout" .Values.rollout -}}
 {{- range $label, $_ := $values.podLabels -}}
 {{- if hasKey $own $label -}}
 {{- fail (printf "%s.podLabels has %s, which the chart itself sets: its Services and policies select pods by such labels" $name $label) -}}

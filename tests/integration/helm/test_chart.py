@@ -29,6 +29,7 @@ from tests.integration.helm.support import (
 
 pytestmark = pytest.mark.helm
 
+PAGES = ("deployment", "kubernetes")
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 
 
@@ -83,7 +84,7 @@ def references(node: Any) -> Iterator[tuple[str, str]]:
                 yield "Secret", value["name"]
             elif key == "secretName" and "items" in node:
                 yield "Secret", value
-            elif key == "configMap":
+            elif key == "configMap" and value["name"] != "kube-root-ca.crt":  # which every namespace has
                 yield "ConfigMap", value["name"]
             elif key == "claimName" and value != "models":
                 yield "PersistentVolumeClaim", value
@@ -173,11 +174,16 @@ def test_the_control_plane_is_closed_to_all_but_those_who_are_named(case: Path) 
     ports = allowed(only(manifests, "NetworkPolicy", "run-steno"))
     assert set(ports) == {8080, 8081}
     control = ports[8081]
-    assert control and components(control) == ["worker", "trainer", "test"]
-    assert control[3:] == [*given.get("control", []), *given.get("monitoring", [])]
+    asks = ["worker", "trainer", "test", *(["rollout"] if "rollout" in values else [])]
+    assert control and components(control) == asks
+    assert control[len(asks) :] == [*given.get("control", []), *given.get("monitoring", [])]
     agents = ports[8080]
     if given.get("agents"):
+        sandboxes = [agents.pop()] if agents and "rollout" in values else []
         assert agents and agents[1:] == given["agents"] and components(agents) == ["test"]
+        assert [peer["namespaceSelector"]["matchLabels"] for peer in sandboxes] in (
+            [], [{"kubernetes.io/metadata.name": "sandboxes"}]
+        )  # fmt: skip
     else:
         assert agents is None
 
@@ -342,9 +348,13 @@ def test_the_autoscalers_metric_is_one_that_the_proxy_has() -> None:
     assert metric["resource"]["target"] == {"type": "Utilization", "averageUtilization": 60}
 
 
-@pytest.mark.parametrize(
-    "block", re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL)
-)
+def blocks_of_values() -> list[str]:
+    """Of docs/kubernetes.md, one is a pod."""
+    pages = [re.findall(r"```yaml\n(.*?)```", (ROOT / f"docs/{name}.md").read_text(), re.DOTALL) for name in PAGES]
+    return [block for found in pages for block in found if not block.startswith("spec:")]
+
+
+@pytest.mark.parametrize("block", blocks_of_values())
 def test_values_in_the_documentation_render(block: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(block)
     assert render(tmp_path / "values.yaml")
@@ -367,7 +377,7 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     assert "worker.image" in refused(worker__enabled=True)
     assert "above autoscaling.maxReplicas" in refused(autoscaling__enabled=True, autoscaling__minReplicas=9)
     assert "cut off the proxy itself" in refused(networkPolicy__sandboxes__enabled=True)
-    for component in ("proxy", "redis__bundled", "worker", "trainer"):
+    for component in ("proxy", "redis__bundled", "worker", "trainer", "rollout"):
         said = refused(**{f"{component}__podLabels": {"team": "x", "app.kubernetes.io/component": "x"}})
         assert f"{component.replace('__', '.')}.podLabels has app.kubernetes.io/component" in said
     training = {"trainer__enabled": True, "trainer__image": "i:1"}
@@ -385,6 +395,7 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert "admin-key" in notes and "Give no sandbox the admin key" in notes
     assert ("sandboxes can reach the control plane's port" in notes) == (case.stem == "memory")
     assert ("Name your harnesses in networkPolicy.control" in notes) == (case.stem not in ("memory", "training"))
+    assert ("job/run-steno-rollout" in notes) == (case.stem == "rollouts")
     assert ("This release has no worker" in notes) == (case.stem not in ("whole", "training"))
     assert ("job/run-steno-trainer" in notes) == (case.stem == "training")
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")

@@ -17,6 +17,7 @@ import pytest
 
 from steno.config.settings import Settings
 from steno_proxy.config import ProxySettings
+from steno_rollouts.config import RolloutSettings
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 from tests.integration.helm.support import CASES, OVERLAYS, ROOT, Manifest, environment, kustomize, pods, rendered
@@ -25,8 +26,12 @@ pytestmark = pytest.mark.helm
 
 FOREIGN = ("monitoring.coreos.com/v1",)
 """Kinds of the Prometheus operator: Kubernetes has no schema of them."""
-PROGRAMS: dict[str, type[Settings]] = {"proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings}
-SECRETS = {"STENO_ADMIN_KEY", "STENO_WORKER_KEY", "STENO_TRIAL_SECRET", "STENO_WORKER_API_KEY", "STENO_TRAIN_KEY"}
+PROGRAMS: dict[str, type[Settings]] = {
+    "proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings, "rollout": RolloutSettings,
+}  # fmt: skip
+SECRETS = {"STENO_ADMIN_KEY", "STENO_WORKER_KEY", "STENO_TRIAL_SECRET", "STENO_WORKER_API_KEY", "STENO_TRAIN_KEY"} | {
+    "STENO_ROLLOUT_KEY"
+}
 made = cache(rendered)
 every_source = pytest.mark.parametrize("source", [*CASES, *OVERLAYS], ids=lambda path: path.stem)
 
