@@ -39,10 +39,14 @@ def make(folder: Path, engine: str) -> str:
         (programs / "mini-swe-agent").chmod(0o755)
         (native,) = (_NPM / "node_modules/@anthropic-ai/claude-code/bin").iterdir()
         shutil.copy2(native, programs / "claude")
-        (root / "etc").mkdir(exist_ok=True)
-        (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
-        (root / "root").mkdir(exist_ok=True)
-        (root / "usr/bin").mkdir(exist_ok=True)
-        (root / "usr/bin/env").symlink_to("/bin/env")
+        add_user(root)
 
     return tiny_image.make(folder, engine, name=NAME, programs=PROGRAMS, add=add)
+
+
+def add_user(root: Path) -> None:
+    """What Harbor asks of an image beside `PROGRAMS`: a user called root."""
+    for folder in ("etc", "root", "usr/bin"):
+        (root / folder).mkdir(exist_ok=True)
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    (root / "usr/bin/env").symlink_to("/bin/env")

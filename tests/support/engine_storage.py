@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.docker_daemon import docker_daemon
+
 _STORAGE = """[storage]
 driver = "{driver}"
 graphroot = "{root}/graph"
@@ -27,20 +29,36 @@ tmp_dir = "{root}/tmp"
 
 @contextlib.contextmanager
 def own_storage(engine: str) -> Iterator[Path]:
-    """A folder for what is made meanwhile; the engine's storage lies in it, for all processes that are started."""
+    """A folder for what is made meanwhile; the engine's storage lies in it, for all processes that are started meanwhile. Docker
+    has a daemon of its own too."""
     root = Path(tempfile.mkdtemp(prefix="steno-"))  # short: sockets lie below it
-    os.environ["CONTAINERS_STORAGE_CONF"] = str(root / "storage.conf")
-    os.environ["CONTAINERS_CONF"] = str(root / "containers.conf")
+    try:
+        with _podman(root) if engine == "podman" else docker_daemon(root) as variables:
+            before = {name: os.environ.pop(name, None) for name in variables}
+            os.environ.update(variables)
+            try:
+                yield root
+            finally:
+                for name in variables:
+                    del os.environ[name]
+                os.environ.update({name: value for name, value in before.items() if value is not None})
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _podman(root: Path) -> Iterator[dict[str, str]]:
+    """Variables by which Podman finds its configuration."""
+    found = {"CONTAINERS_STORAGE_CONF": str(root / "storage.conf"), "CONTAINERS_CONF": str(root / "containers.conf")}
+    environment = {**os.environ, **found}
     (root / "containers.conf").write_text(_PODMAN.format(root=root))
     for driver in ("overlay", "vfs"):  # the latter where this machine's disk is an overlay already
         (root / "storage.conf").write_text(_STORAGE.format(root=root / driver, driver=driver))
-        if subprocess.run([engine, "info"], capture_output=True).returncode == 0:
+        if subprocess.run(["podman", "info"], capture_output=True, env=environment).returncode == 0:
             break
     try:
-        yield root
+        yield found
     finally:
-        if engine == "podman":
-            subprocess.run([engine, "rm", "--all", "--force"], capture_output=True)
-            for layer in root.glob("*/graph/*"):
-                subprocess.run(["umount", "--lazy", layer], capture_output=True)
-        shutil.rmtree(root, ignore_errors=True)
+        subprocess.run(["podman", "rm", "--all", "--force"], capture_output=True, env=environment)
+        for layer in root.glob("*/graph/*"):
+            subprocess.run(["umount", "--lazy", layer], capture_output=True)

@@ -5,6 +5,8 @@ Its base, gost, is in no registry of packages: `tests/integration/harbor/gost.py
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,13 +22,14 @@ sed 's/hook output priority dstnat;/hook output priority -100;/' | nft-as-it-is 
 """
 """Debian 12's 1.0.6 does not know this priority by its name in this hook."""
 _NAME = """
-import harbor.environments.docker.docker as docker
-from harbor.environments.podman import PodmanEnvironment as Podman
+import json, sys
+from harbor.environments.docker.docker import DockerEnvironment as Docker
 from harbor.utils.container_cache import docker_build_context_hash as digest
-context, dockerfile = Podman._EGRESS_CONTROL_SIDECAR_CONTEXT_PATH, Podman._egress_control_sidecar_dockerfile_path()
-print(context)
-print(f"{Podman._EGRESS_CONTROL_SIDECAR_DOCKER_NAME}--{digest(context=context, dockerfile_path=dockerfile)}")
+context, dockerfile = Docker._EGRESS_CONTROL_SIDECAR_CONTEXT_PATH, Docker._egress_control_sidecar_dockerfile_path()
+found = digest(context=context, dockerfile_path=dockerfile, **json.loads(sys.argv[1]))
+print(context, dockerfile, f"{Docker._EGRESS_CONTROL_SIDECAR_DOCKER_NAME}--{found}", sep="\\n")
 """
+"""With Docker, Harbor's name for it also goes by what it builds for."""
 
 
 def make(folder: Path, engine: str, harbor_python: str, gost: Path) -> None:
@@ -40,6 +43,19 @@ def make(folder: Path, engine: str, harbor_python: str, gost: Path) -> None:
             (root / "bin" / program).chmod(0o755)
 
     tiny_image.make(folder, engine, name=BASE, programs=PROGRAMS, add=add)
-    said = subprocess.run([harbor_python, "-c", _NAME], check=True, capture_output=True, text=True).stdout
-    context, name = said.splitlines()
-    subprocess.run([engine, "build", "--from", BASE, "--tag", name, context], check=True, capture_output=True)
+    goes_by = {} if engine == "podman" else {"build_args": {}, "platform": _platform(engine)}
+    asked = [harbor_python, "-c", _NAME, json.dumps(goes_by)]
+    context, dockerfile, name = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()
+    _, _, rest = Path(dockerfile).read_text().partition("\n")
+    (folder / "Dockerfile").write_text(f"FROM {BASE}\n{rest}")
+    subprocess.run(
+        [engine, "build", f"--file={folder / 'Dockerfile'}", f"--tag={name}", context],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"DOCKER_BUILDKIT": "1"},
+    )
+
+
+def _platform(engine: str) -> str:
+    asked = [engine, "version", "--format={{.Server.Os}}/{{.Server.Arch}}"]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
