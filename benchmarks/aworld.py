@@ -43,7 +43,8 @@ from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.runner import TrialRunner
 
 SCALE = 100.0
 REPORT = {"sequential_s": 7695.0, "parallel_s": 525.0, "training_s": 144.0}
@@ -171,7 +172,7 @@ class Bench:
             simulated: dict[str, Sequence[Turn]] = {}
             rollouts = Rollouts(
                 client,
-                TrialRunner(client, Simulated(http, simulated), options),
+                TrialRunner(client, ExecutorPlayer(client, Simulated(http, simulated), options), options),
                 GroupOptions(run, sizes.group_size, in_flight=places, sequential=places == 1),
                 admission=Admission(TASKS, 1, ask_again_s=2 / SCALE),
                 in_hand=trainer.in_hand,

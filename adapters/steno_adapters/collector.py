@@ -30,7 +30,8 @@ from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.tasks.task import Task, group_id
-from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.runner import TrialRunner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -248,7 +249,7 @@ class Collector:
             return replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed)).rollouts(client)
         assert self._executor is not None
         options = RunnerOptions(("agent",), self._proxy, Path(self._work.name), timeout_s=self._timeout_s, inherited={})
-        runner = TrialRunner(client, self._executor, options)
+        runner = TrialRunner(client, ExecutorPlayer(client, self._executor, options), options)
         return Rollouts(client, runner, replace(self._options, size=n, resumable=again), admission=admission)
 
     def _wait(self, running: Future[T]) -> T:

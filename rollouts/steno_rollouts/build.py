@@ -26,8 +26,11 @@ from steno_rollouts.trials.executor import Executor
 from steno_rollouts.trials.harbor.executor import HarborExecutor
 from steno_rollouts.trials.harbor.plan import HarborPlan, harbor_plan
 from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.play import ExecutorPlayer, Player, RunnerOptions
+from steno_rollouts.trials.ray.cluster import RayCluster
+from steno_rollouts.trials.ray.player import RayPlayer
 from steno_rollouts.trials.reward import RewardFunction
-from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_rollouts.trials.runner import TrialRunner
 
 log = logging.getLogger(__name__)
 
@@ -81,20 +84,40 @@ class Prepared:
     engine: ContainerEngine | None = None
     sandboxes: Mapping[str, Sandbox] = field(default_factory=dict)
     harbor: HarborPlan | None = None
+    ray: RayCluster | None = None
 
     @classmethod
     def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
         """Raises: ConfigError: tasks, command or reward function are not what they should be."""
         selection = TaskSelection.of(settings.filter, settings.limit, settings.shuffle_seed)
+        ray = RayCluster(settings) if settings.executor == "ray" else None
         if settings.harbor is not None:
             plan, tasks, warnings = harbor_plan(settings, settings.harbor, selection)
             said = [NO_KEYS] if settings.key is None else []
-            return cls(settings, run_id, tasks, None, warnings=(*said, *warnings), harbor=plan)
+            return cls(settings, run_id, tasks, None, warnings=(*said, *warnings), harbor=plan, ray=ray)
         assert settings.tasks is not None
         tasks = load_tasks(settings.tasks, hide=settings.hide, split=settings.split, selection=selection)
         if needs_command or settings.command:
             check_command(settings.command, tasks)
         reward = RewardFunction(settings.reward, settings.reward_timeout_s) if settings.reward else None
+        if ray is not None:  # how trials are confined, and whether an engine is there, only a node can say
+            in_containers = sandboxes(tasks, settings) if settings.runner != "local" else {}
+            said = [NO_KEYS] if settings.key is None and not in_containers else []
+            return cls(settings, run_id, tasks, reward, warnings=tuple(said), ray=ray)
+        return cls._here(settings, run_id, tasks, reward)
+
+    @classmethod
+    def on_node(cls, settings: RolloutSettings, run_id: str, task: Task, harbor: HarborPlan | None) -> Prepared:
+        """For one task, on a node of Ray's. Args: settings: `executor` is what its trials run in. Raises: ConfigError."""
+        if harbor is not None:
+            return cls(settings, run_id, [task], None, harbor=harbor)
+        reward = RewardFunction(settings.reward, settings.reward_timeout_s) if settings.reward else None
+        return cls._here(settings, run_id, [task], reward)
+
+    @classmethod
+    def _here(
+        cls, settings: RolloutSettings, run_id: str, tasks: list[Task], reward: RewardFunction | None
+    ) -> Prepared:
         if settings.executor != "local":
             engine = ContainerEngine.named(settings.executor)
             return cls(settings, run_id, tasks, reward, engine=engine, sandboxes=sandboxes(tasks, settings))
@@ -102,10 +125,16 @@ class Prepared:
         return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
 
     def executor(self, client: AsyncSteno | None = None) -> Executor:
-        """Args: client: by which the proxy is told of steps; not needed to look whether trials can run."""
+        """Args: client: by which the proxy is told of steps; not needed to look whether trials can run. Raises: ConfigError."""
         settings = self.settings
+        if self.ray is not None:
+            raise ConfigError(
+                "executor: got 'ray', must be local, docker or podman: here, trials run on this machine",
+                field="executor",
+            )
         if self.harbor is not None:
-            return HarborExecutor(self.harbor, settings, None if client is None else client.begin_task_step)
+            begin_step = None if client is None else client.begin_task_step
+            return HarborExecutor(self.harbor, settings, begin_step, run_id=self.run_id)
         if self.engine is None:
             return LocalExecutor(settings.grace_s, self.confinement)
         return ContainerExecutor(self.engine, self.run_id, self.sandboxes, settings.forwarder_image, settings.grace_s)
@@ -114,6 +143,24 @@ class Prepared:
     def command(self) -> tuple[str, ...]:
         """In an image, paths mean what they mean there."""
         return located(self.settings.command) if self.engine is None else tuple(self.settings.command)
+
+    def options(self) -> RunnerOptions:
+        settings = self.settings
+        return RunnerOptions(
+            command=self.command,
+            proxy_url=settings.proxy,
+            work_dir=settings.work_dir,
+            timeout_s=settings.timeout_s,
+            timeout_reward=settings.timeout_reward,
+            retries=settings.retries,
+            keep=settings.keeps,
+        )
+
+    def player(self, client: AsyncSteno, executor: Executor | None = None) -> Player:
+        """Who plays attempts. Args: executor: default: as the settings say."""
+        if self.ray is not None and executor is None:
+            return RayPlayer(self.ray, self.settings, self.run_id, self.harbor)
+        return ExecutorPlayer(client, executor or self.executor(client), self.options(), self.reward)
 
     def client(self) -> AsyncSteno:
         return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
@@ -140,16 +187,7 @@ class Prepared:
     ) -> Rollouts:
         """Args: executor: default: as the settings say. in_hand: as in `Rollouts`. claims: default: of this process."""
         settings = self.settings
-        options = RunnerOptions(
-            command=self.command,
-            proxy_url=settings.proxy,
-            work_dir=settings.work_dir,
-            timeout_s=settings.timeout_s,
-            timeout_reward=settings.timeout_reward,
-            retries=settings.retries,
-            keep=settings.keeps,
-        )
-        runner = TrialRunner(client, executor or self.executor(client), options, self.reward)
+        runner = TrialRunner(client, self.player(client, executor), self.options())
         groups = GroupOptions(
             run_id=self.run_id,
             size=settings.group_size,

@@ -50,6 +50,16 @@ class Claims:
             self._held[trial_id] = group_id
         return Taken(claim.trial, claim.epoch, claim.granted)
 
+    async def anew(self, group_id: str, trial: Trial) -> Taken:
+        """Claim a trial once more that is held. An attempt at it is lost and may still run: its key opens nothing any more."""
+        trial_id = trial.session.trial_id
+        claim = await self._asked(group_id, trial_id, [self._launcher.name])
+        if claim is None:
+            return Taken(trial, None, mine=True)
+        if not claim.granted:
+            self.over(trial_id)
+        return Taken(claim.trial, claim.epoch, claim.granted)
+
     def over(self, trial_id: str) -> None:
         """It has ended, or is another launcher's."""
         self._held.pop(trial_id, None)

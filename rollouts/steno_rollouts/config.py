@@ -23,6 +23,9 @@ _OF_HARBOR = frozenset(
     "harbor_python harbor_registry agent agent_model agent_options agent_in_image environment environment_options verifier "
     "artifacts reward_key allow_only_proxy resume_steps".split()
 )
+_OF_RAY = frozenset("ray_address ray_runner ray_cpus ray_resources ray_runtime_env ray_return_kb".split())
+_RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+"""Resources that Ray names by options of their own."""
 
 
 class RolloutSettings(Settings):
@@ -92,8 +95,9 @@ class RolloutSettings(Settings):
         description="time limit of a trial, in seconds; unset: agent.timeout_sec of its task.toml, else 3600",
     )  # fmt: skip
     grace_s: float = Field(5.0, ge=0, description="seconds between SIGTERM and SIGKILL")
-    executor: Literal["local", "docker", "podman"] = Field(
-        "local", description="what trials run in: processes of this machine, or containers of Docker or Podman"
+    executor: Literal["local", "docker", "podman", "ray"] = Field(
+        "local",
+        description="what trials run in: processes of this machine, containers of Docker or Podman, or nodes of a Ray cluster",
     )
     image: str | None = Field(
         None, description="image of tasks that bring neither environment/Dockerfile nor a field image"
@@ -125,6 +129,33 @@ class RolloutSettings(Settings):
         description="stop after this many trials in a row that fail before their first turn; 0: never",
     )
 
+    # -- on Ray
+    ray_address: str | None = Field(
+        None,
+        min_length=1,
+        description="HOST:PORT of the Ray cluster's head, or auto; unset: RAY_ADDRESS, else as Ray finds one",
+    )
+    ray_runner: Literal["local", "docker", "podman"] = Field(
+        "local",
+        description="what trials run in on their node: its processes, or containers; with --harbor, Harbor's sandboxes",
+    )
+    ray_cpus: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="processors that a trial takes of what its node has in Ray"
+    )
+    ray_resources: dict[str, float] = Field(
+        default_factory=dict, description='what else a trial takes of its node in Ray: {"sandbox": 1}'
+    )
+    ray_runtime_env: dict[str, Any] = Field(
+        default_factory=dict,
+        description='Ray\'s runtime environment: {"working_dir": "."} sends this folder to the nodes. Ray shows it: no keys',
+    )
+    ray_return_kb: int = Field(
+        1024,
+        ge=1,
+        le=1024 * 1024,
+        description="most KiB that come back of each of a trial's output files, and of its outcome; of a file, the end",
+    )
+
     # -- with Harbor
     harbor: str | None = Field(
         None,
@@ -152,7 +183,7 @@ class RolloutSettings(Settings):
     environment: str = Field(
         "docker",
         min_length=1,
-        description="kind of sandbox in Harbor: docker, podman, modal, daytona, e2b, gke and more",
+        description="kind of sandbox: kubernetes, or one of Harbor's: docker, podman, modal, daytona, e2b, gke and more",
     )
     environment_options: dict[str, Any] = Field(
         default_factory=dict, description="options of that kind of sandbox in Harbor"
@@ -239,14 +270,31 @@ class RolloutSettings(Settings):
                 "groups_per_step can't be given with purpose 'eval': groups for evaluation are never trained"
             )
         for name in ("image", "cpus", "memory_mb"):
-            if self.executor == "local" and getattr(self, name) is not None:
-                raise ValueError(f"{name}: is for containers, and executor is 'local' (--executor docker or podman)")
+            if self.runner == "local" and getattr(self, name) is not None:
+                field = "ray_runner" if self.executor == "ray" else "executor"
+                raise ValueError(
+                    f"{name}: is for containers, and {field} is 'local' ({self.flag(field)} docker or podman)"
+                )
+        self._check_ray()
         self._check_harbor()
-        if self.executor != "local" and ":" in str(self.work_dir):
+        if self.runner != "local" and ":" in str(self.work_dir):
             raise ValueError(f"work_dir: got {str(self.work_dir)!r}: a path with a colon can't be mounted")
         if self.is_run_key and self.run is None:
             raise ValueError("run: missing, and key is the key of one run: name that run (--run)")
         return self
+
+    def _check_ray(self) -> None:
+        if self.executor != "ray":
+            if given := sorted(_OF_RAY & self.model_fields_set):
+                raise ValueError(f"{given[0]}: is for trials on Ray (--executor ray)")
+            return
+        for name, amount in self.ray_resources.items():
+            if name in _RAYS_OWN or not name:
+                raise ValueError(
+                    f"ray_resources: got {name!r}, must be a resource that nodes were given by name (ray start --resources)"
+                )
+            if not 0 < amount < float("inf") or (amount > 1 and amount != int(amount)):
+                raise ValueError(f"ray_resources: {name}: got {amount:g}, must be a whole number, or between 0 and 1")
 
     def _check_harbor(self) -> None:
         if self.harbor is None:
@@ -260,10 +308,20 @@ class RolloutSettings(Settings):
         for name, value in without.items():
             if value:
                 raise ValueError(f"{name}: can't be given with harbor, which brings its own")
-        if self.executor != "local":
-            raise ValueError(f"executor: got {self.executor!r}: with harbor, sandboxes are chosen by --environment")
+        if self.runner != "local":
+            field = "ray_runner" if self.executor == "ray" else "executor"
+            raise ValueError(f"{field}: got {self.runner!r}: with harbor, sandboxes are chosen by --environment")
+        if self.executor == "ray" and self.environment == "kubernetes":
+            raise ValueError(
+                "environment: got 'kubernetes', and executor is 'ray': pods run wherever their cluster has room"
+            )
         if self.agent is None:
             raise ValueError("agent: missing: name one of Harbor's agents (--agent)")
+
+    @property
+    def runner(self) -> Literal["local", "docker", "podman"]:
+        """What a trial runs in, on whichever machine."""
+        return self.ray_runner if self.executor == "ray" else self.executor
 
     @property
     def keeps(self) -> Literal["failed", "all", "none"]:

@@ -30,7 +30,8 @@ from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task, group_id, kept_on_record
-from steno_rollouts.trials.runner import Assignment, ClaimLost, FailedTrial, TrialRunner
+from steno_rollouts.trials.play import Assignment
+from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
 
 FIRST_TURN_S = 0.5
 """Between two looks at whether the first trial has had its first turn."""
@@ -253,6 +254,15 @@ class Rollouts:
             self._others[trial_id] = assignment
         return None
 
+    async def _anew(self, assignment: Assignment) -> Assignment:
+        """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""
+        if self._claims is None:
+            return assignment
+        taken = await self._claims.anew(assignment.trial.session.group_id or "", assignment.trial)
+        if not taken.mine and taken.trial.session.status == "open":
+            raise ClaimLost(f"trial {assignment.trial_id}: another launcher has taken it over")
+        return replace(assignment, trial=taken.trial, claim=taken.epoch)
+
     async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
         """Also runs the trials of a launcher that has gone."""
         while self._first.stopped is None and (self._others or self._tasks):
@@ -278,7 +288,9 @@ class Rollouts:
         looking = asyncio.create_task(self._until_first_turn(trial_id, begun, results)) if begun.alone else None
         try:
             hold = bool(self.options.stop_after_failures)
-            failed = await self._runner.run(assignment, lambda result: self._ended(result, results), hold=hold)
+            failed = await self._runner.run(
+                assignment, lambda result: self._ended(result, results), hold=hold, anew=self._anew
+            )
             if failed is None:
                 await self._give_up_failed(self._first.reached(begun.number), results)
             else:

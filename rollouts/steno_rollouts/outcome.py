@@ -23,12 +23,12 @@ class EndReason(StrEnum):
     EXIT_CODE = "exit_code"  # the command failed, and no reward was found
     START_FAILED = "start_failed"  # the command could not be run at all
     CANCELLED = "cancelled"  # ended by Ctrl-C, SIGTERM, or whoever awaited the rollouts
-    INTERRUPTED = "interrupted"  # its rollouts were killed while it ran; found when they were started again
+    INTERRUPTED = "interrupted"  # its rollouts were killed while it ran, and started again; or its node was lost
 
     @property
     def early(self) -> bool:
         """Whether a trial without a turn that ended so failed before its first turn: nothing is known of the policy by it."""
-        return self in (EndReason.EXIT_CODE, EndReason.START_FAILED)
+        return self in (EndReason.EXIT_CODE, EndReason.START_FAILED, EndReason.INTERRUPTED)
 
     @property
     def status(self) -> SessionStatus:

@@ -23,7 +23,8 @@ from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Exit, TrialJob
 from steno_rollouts.trials.harbor.executor import HarborExecutor
-from steno_rollouts.trials.runner import RunnerOptions
+from steno_rollouts.trials.play import RunnerOptions
+from steno_rollouts.trials.ray.player import RayPlayer
 
 PROXY_S = 2.5
 """For an answer of the proxy, before it is said that there is none."""
@@ -57,6 +58,58 @@ async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patienc
             await asyncio.sleep(0.5)
 
 
+async def check_nodes(prepared: Prepared, say: Callable[[str], None]) -> None:
+    """What `check_command` does, on each node of Ray's that could take a trial; and whether the proxy is reached there. Where
+    there is none yet, on the first that comes.
+
+    Raises: ConfigError naming the nodes where trials can't run, and why.
+    """
+    settings, cluster = prepared.settings, prepared.ray
+    assert cluster is not None
+    cluster.join()
+    player = RayPlayer(cluster, settings, prepared.run_id, prepared.harbor)
+    url, task = await public_url(settings.proxy), prepared.tasks[0]
+    nodes = cluster.nodes()
+    rooms = [(node, node.room(cluster.wanted)) for node in nodes]
+    fitting = [node for node, room in rooms if room != 0]
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in cluster.wanted.items())
+    say(f"{cluster.where}: {len(fitting)} of {len(nodes)} nodes have {wanted} for a trial")
+    looked = await asyncio.gather(*(player.look(task, url, node) for node in fitting))
+    for each in looked:
+        if each.gone:
+            say(f"{each.node} is lost, and left out: {each.problem}")
+    told = [each for each in looked if not each.gone]
+    if not told:
+        say("waiting for a node that has room for a trial (--ray-cpus, --ray-resources)")
+        told = [await player.look(task, url, None)]
+    if failed := [f"{each.node}: {each.problem}" for each in told if each.problem is not None]:
+        raise ConfigError(
+            f"trials can't run on {len(failed)} of {len(told)} nodes: " + "; ".join(failed), field="executor"
+        )
+    for warning in dict.fromkeys(f"{each.node}: {said}" for each in told for said in each.warnings):
+        say(f"warning: {warning}")
+    at_once = sum(room or 0 for _, room in rooms)
+    if fitting and all(room is not None for _, room in rooms) and at_once < settings.trials_at_once:
+        say(
+            f"there is room for {at_once} trials at a time, and in_flight is {settings.trials_at_once}: the others wait in Ray"
+        )
+
+
+async def check_reach(url: str) -> None:
+    """Raises: Unreachable: the proxy does not answer at `url`, as seen from this machine."""
+    async with httpx.AsyncClient(timeout=PROXY_S) as http:
+        try:
+            answer = await http.get(f"{url}/healthz")
+            said = None if answer.is_success else f"status {answer.status_code}"
+        except httpx.TransportError as error:
+            said = str(error) or type(error).__name__
+    if said is not None:
+        raise Unreachable(
+            f"the proxy can't be reached: {url}/healthz was asked, and what came was: {said}. All nodes must reach --proxy, and "
+            "what the proxy gives in trials' URLs (its --public-url)"
+        )
+
+
 async def check_command(prepared: Prepared) -> None:
     """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is, or in
     its container. With Harbor: set up a sandbox of the first task, with its agent.
@@ -65,7 +118,8 @@ async def check_command(prepared: Prepared) -> None:
     """
     settings, task = prepared.settings, prepared.tasks[0]
     if prepared.harbor is not None:
-        await HarborExecutor(prepared.harbor, settings).check(task, await public_url(settings.proxy))
+        harbor = HarborExecutor(prepared.harbor, settings, run_id=prepared.run_id)
+        await harbor.check(task, await public_url(settings.proxy))
         return
     name = f"steno-preflight-{os.getpid()}"
     folder = settings.work_dir / name

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from steno.contracts.errors import StenoError
+from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session, Turn
 from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared, located
@@ -28,8 +28,8 @@ from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import check_command, fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S, RunnerOptions
 from steno_rollouts.trials.reward import FinishedTrial, RewardError, TrialTranscript
-from steno_rollouts.trials.runner import DEFAULT_TIMEOUT_S, RunnerOptions
 
 Who = Literal["oracle", "nobody"]
 WANTED: Mapping[Who, float] = {"oracle": 1.0, "nobody": 0.0}
@@ -96,8 +96,13 @@ class TaskCheck:
     """Args: oracle: a command for all tasks; empty: each one's `solution/solve.sh`."""
 
     def __init__(self, prepared: Prepared, oracle: Sequence[str] = ()) -> None:
-        """Raises: ConfigError: a placeholder of `oracle` that some task has no field for."""
+        """Raises: ConfigError: a placeholder of `oracle` that some task has no field for; an executor that is elsewhere."""
         self._prepared = prepared
+        if prepared.ray is not None:
+            raise ConfigError(
+                "executor: got 'ray', must be local, docker or podman: tasks are checked on this machine",
+                field="executor",
+            )
         if oracle:
             check_command(oracle, map(_with_hidden, prepared.tasks))
         self._oracle = tuple(oracle) if prepared.engine is not None else located(oracle)

@@ -21,7 +21,8 @@ CLAIM_S = 60.0
 
 class ClaimRequest(BaseModel):
     """launcher: names the claimant; the same again renews. trial_ids: of the group. gone: launchers that are known to have ended,
-    and whose claims need not run out."""
+    and whose claims need not run out. Who names itself there takes over from itself: what it ran is lost, and the trial's key
+    changes."""
 
     model_config = ConfigDict(extra="forbid")
     launcher: str = Field(pattern=LAUNCHER)

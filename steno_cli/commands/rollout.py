@@ -35,7 +35,7 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     """The results of all trials; progress goes to stderr. Raises: as `Prepared.of` and `Rollouts.run`."""
     from steno_rollouts.build import Prepared
     from steno_rollouts.harness import epochs
-    from steno_rollouts.preflight import about_trainer, check_command, check_proxy, until_served
+    from steno_rollouts.preflight import about_trainer, check_command, check_nodes, check_proxy, until_served
     from steno_rollouts.progress import ProgressPrinter
     from steno_rollouts.results import ResultsFile, ended_trials
 
@@ -60,7 +60,10 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
         out.print(text, markup=False, soft_wrap=True)
 
     view = await check_proxy(prepared, say)
-    await check_command(prepared)
+    if prepared.ray is not None:
+        await check_nodes(prepared, say)
+    else:
+        await check_command(prepared)
     if (trainer := about_trainer(prepared, view)) is not None:
         say(trainer)
     await until_served(prepared, say)

@@ -35,8 +35,9 @@ from steno_cli.demo.processes import (
 from steno_cli.demo.report import show_record, show_where_to_look
 
 GROUP = "demo"
-LAW = SamplingPolicy(force={"temperature": 0.5, "top_p": 1.0})
-"""Every token is drawn from the policy, a little cooler than for training: so tiny a model misreads a word now and then."""
+LAW = SamplingPolicy(force={"temperature": 0.3, "top_p": 1.0})
+"""Every token is drawn from the policy, cooler than for training. So tiny a model misreads a word in one world of a hundred at
+temperature 1, by a choice of some tenths of a percent: at 0.3 that is one of many millions, and a demo that fails has a cause."""
 AGENT_S = 120.0
 
 

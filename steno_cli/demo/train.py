@@ -44,7 +44,8 @@ from steno_rollouts.admission import Admission
 from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.runner import TrialRunner
 from steno_trainer.run_config import RunSettings
 
 RUN = "demo"
@@ -278,7 +279,7 @@ class _Evaluation:
 
 def _runner(client: AsyncSteno, agents: Agents, folder: Path, url: str) -> TrialRunner:
     options = RunnerOptions(("toy-agent",), url, folder, timeout_s=120.0, keep="none", inherited={})
-    return TrialRunner(client, agents, options)
+    return TrialRunner(client, ExecutorPlayer(client, agents, options), options)
 
 
 def _worlds(prefix: str, round_name: str = "0") -> Iterator[Planned]:

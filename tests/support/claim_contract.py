@@ -46,6 +46,14 @@ class ClaimContract:
         assert not (await store.claim("t", "two", 60.0, now=11.0, gone=["another"]))[1].granted
         assert (await store.claim("t", "two", 60.0, now=11.0, gone=["another", "one"]))[1].claim.epoch == 2
 
+    async def test_a_launcher_takes_over_from_itself_where_what_it_ran_is_lost(self, store: SessionStore) -> None:
+        await store.register(session("t"))
+        await store.claim("t", "one", 60.0, now=10.0)
+        found, again = await store.claim("t", "one", 60.0, now=20.0, gone=["one"])
+        assert again == (TrialClaim(2, "one", 80.0), True, True)
+        assert found.key_generation == 2 == (await store.session("t")).key_generation, "what is lost is out"
+        assert (await store.claim("t", "one", 60.0, now=21.0))[1] == (TrialClaim(2, "one", 81.0), True, False)
+
     async def test_who_has_lost_a_trial_can_neither_end_it_nor_post_a_reward_later(self, store: SessionStore) -> None:
         await store.register(session("t"))
         await store.claim("t", "one", 5.0, now=10.0)

@@ -9,7 +9,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-SECTIONS = ("vllm", "helm", "image", "worker_image", "loop", "containers", "harbor", "agents", "viewer", "trl", "verl")
+SECTIONS = (
+    "vllm",
+    "helm",
+    "image",
+    "worker_image",
+    "loop",
+    "containers",
+    "harbor",
+    "agents",
+    "viewer",
+    "trl",
+    "verl",
+    "ray",
+)
 _WORDS = {"and", "or", "not"}
 _PYTESTMARK = re.compile(r"^pytestmark = .*$", re.MULTILINE)
 _MARK = re.compile(r"\bmark\.(\w+)")

@@ -12,7 +12,7 @@ from tests.support.sources import ROOT
 
 SCRIPTS_TEST = (
     "not vllm and not agents and not image and not helm and not loop and not containers and not harbor"
-    " and not worker_image and not viewer and not trl and not verl"
+    " and not worker_image and not viewer and not trl and not verl and not ray"
 )
 ANY_SECTION = re.compile(rf"mark\.({'|'.join(SECTIONS)})\b")
 

@@ -31,7 +31,8 @@ from steno_adapters.verl.tokens import VerlEngine, VerlTokens
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
-from steno_rollouts.trials.runner import DEFAULT_TIMEOUT_S, Assignment, RunnerOptions, TrialRunner
+from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S, Assignment, ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.runner import TrialRunner
 from steno_worker.chat.hf import HfChatFormat
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
@@ -176,7 +177,8 @@ class AgentHost:
             retries=settings.retries,
             keep=settings.keeps,
         )
-        return TrialRunner(self._client, prepared.executor(), options, prepared.reward)
+        player = ExecutorPlayer(self._client, prepared.executor(), options, prepared.reward)
+        return TrialRunner(self._client, player, options)
 
     async def _abandon(self, session: PromptSession, reason: EndReason) -> None:
         """End its trial, if there is one."""

@@ -28,10 +28,11 @@ class Claimed(NamedTuple):
 def claimed(
     before: TrialClaim, launcher: str, ttl_s: float, now: float, *, is_open: bool, gone: Collection[str] = ()
 ) -> Claimed:
-    """Granted if nobody has the trial, the same launcher has it, or whoever had it did not renew in time, or is gone."""
+    """Granted if nobody has the trial, the same launcher has it, or whoever had it did not renew in time, or is gone. A launcher
+    that names itself as gone takes over from itself: nobody knows whether what it ran in the trial still does."""
     if not is_open:
         return Claimed(before, granted=False, taken_over=False)
-    if before.epoch and before.launcher == launcher:
+    if before.epoch and before.launcher == launcher and launcher not in gone:
         return Claimed(before._replace(expires_at=now + ttl_s), granted=True, taken_over=False)
     if before.epoch and before.expires_at > now and before.launcher not in gone:
         return Claimed(before, granted=False, taken_over=False)

@@ -52,12 +52,14 @@ class TrialJob:
 @dataclass(frozen=True)
 class Exit:
     """How a job ended. code: its exit status; -N, or 128 + N where it was confined: by signal N; None: it never ran, and `error`
-    says why. image: digest of the image that it ran in, where that is known."""
+    says why. image: digest of the image that it ran in, where that is known. lost: nobody saw it end: what it ran in is gone, or
+    out of reach, where it may run on."""
 
     code: int | None
     timed_out: bool = False
     error: str = ""
     image: str | None = None
+    lost: bool = False
 
 
 class Executor(Protocol):

@@ -1,6 +1,6 @@
 """A container engine with storage of its own, a tiny image in it, and `steno rollout` with containers.
 
-Podman, unless STENO_TEST_ENGINE says `docker`; that needs a daemon (DOCKER_HOST).
+Podman, unless STENO_TEST_ENGINE says `docker` (tests/support/docker_daemon.py).
 """
 
 from __future__ import annotations

@@ -41,10 +41,17 @@ def clean_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def image(clean_environment: None) -> Iterator[str]:
+def storage(clean_environment: None) -> Iterator[Path]:
+    """Podman's, of these tests."""
     with own_storage("podman") as root:
-        yield agents_image.make(root / "image", "podman")
-        shutil.rmtree(root / "image")
+        yield root
+
+
+@pytest.fixture(scope="session")
+def image(storage: Path) -> str:
+    made = agents_image.make(storage / "image", "podman")
+    shutil.rmtree(storage / "image")
+    return made
 
 
 def own_address() -> str:
@@ -72,14 +79,15 @@ def far() -> Iterator[str]:
 
 @dataclass
 class Harbor(Rollout):
-    """`steno rollout --harbor`, with Podman. Of `words`, `command` stays empty."""
+    """`steno rollout --harbor`, with Podman or Docker. Of `words`, `command` stays empty."""
 
     limit_s: float = 550
+    engine: str = "podman"
 
     def words(self, tasks: Path, *options: str, command: list[str]) -> list[str]:
         words = super().words(tasks, *options, command=command)
         given = [
-            "--proxy", f"http://{own_address()}:{self.stack.port}", "--environment", "podman", "--harbor-python",
+            "--proxy", f"http://{own_address()}:{self.stack.port}", "--environment", self.engine, "--harbor-python",
             PYTHON,
         ]  # fmt: skip
         words[words.index("--tasks")] = "--harbor"
@@ -95,7 +103,7 @@ class Harbor(Rollout):
 
     def left(self) -> list[str]:
         """Names of all containers, whether they run or not."""
-        listed = ["podman", "ps", "--all", "--format={{.Names}}"]
+        listed = [self.engine, "ps", "--all", "--format={{.Names}}"]
         return subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
 
 

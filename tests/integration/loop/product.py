@@ -32,7 +32,8 @@ from steno_rollouts.harness import GroupOptions, Planned, Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from steno_rollouts.trials.runner import RunnerOptions, TrialRunner
+from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.runner import TrialRunner
 from steno_trainer.data.ledger import Ledger
 from tests.support.processes import until
 from tests.support.redis_server import RedisServer
@@ -310,11 +311,8 @@ async def rolling(
     talkers = Talkers()
     options = GroupOptions(run, size=GROUP_SIZE, in_flight=8, sampling=LAW, resumable=False)
     async with AsyncSteno(one.url, retries=12) as client:
-        runner = TrialRunner(
-            client,
-            talkers,
-            RunnerOptions(("talk",), one.url, one.folder / "trials", timeout_s=SLOW_S, keep="none", inherited={}),
-        )
+        trials = RunnerOptions(("talk",), one.url, one.folder / "trials", timeout_s=SLOW_S, keep="none", inherited={})
+        runner = TrialRunner(client, ExecutorPlayer(client, talkers, trials), trials)
         admission = Admission(GROUPS_PER_STEP if bounded else None, 1)
         task = asyncio.create_task(Rollouts(client, runner, options, admission=admission).run(tasks(prefix, groups)))
         try:

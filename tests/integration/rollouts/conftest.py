@@ -64,6 +64,7 @@ class Rollout:
     environment: dict[str, str] = field(default_factory=dict)
     limit_s: float = 240
     forked: bool = True
+    python: str = sys.executable
 
     def tasks(self, *tasks: dict[str, Any]) -> Path:
         path = self.folder / "tasks.jsonl"
@@ -79,7 +80,7 @@ class Rollout:
 
     def words(self, tasks: Path, *options: str, command: list[str]) -> list[str]:
         return [
-            sys.executable, "-m", "steno", "rollout", "--tasks", str(tasks), "--proxy", self.stack.url, "--key", ADMIN,
+            self.python, "-m", "steno", "rollout", "--tasks", str(tasks), "--proxy", self.stack.url, "--key", ADMIN,
             "--results", str(self.results), "--work-dir", str(self.folder / "work"), *options, "--", *command,
         ]  # fmt: skip
 

@@ -10,14 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from steno.client.client import Steno
+from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
+from steno.contracts.rest import Completion
+from steno_rollouts.build import Prepared
 from steno_rollouts.claims import Claims
 from steno_rollouts.harness import epochs
-from steno_rollouts.outcome import TrialResult
+from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.play import Assignment, Player
 from tests.integration.rollouts.conftest import Rollout
 from tests.integration.rollouts.test_harness import Stand, prepared
 from tests.support.groups import unaccounted
@@ -94,6 +99,40 @@ async def test_a_launcher_that_no_longer_renews_is_taken_over_from_and_told_so(
     assert [(session.status, session.counts.turns) for session in sessions(run)] == [("aborted", 1), ("completed", 1)]
 
 
+async def test_a_lost_attempt_that_still_runs_has_no_way_into_the_recording_of_the_next(
+    stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node that Ray has given up, and that still reaches the proxy."""
+    found, lossy = prepared(stack, tmp_path, "lost-attempt", group_size=1, retries=1), Lossy()
+    monkeypatch.setattr(Prepared, "player", lambda *_: lossy)
+    async with found.client() as client:
+        (result,) = await found.rollouts(client).run(epochs(found.tasks, 1))
+        with pytest.raises(Conflict, match="got claim 1, the newest is 2"):
+            await client.complete(result.trial_id, Completion(reward=0.0, claim=1))
+    assert (result.end_reason, result.attempts, result.turns) == ("completed", 2, 1)
+    assert lossy.answers == [403, 200] and [one.claim for one in lossy.seen] == [1, 2]
+    assert [session.counts.turns for session in sessions("lost-attempt")] == [1]
+
+
+class Lossy(Player):
+    """Its first attempt is lost before its first turn, and asks once there is a second one."""
+
+    def __init__(self) -> None:
+        self.seen: list[Assignment] = []
+        self.answers: list[int] = []
+
+    async def play(self, assignment: Assignment, folder: Path) -> tuple[Exit, CommandOutcome]:
+        self.seen.append(assignment)
+        if len(self.seen) == 1:
+            return Exit(None), CommandOutcome(EndReason.INTERRUPTED)
+        for each in self.seen:
+            self.answers.append(await answer(each.trial.urls["openai"], each.trial.api_key))
+        return Exit(0), CommandOutcome(EndReason.COMPLETED, reward=1.0)
+
+    async def clear(self, folder: Path) -> None:
+        raise AssertionError("nothing is left")
+
+
 class Stuck(Stand):
     """Its first trial has a turn and hangs; the second one hangs before its first turn."""
 
@@ -106,16 +145,15 @@ class Stuck(Stand):
             await self.ask(job)
         await self.gate.wait()
         if job.trial_id != self.started[0]:
-            self.refused = await answer(job)
+            self.refused = await answer(job.environment["OPENAI_BASE_URL"], job.environment["OPENAI_API_KEY"])
         (job.workdir / "reward.txt").write_text("1")
         return Exit(0)
 
 
-async def answer(job: TrialJob) -> int:
-    headers = {"authorization": f"Bearer {job.environment['OPENAI_API_KEY']}"}
+async def answer(url: str, key: str | None) -> int:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
-        return (await http.post(f"{job.environment['OPENAI_BASE_URL']}/chat/completions", json=body)).status_code
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60) as http:
+        return (await http.post(f"{url}/chat/completions", json=body)).status_code
 
 
 class Silent(Claims):

@@ -29,8 +29,9 @@ from steno_rollouts.trials.harbor.plan import HarborPlan, modes
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 from steno_rollouts.trials.harbor.task_steps import NotTold, TaskSteps
 from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
+from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.reward import RewardError
-from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
+from steno_rollouts.trials.runner import TrialRunner
 from tests.support.sources import ROOT
 
 RAN = {"started_at": "2026-11-23T12:00:00Z"}
@@ -191,7 +192,8 @@ for number in (1, 2):
 async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, turns: int, reason: str
 ) -> None:
-    """The other one, of which it can be told later, goes on to its end."""
+    """The other one, of which it can be told later, goes on to its end. Their folders are named from where the rollouts run."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(task_steps, "RETRY_S", 0.01)
     monkeypatch.setattr(task_steps, "PATIENCE_S", 1.0)
     ended_first = asyncio.Event()
@@ -219,10 +221,10 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
     python.write_text(PLAYED.format(python=sys.executable, ran=RAN))
     python.chmod(0o700)
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
-    settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=tmp_path / "trials")
+    settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=Path("trials"))
     client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
     options = RunnerOptions((), "http://proxy", settings.work_dir, retries=0)
-    runner = TrialRunner(client, HarborExecutor(plan, settings, begin), options)
+    runner = TrialRunner(client, ExecutorPlayer(client, HarborExecutor(plan, settings, begin), options), options)
     task = Task("t", {"steps": [{"name": "one"}, {"name": "two"}]}, folder=tmp_path / "task")
     results: list[TrialResult] = []
     async with asyncio.timeout(60), asyncio.TaskGroup() as running:
@@ -257,6 +259,10 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
         ),
         ("RewardFileNotFoundError", {"verifier": RAN}, Exit(0), "verifier: RewardFileNotFoundError: it said no"),
         ("StillRunning", {"verifier": RAN}, Exit(0), "verifier: StillRunning: it said no"),
+        ("PodEvicted", {"agent_execution": None}, Exit(None, error="PodEvicted: it said no"), None),
+        ("PodEvicted", {}, Exit(None, error="PodEvicted: it said no", lost=True), None),
+        ("PodEvicted", {"verifier": RAN}, Exit(0), "verifier: PodEvicted: it said no"),
+        ("PodOutOfMemory", {}, Exit(1), None),
     ],
 )
 def test_each_exception_is_an_end(
@@ -270,6 +276,13 @@ def test_each_exception_is_an_end(
         with pytest.raises(RewardError) as refused:
             found.worth("reward")
         assert refused.value.message == worth
+
+
+def test_of_a_long_message_the_end_stays_which_says_why(tmp_path: Path) -> None:
+    said = f"command failed: podman compose {'-f file ' * 200}: unknown shorthand flag"
+    found = outcome(tmp_path, exception_info={"exception_type": "RuntimeError", "exception_message": said})
+    assert found.error.startswith("RuntimeError: command failed: podman compose -f file")
+    assert found.error.endswith("-f file : unknown shorthand flag") and len(found.error) < 500
 
 
 def test_a_driver_that_came_to_no_end_has_no_outcome(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
+from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.reward import RewardFunction
-from steno_rollouts.trials.runner import Assignment, RunnerOptions, TrialRunner
+from steno_rollouts.trials.runner import TrialRunner
 
 REWARDS = """
 def stalled(exit_code):
@@ -66,9 +67,8 @@ async def outcome(
     trial = Trial(session=session, urls=urls)
     results: list[TrialResult] = []
     left = {name.replace("_", "."): text for name, text in files.items()}
-    await TrialRunner(client, Stalls(left), options, function).run(
-        Assignment(trial, Task("t", {}), "epoch-0"), results.append
-    )
+    player = ExecutorPlayer(client, Stalls(left), options, function)
+    await TrialRunner(client, player, options).run(Assignment(trial, Task("t", {}), "epoch-0"), results.append)
     assert len(posted) == len(results) == 1
     return posted[0]
 

@@ -163,6 +163,11 @@ class ContainerExecutor(Executor):
             raise RewardError(f"verifier: {error}") from None
         return await asyncio.to_thread(self._worth, ended, folder, sandbox)
 
+    async def build(self, task: Task) -> None:
+        """Make the task's image, if that is not there. One that can't be had is told of when a trial needs it."""
+        with contextlib.suppress(CannotStart):
+            await self._images.of(self._sandboxes[task.task_id])
+
     async def clear(self, folder: Path) -> None:
         """Raises: EngineError: something of the trial is left running."""
         found = await self._engine.found(f"{TRIAL}={folder.name}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
@@ -23,6 +24,8 @@ from typing import Any
 
 OURS = "steno_harbor"
 """Module that Harbor finds our classes in, by their import paths."""
+PODS = "steno_pods"
+"""Package beside this file that has sandboxes of Kubernetes; imported here by this name."""
 VERIFIER = "/logs/verifier"
 MOUNTING = {
     "docker": "harbor.environments.docker.docker:DockerEnvironment",
@@ -76,7 +79,7 @@ async def answered(request: dict[str, Any]) -> dict[str, Any]:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await {"trial": run_trial, "about": about, "dataset": dataset}[request["do"]](request)
+    return await {"trial": run_trial, "about": about, "dataset": dataset, "pods": pods}[request["do"]](request)
 
 
 async def about(request: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +93,21 @@ async def about(request: dict[str, Any]) -> dict[str, Any]:
         "version": importlib.metadata.version("harbor"),
         "agents": AgentFactory.registered_names(),
         "environments": sorted(kind.value for kind in EnvironmentType),
+        "kubernetes": importlib.util.find_spec("kubernetes_asyncio") is not None,
     }
+
+
+async def pods(request: dict[str, Any]) -> dict[str, Any]:
+    """Keeps the sandboxes of all trials, until whoever started this ends."""
+    await part_of_pods("keeper").keep(request)
+    return {}
+
+
+def part_of_pods(name: str) -> Any:
+    if PODS not in sys.modules:
+        folder = Path(__file__).with_name("kubernetes") / "pods"
+        load(folder / "__init__.py", PODS, [str(folder)])
+    return importlib.import_module(f"{PODS}.{name}")
 
 
 async def dataset(request: dict[str, Any]) -> dict[str, Any]:
@@ -183,13 +200,18 @@ def place_classes(config: dict[str, Any], request: dict[str, Any]) -> None:
     sys.modules[OURS] = ours
     agent, environment = config["agent"], config["environment"]
     if request["agent_file"] is not None:
-        agent["import_path"] = f"{load(Path(request['agent_file']))}:{agent.pop('import_path')}"
+        agent["import_path"] = f"{load(Path(request['agent_file']), 'steno_harbor_agent')}:{agent.pop('import_path')}"
     if request["in_image"]:
         ours.Agent = in_image(agent)
         agent.pop("name", None)
         agent["import_path"] = f"{OURS}:Agent"
     kind = environment.get("type")
-    if kind in MOUNTING:
+    if kind == "kubernetes":
+        base = part_of_pods("environment").KubernetesEnvironment
+        ours.Environment = type("Environment", (base,), {"agent_variables": dict(agent["env"]), "__module__": OURS})
+        environment.pop("type")
+        environment["import_path"] = f"{OURS}:Environment"
+    elif kind in MOUNTING:
         overlay = Path(request["answer"]).with_name("compose.json")
         main: dict[str, Any] = {"stop_grace_period": "1s"}
         if (
@@ -202,8 +224,9 @@ def place_classes(config: dict[str, Any], request: dict[str, Any]) -> None:
         environment["import_path"] = f"{OURS}:Environment"
 
 
-def load(path: Path) -> str:
-    spec = importlib.util.spec_from_file_location("steno_harbor_agent", path)
+def load(path: Path, name: str, folders: list[str] | None = None) -> str:
+    """folders: it is a package, of these."""
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

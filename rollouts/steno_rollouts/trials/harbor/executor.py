@@ -27,8 +27,9 @@ from steno_rollouts.outcome import CommandOutcome
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import NO_KEY
-from steno_rollouts.trials.executor import Executor, Exit, TrialJob
+from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.harbor.interpreter import DRIVER, environment
+from steno_rollouts.trials.harbor.kubernetes.fleet import Fleet, PodsError
 from steno_rollouts.trials.harbor.leftovers import Leftovers
 from steno_rollouts.trials.harbor.outcome import FAILED, HarborOutcome
 from steno_rollouts.trials.harbor.plan import HarborPlan, modes
@@ -46,6 +47,8 @@ NO_ALLOWLIST = (
     " (--allow-only-proxy: with Docker and Podman, Harbor says so too where it can't pull the image by which "
     "it looks for nftables)"
 )
+NO_LIMIT = 1e6
+"""Times Harbor's limit for a sandbox to start: a pod has its own (start_timeout_s), which does not count a queue's time."""
 REMOVAL_S = 60.0
 """For Harbor to remove its sandboxes, before these rollouts do so themselves."""
 
@@ -56,19 +59,23 @@ def harbor_name(trial_id: str) -> str:
 
 
 class HarborExecutor(Executor):
-    """An `Executor`. Args: begin_step: tells the proxy which step of its task a trial is at: by the names of both."""
+    """An `Executor`. Args: begin_step: tells the proxy which step of its task a trial is at: by the names of both. run_id: of
+    these rollouts."""
 
     def __init__(
         self,
         plan: HarborPlan,
         settings: RolloutSettings,
         begin_step: Callable[[str, str], Awaitable[object]] | None = None,
+        *,
+        run_id: str = "",
     ) -> None:
         self._plan = plan
         self._settings = settings
         self._begin_step = begin_step
         self._processes = LocalExecutor(max(settings.grace_s, REMOVAL_S))
         self._leftovers = Leftovers.of(settings.environment)
+        self._fleet = Fleet(plan.python.python, plan.kubernetes, run_id) if plan.kubernetes is not None else None
         self._addresses: dict[str, Addresses] = {}
         self._reached: set[str] = set()
         self._steps: dict[str, TaskSteps] = {}
@@ -109,14 +116,20 @@ class HarborExecutor(Executor):
         urls = {"openai": f"{url}/{name}/v1", "anthropic": f"{url}/{name}", "gemini": f"{url}/{name}"}
         self._addresses[name] = Addresses(urls, NO_KEY)
         try:
+            if self._fleet is not None:
+                await self._fleet.begun()
             await asyncio.to_thread(workdir.remove, folder)
             (folder / "work").mkdir(parents=True)
             variables = environment(os.environ, self._plan.python.python)
             job = TrialJob(name, [], variables, folder, folder / "work", None, task, urls["anthropic"])
             asks = None if self._plan.pointing.where == "launcher" else f"{url}/healthz"
             ended = await self._run(job, asks, only_set_up=True)
+        except PodsError as error:
+            raise ConfigError(f"environment: kubernetes: {error.message}", field="environment") from None
         finally:
             await asyncio.to_thread(workdir.remove, folder)
+            if self._fleet is not None:
+                self._fleet.close()
         if ended.code != 0:
             hint = NO_ALLOWLIST if self._settings.allow_only_proxy and "network_mode='allowlist'" in ended.error else ""
             raise ConfigError(
@@ -133,9 +146,14 @@ class HarborExecutor(Executor):
     async def clear(self, folder: Path) -> None:
         await self._processes.clear(folder)
         await self._leftovers.remove(harbor_name(folder.name))
+        if self._fleet is not None:
+            try:
+                await self._fleet.clear(folder.name, wait=True)
+            except PodsError as error:
+                raise CannotStart(error.message) from None
 
     async def _run(self, job: TrialJob, ask: str | None, *, only_set_up: bool = False) -> Exit:
-        asked = job.folder / "request.json"
+        asked = (job.folder / "request.json").absolute()  # the driver starts in another folder
         request = self._request(job, ask, only_set_up)
         with open(os.open(asked, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123, ASYNC230
             json.dump(request, file)
@@ -152,6 +170,8 @@ class HarborExecutor(Executor):
             self._steps.pop(job.trial_id, None)
             asked.unlink(missing_ok=True)
             await self._leftovers.remove(harbor_name(job.trial_id))
+            if self._fleet is not None:
+                await self._remove_pods(self._fleet, job.trial_id)
             await asyncio.to_thread(shutil.rmtree, job.folder / "task", ignore_errors=True)
         found = await asyncio.to_thread(HarborOutcome.read, job.folder / ANSWER)
         if found is None:
@@ -167,6 +187,13 @@ class HarborExecutor(Executor):
             with contextlib.suppress(OSError), job.stderr.open("a") as stderr:
                 stderr.write(f"\n{found.error}\n")
         return replace(found.exit, image=found.image)
+
+    async def _remove_pods(self, fleet: Fleet, trial_id: str) -> None:
+        """Those that Harbor could not remove. What stays is ended by the next attempt, the next start, or its deadline."""
+        try:
+            await fleet.clear(trial_id, wait=False)
+        except PodsError as error:
+            log.warning("%s: its pods may be left: %s", trial_id, error.message)
 
     def _request(self, job: TrialJob, ask: str | None, only_set_up: bool) -> dict[str, Any]:
         settings, plan, task = self._settings, self._plan, job.task
@@ -194,6 +221,10 @@ class HarborExecutor(Executor):
             "environment": {"type": settings.environment, "kwargs": settings.environment_options},
             "artifacts": settings.artifacts,
         }
+        if self._fleet is not None:
+            given = self._fleet.of(job.trial_id, harbor_name(job.trial_id))
+            config["environment"] = {"type": settings.environment, "kwargs": {"steno": given}}
+            config["environment_build_timeout_multiplier"] = NO_LIMIT
         return {
             "do": "trial",
             "parent": os.getpid(),

@@ -45,12 +45,13 @@ def environment(inherited: Mapping[str, str], python: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HarborPython:
-    """python: its path. version: Harbor's. agents, environments: names that it knows."""
+    """python: its path. version: Harbor's. agents, environments: names that it knows. kubernetes: it has `kubernetes_asyncio`."""
 
     python: Path
     version: str
     agents: frozenset[str]
     environments: frozenset[str]
+    kubernetes: bool = False
 
     @classmethod
     def found(cls, given: Path | None) -> Self:
@@ -66,7 +67,8 @@ class HarborPython:
             raise ConfigError(f"harbor_python: {given}: no such program", field="harbor_python")
         python = Path(os.path.abspath(program))  # noqa: PTH100  # not resolved: a link into a virtual environment is the environment
         said = ask(python, {"do": "about"}, ASK_S)
-        return cls(python, said["version"], frozenset(said["agents"]), frozenset(said["environments"]))
+        names = frozenset(said["agents"]), frozenset(said["environments"])
+        return cls(python, said["version"], *names, said["kubernetes"])
 
 
 def ask(python: Path, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.reward import RewardError
 
-Kind = Literal["timeout", "agent", "start", "verifier"]
+Kind = Literal["timeout", "agent", "start", "verifier", "lost"]
 FAILED = 1
 """Exit code of an agent that failed: Harbor does not tell its own."""
 SHARED = "shared_verifier"
@@ -31,15 +31,20 @@ _VERIFIER = (
     "RewardFileEmptyError StillRunning"
 )
 _START = "AgentSetupTimeoutError EnvironmentStartTimeoutError HealthcheckError SandboxBuildFailedError"
+_PODS = "ImageNotPulled PodNotStarted PodDeadline PodOutOfMemory PodEnded ApiRefused AlreadyThere Changed"
+_LOST_PODS = "PodEvicted PodGone StreamBroken ApiUnavailable NotThere"
+"""`kubernetes/pods/errors.py` and `api.py`: of a pod that is lost nothing is known; its node may be alive."""
 KINDS: Mapping[str, Kind] = {
     "AgentTimeoutError": "timeout",
     **dict.fromkeys(_AGENT.split(), "agent"),
     **dict.fromkeys(_VERIFIER.split(), "verifier"),
     **dict.fromkeys(_START.split(), "start"),
+    **dict.fromkeys(_PODS.split(), "start"),
+    **dict.fromkeys(_LOST_PODS.split(), "lost"),
 }
 """Harbor's exceptions. timeout: `EndReason.TIMEOUT`, with a reward if the verifier gave one. agent: `EXIT_CODE`, unless there
-is a reward. start: `START_FAILED`; of a verifier's sandbox, `REWARD_ERROR`. verifier: `REWARD_ERROR`. Any other counts as the
-part of the trial in which it was raised."""
+is a reward. start: `START_FAILED`; of a verifier's sandbox, `REWARD_ERROR`. lost: as start, but `INTERRUPTED` of a sandbox in
+which the agent has begun. verifier: `REWARD_ERROR`. Any other counts as the part of the trial in which it was raised."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,8 @@ class HarborOutcome:
     @property
     def exit(self) -> Exit:
         """How the agent ended."""
-        if self.kind == "start":
-            return Exit(None, error=self.error)
+        if self.kind in ("start", "lost"):
+            return Exit(None, error=self.error, lost=self.kind == "lost")
         if self.kind == "timeout":
             return Exit(None, timed_out=True)
         return Exit(FAILED if self.kind == "agent" else 0)
@@ -145,12 +150,16 @@ def _finite(rewards: Mapping[str, float]) -> dict[str, float]:
 
 def _kind(name: str, began: bool, verified: bool) -> Kind:
     kind = KINDS.get(name)
-    if kind is not None and kind != "start":
+    if kind not in (None, "start", "lost"):
         return kind
     if not began:
         return "start"
-    return "verifier" if verified else "agent"
+    if verified:
+        return "verifier"
+    return "lost" if kind == "lost" else "agent"
 
 
 def _line(message: str) -> str:
-    return " ".join(message.split())[:400]
+    """Of a long one, how it begins and how it ends: a command that failed stands first, and why it did last."""
+    line = " ".join(message.split())
+    return line if len(line) <= 400 else f"{line[:120]} … {line[-280:]}"

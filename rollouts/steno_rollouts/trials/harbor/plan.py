@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.harbor.interpreter import DOWNLOAD_S, HarborPython, ask
+from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.pointing import OWN, POINTINGS, RELEASE, Pointing
 from steno_rollouts.trials.harbor.tasks import STEPS, VERIFIERS, harbor_folders, harbor_tasks
 
+KUBERNETES = "kubernetes"
+"""Kind of sandbox that Harbor does not bring."""
 SHARED = (
     "their verifier runs in the sandbox that their agent had, where an agent can cheat it "
     "(declare artifacts, or give --artifacts)"
@@ -23,12 +26,14 @@ SHARED = (
 
 @dataclass(frozen=True)
 class HarborPlan:
-    """What trials are run with. agent_file: of an agent that Harbor does not bring; its class is then `agent`."""
+    """What trials are run with. agent_file: of an agent that Harbor does not bring; its class is then `agent`. kubernetes: None:
+    sandboxes are of a kind that Harbor brings."""
 
     python: HarborPython
     agent: str
     agent_file: Path | None
     pointing: Pointing
+    kubernetes: KubernetesOptions | None = None
 
 
 def harbor_plan(
@@ -36,19 +41,51 @@ def harbor_plan(
 ) -> tuple[HarborPlan, list[Task], list[str]]:
     """Returns: the plan, the tasks, and what the operator must be told. Raises: ConfigError."""
     python = HarborPython.found(settings.harbor_python)
-    if settings.environment not in python.environments:
-        allowed = ", ".join(sorted(python.environments))
+    if settings.environment not in {KUBERNETES, *python.environments}:
+        allowed = ", ".join(sorted({KUBERNETES, *python.environments}))
         raise ConfigError(f"environment: got {settings.environment!r}, must be one of {allowed}", field="environment")
     plan = _with_agent(python, settings.agent or "")
+    if settings.environment == KUBERNETES:
+        plan = replace(plan, kubernetes=_kubernetes(python, settings))
     folders = harbor_folders(Path(source)) if Path(source).exists() else _downloaded(python, source, settings)
     tasks = selection.chosen(harbor_tasks(folders, settings.hide))
     if not tasks:
         raise ConfigError(f"harbor: {source} has no task", field="harbor")
+    if plan.kubernetes is not None:
+        _check_images(tasks)
     shared = [task.task_id for task in tasks if "shared" in modes(task, settings)]
     warnings = [f"{len(shared)} of {len(tasks)} tasks ({shared[0]}): {SHARED}"] if shared else []
     if python.version != RELEASE:
         warnings.append(f"Harbor {python.version}: its agents are known here as they were in {RELEASE}")
     return plan, tasks, warnings
+
+
+def _kubernetes(python: HarborPython, settings: RolloutSettings) -> KubernetesOptions:
+    if not python.kubernetes:
+        raise ConfigError(
+            f"harbor_python: {python.python} has no kubernetes-asyncio, which environment kubernetes needs "
+            "(pip install kubernetes-asyncio)",
+            field="harbor_python",
+        )
+    if settings.allow_only_proxy:
+        raise ConfigError(
+            "allow_only_proxy: can't be given with environment kubernetes: a NetworkPolicy holds pods back "
+            "(networkPolicy.sandboxes of the chart)",
+            field="allow_only_proxy",
+        )
+    return KubernetesOptions.of(settings.environment_options)
+
+
+def _check_images(tasks: list[Task]) -> None:
+    """Nothing is built in a cluster. Raises: ConfigError."""
+    for task in tasks:
+        environment = task.fields.get("environment")
+        if not isinstance(environment, Mapping) or not environment.get("docker_image"):
+            raise ConfigError(
+                f"harbor: task {task.task_id!r}: environment.docker_image is missing in its task.toml: with environment "
+                "kubernetes images are not built, but pulled",
+                field="harbor",
+            )
 
 
 def modes(task: Task, settings: RolloutSettings) -> list[str]:

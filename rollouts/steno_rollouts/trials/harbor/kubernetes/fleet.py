@@ -1,0 +1,189 @@
+"""The pods of these rollouts, through the process that keeps them (`pods/keeper.py`): started once, for all trials."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import subprocess
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from steno.contracts.errors import StenoError
+from steno_rollouts.trials.containers.launcher import Launcher
+from steno_rollouts.trials.harbor.interpreter import DRIVER, environment
+from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
+from steno_rollouts.trials.harbor.kubernetes.pods.heartbeats import LEASE_S
+from steno_rollouts.trials.harbor.kubernetes.pods.manifest import LAUNCHER, RUN, TRIAL
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 30.0
+"""Longest before a keeper that ended is started again."""
+END_S = 10.0
+"""For a keeper to end by itself."""
+
+
+class PodsError(StenoError):
+    """The pods of a trial can't be looked after. Never leaves these rollouts."""
+
+    code = "pods"
+
+
+class Fleet:
+    """Args: python: that has Harbor. run_id: of these rollouts. lease_s: after which others take a launcher for gone that they do
+    not hear of."""
+
+    def __init__(
+        self,
+        python: Path,
+        options: KubernetesOptions,
+        run_id: str,
+        launcher: Launcher | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._python = python
+        self._options = options
+        self._run_id = run_id
+        self._launcher = launcher or Launcher.here()
+        self._lease_s = lease_s
+        self._folder = tempfile.TemporaryDirectory(prefix="steno-pods-")
+        self._process: subprocess.Popen[str] | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._begun: asyncio.Future[None] | None = None
+        self._pause = 1.0
+        self._closed = False
+
+    def of(self, trial_id: str, name: str) -> dict[str, Any]:
+        """What `KubernetesEnvironment` is told. Args: name: Harbor's for the trial."""
+        return {
+            "name": name,
+            "marks": {RUN: self._run_id, TRIAL: trial_id, LAUNCHER: self._launcher.name},
+            "states": self._folder.name,
+            "where": self._options.where,
+            "options": self._options.model_dump(),
+        }
+
+    async def begun(self) -> None:
+        """Once: watch, and end what rollouts have left that were killed on this machine; what others have left is ended once they
+        are not heard of any more, or when their trials are taken over. Raises: PodsError: the cluster can't be asked, or refuses.
+        """
+        if self._begun is None:
+            self._begun = asyncio.ensure_future(self._begin())
+        await asyncio.shield(self._begun)
+
+    async def clear(self, trial_id: str, *, wait: bool) -> None:
+        """End the pods of a trial: those of these rollouts, or with `wait` all, and none is left after this: for who has claimed
+        the trial. Raises: PodsError."""
+        await self.begun()
+        if (found := await self._ask("clear", trial=trial_id, wait=wait)) and wait:
+            log.warning("%s: ended %d pods that were left", trial_id, found)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        self._folder.cleanup()
+
+    async def _begin(self) -> None:
+        self._start(asyncio.get_running_loop())
+        found: list[Mapping[str, Any]] = await self._ask("left")
+        left = [each for each in found if self._launcher.knows_gone(each["marks"].get(LAUNCHER, ""))]
+        if left:
+            log.warning("ending %d pods, left by rollouts that were killed", len(left))
+            await self._ask("end", pods=left)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closed:
+            return
+        asked = Path(self._folder.name) / "request.json"
+        request = {
+            "do": "pods",
+            "parent": os.getpid(),
+            "answer": str(asked.with_name("answer.json")),
+            "where": self._options.where,
+            "launcher": self._launcher.name,
+            "lease_s": self._lease_s,
+            "states": self._folder.name,
+        }
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        with self._log.open("w") as said:
+            process = subprocess.Popen(
+                [self._python, "-I", DRIVER, asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
+                text=True, env=environment(os.environ, self._python), cwd=self._folder.name, start_new_session=True,
+            )  # fmt: skip
+        self._process = process
+        weakref.finalize(self, process.terminate)
+        threading.Thread(target=_listen, args=(process, loop, self._heard, self._lost), daemon=True).start()
+
+    @property
+    def _log(self) -> Path:
+        return Path(self._folder.name) / "keeper.log"
+
+    async def _ask(self, do: str, **more: Any) -> Any:
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            if self._process is None or self._process.stdin is None:
+                raise PodsError("what keeps the pods is not running")
+            self._process.stdin.write(json.dumps({"id": number, "do": do, **more}) + "\n")
+            self._process.stdin.flush()
+            return await answer
+        except OSError as error:
+            raise PodsError(f"what keeps the pods has ended: {error}") from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def _heard(self, line: str) -> None:
+        said = json.loads(line)
+        self._pause = 1.0
+        if "said" in said:
+            log.warning(said["said"])
+            return
+        answer = self._waiting.get(said["id"])
+        if answer is None or answer.done():
+            return
+        if "error" in said:
+            answer.set_exception(PodsError(said["error"]))
+        else:
+            answer.set_result(said["found"])
+
+    def _lost(self) -> None:
+        """It has ended: asked again where it was not these rollouts that ended it."""
+        if self._closed:
+            return
+        said = (self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        log.warning("what keeps the pods has ended, and is started again: %s", said)
+        self._process = None
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(PodsError(f"what keeps the pods has ended: {said}"))
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._pause, self._start, loop)
+        self._pause = min(2 * self._pause, PAUSE_S)
+
+
+def _listen(process: subprocess.Popen[str], loop: asyncio.AbstractEventLoop, heard: Any, lost: Any) -> None:
+    """In a thread of its own, which ends with the process."""
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            loop.call_soon_threadsafe(heard, line)
+        process.wait()
+        loop.call_soon_threadsafe(lost)
+    except RuntimeError:  # the loop has ended before
+        pass

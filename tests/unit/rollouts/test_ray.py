@@ -1,0 +1,104 @@
+"""What travels to nodes of Ray's and back, and what its settings may be."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.trials.executor import CannotStart
+from steno_rollouts.trials.ray import parcels
+from steno_rollouts.trials.ray.cluster import Node
+from steno_rollouts.trials.ray.parcels import Keys, SentFile, bounded, last_part, packed, unpack
+
+
+def test_a_tasks_folder_arrives_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tmp_path / "task"
+    (task / "environment").mkdir(parents=True)
+    (task / "environment" / "run.sh").write_text("#!/bin/sh\n")
+    (task / "environment" / "run.sh").chmod(0o755)
+    (task / "link").symlink_to("environment/run.sh")
+    unpack(packed(task), tmp_path / "there")
+    assert (tmp_path / "there" / "environment" / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert str((tmp_path / "there" / "link").readlink()) == "environment/run.sh"
+    monkeypatch.setattr(parcels, "MAX_FOLDER_BYTES", 5)
+    with pytest.raises(CannotStart, match="must be at most 0: a task's folder is sent to nodes"):
+        packed(task)
+
+
+def test_what_is_cut_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "stdout.log"
+    assert last_part(log, 1024) == b""
+    log.write_bytes(b"a" * 1000 + b"b" * 1024)
+    assert last_part(log, 2048) == log.read_bytes()
+    assert last_part(log, 1024) == (
+        b"[steno: the first 1000 of 2024 bytes are left out (--ray-return-kb 1)]\n" + b"b" * 1024
+    )
+    outcome = CommandOutcome(EndReason.COMPLETED, 1.0, {"tests": 3.0}, "fine")
+    assert bounded(outcome, 1024) is outcome
+    large = CommandOutcome(EndReason.COMPLETED, 1.0, {f"test-{n}": 1.0 for n in range(100)}, "x" * 5000)
+    cut = bounded(large, 1024)
+    assert (cut.reason, cut.reward, cut.metrics) == (EndReason.COMPLETED, 1.0, {}) and len(cut.detail) < 1200
+    assert cut.detail.endswith("100 metrics and some words are left out (--ray-return-kb 1)]")
+
+
+def test_a_users_file_is_used_where_it_was_given_if_it_is_the_same_there(tmp_path: Path) -> None:
+    file = tmp_path / "score.py"
+    file.write_text("one")
+    sent = SentFile.of(file)
+    assert sent.put(tmp_path / "sent") == file
+    file.write_text("another")
+    assert sent.put(tmp_path / "sent") == tmp_path / "sent" / "score.py"
+    assert (tmp_path / "sent" / "score.py").read_text() == "one"
+
+
+def test_keys_are_not_shown() -> None:
+    keys = Keys("agents-key", "harness-key")
+    assert "key" not in repr(keys).lower().replace("keys", "") and pickle.loads(pickle.dumps(keys)) == keys
+
+
+def test_room_on_a_node() -> None:
+    node = Node("id", "10.0.0.1", {"CPU": 8.0, "sandbox": 3.0})
+    assert node.room({"CPU": 2.0}) == 4
+    assert node.room({"CPU": 0.1}) == 80
+    assert node.room({"CPU": 2.0, "sandbox": 1.0}) == 3
+    assert node.room({"CPU": 1.0, "license": 1.0}) == 0
+    assert node.room({"CPU": 0.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ray_cpus": 2}, "ray_cpus: is for trials on Ray (--executor ray)"),
+        ({"executor": "ray", "ray_resources": {"CPU": 1}}, "ray_resources: got 'CPU', must be a resource that nodes"),
+        (
+            {"executor": "ray", "ray_resources": {"a": 1.5}},
+            "ray_resources: a: got 1.5, must be a whole number, or betw",
+        ),
+        ({"executor": "ray", "ray_resources": {"a": -1}}, "ray_resources: a: got -1, must be a whole number, or betw"),
+        ({"executor": "ray", "cpus": 2}, "cpus: is for containers, and ray_runner is 'local' (--ray-runner docker or"),
+        (
+            {"executor": "ray", "ray_runner": "podman", "work_dir": "/a:b"},
+            "work_dir: got '/a:b': a path with a colon can't be mounted",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match="Value error") as refused:
+        RolloutSettings(tasks=Path("tasks"), command=["agent"], **given)  # type: ignore[arg-type]
+    assert message in str(refused.value)
+
+
+def test_harbors_sandboxes_and_containers_run_on_ray() -> None:
+    RolloutSettings(harbor="tasks", agent="oracle", executor="ray")
+    settings = RolloutSettings(tasks=Path("tasks"), command=["agent"], executor="ray", ray_runner="docker", image="x")
+    assert settings.runner == "docker"
+    with pytest.raises(
+        ValueError, match="ray_runner: got 'docker': with harbor, sandboxes are chosen by --environment"
+    ):
+        RolloutSettings(harbor="tasks", agent="oracle", executor="ray", ray_runner="docker")
+    with pytest.raises(ValueError, match="environment: got 'kubernetes', and executor is 'ray'"):
+        RolloutSettings(harbor="tasks", agent="oracle", executor="ray", environment="kubernetes")
