@@ -128,6 +128,7 @@ class Rollouts:
         self._claims = claims
         self._others: dict[str, Assignment] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turn_to_others = asyncio.Event()
 
     async def run(
         self, planned: Iterable[Planned], *, done: Mapping[str, TrialResult] = MappingProxyType({})
@@ -229,6 +230,8 @@ class Rollouts:
     def _over(self, trial_id: str, trial: asyncio.Task[None]) -> None:
         del self._tasks[trial_id]
         self._slots.release()
+        if self._others or not self._tasks:
+            self._turn_to_others.set()
 
     async def _claimed(self, waiting: Assignment, results: list[TrialResult]) -> Assignment | None:
         """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended."""
@@ -270,7 +273,9 @@ class Rollouts:
                 if self._others:
                     await self._begin(self._others.pop(next(iter(self._others))), running, results)
             if self._tasks:  # one of these may be lost yet
-                await asyncio.wait(self._tasks.values(), timeout=OTHERS_S, return_when=asyncio.FIRST_COMPLETED)
+                self._turn_to_others.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._turn_to_others.wait(), OTHERS_S)
             elif self._others:
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
 
