@@ -36,7 +36,7 @@ class Stand(Executor):
     turns: int = 1
     reward: str | None = "1.0"
     exits: Callable[[str, int], Exit] = lambda trial, attempt: Exit(0)
-    gate: asyncio.Event | None = None
+    gate: asyncio.Event | asyncio.Barrier | None = None
     started: list[str] = field(default_factory=list)
     running: int = 0
     most: int = 0
@@ -128,7 +128,7 @@ async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
 
 async def test_what_is_in_hand_is_asked_of_the_proxy(stack: Stack, tmp_path: Path) -> None:
     """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other."""
-    stand = Stand()
+    stand = Stand(gate=asyncio.Barrier(2))
     found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
     await rolled(found, stand)
     assert stand.most == 2
