@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import yaml
 from aiohttp import web
 
@@ -197,6 +196,8 @@ class Cluster:
         if resource != "secrets":
             self.bodies.append(text)
         manifest: Manifest = json.loads(text)
+        import kubernetes_validate  # here: environments of other trainers read this module, and lack it
+
         try:
             kubernetes_validate.validate(manifest, VERSION, strict=True)
         except kubernetes_validate.ValidationError as error:
