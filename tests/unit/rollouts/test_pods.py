@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import kubernetes_validate
 import pytest
 
 from steno.contracts.errors import ConfigError
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.tasks.selection import TaskSelection
+from steno_rollouts.trials.harbor.interpreter import HarborPython
 from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.kubernetes.pods import shell
 from steno_rollouts.trials.harbor.kubernetes.pods.errors import ERRORS
@@ -19,6 +23,7 @@ from steno_rollouts.trials.harbor.kubernetes.pods.heartbeats import RENEWED, Hea
 from steno_rollouts.trials.harbor.kubernetes.pods.manifest import PodSandbox, label, lease, pod, refused, secret
 from steno_rollouts.trials.harbor.kubernetes.pods.states import state_of
 from steno_rollouts.trials.harbor.outcome import KINDS
+from steno_rollouts.trials.harbor.plan import harbor_plan
 
 MARKS = {"steno.run": "a run, with a space", "steno.trial": "t-1", "steno.launcher": "boot/pid:[402]/7-99"}
 TEMPLATE: dict[str, Any] = {
@@ -260,3 +265,22 @@ def test_files_go_through_a_shell_whole(tmp_path: Path) -> None:
     assert run(shell.unpack(str(there), len(packed.stdout)), packed.stdout).returncode == 0
     assert (there / path.name).read_bytes() == content
     assert run(shell.unpack(str(there), len(packed.stdout)), packed.stdout[:-9000]).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("has_client", "more", "field"),
+    [(False, {}, "harbor_python"), (True, {"allow_only_proxy": True}, "allow_only_proxy")],
+)
+def test_what_pods_can_not_be_had_with_is_refused_by_name(
+    has_client: bool, more: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = HarborPython(Path("/h/python"), "0.24.0", frozenset({"codex"}), frozenset(), kubernetes=has_client)
+    monkeypatch.setattr(HarborPython, "found", lambda given: python)
+    settings = RolloutSettings(harbor=str(tmp_path), agent="codex", environment="kubernetes", **more)
+    with pytest.raises(ConfigError) as refusal:
+        harbor_plan(settings, str(tmp_path), TaskSelection.of([], None, None))
+    assert refusal.value.field == field
+    if not has_client:
+        project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+        (wanted,) = project["project"]["optional-dependencies"]["kubernetes"]
+        assert f"pip install '{wanted}'" in refusal.value.message

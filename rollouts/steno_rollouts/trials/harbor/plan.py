@@ -64,7 +64,7 @@ def _kubernetes(python: HarborPython, settings: RolloutSettings) -> KubernetesOp
     if not python.kubernetes:
         raise ConfigError(
             f"harbor_python: {python.python} has no kubernetes-asyncio, which environment kubernetes needs "
-            "(pip install kubernetes-asyncio)",
+            "(pip install 'kubernetes-asyncio>=36.1,<37')",
             field="harbor_python",
         )
     if settings.allow_only_proxy:
