@@ -136,15 +136,11 @@ class RayCluster:
             if type(cause).__name__ in ("ModuleNotFoundError", "ImportError"):
                 return None
             return f"{type(cause).__name__}: {cause}"
-        return _line(error)
+        return in_a_line(error)
 
 
-def first_line(error: BaseException) -> str:
-    """In a line."""
-    return _line(error)
-
-
-def _line(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
+    """Its kind and its words, at most 400 characters of them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines)[:400]}"
 

@@ -23,7 +23,7 @@ from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.harbor.plan import HarborPlan
 from steno_rollouts.trials.play import Assignment, Player
-from steno_rollouts.trials.ray.cluster import Node, RayCluster, first_line
+from steno_rollouts.trials.ray.cluster import Node, RayCluster, in_a_line
 from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, SentFile, packed
 
 CANCEL_S = 90.0
@@ -80,7 +80,7 @@ class RayPlayer(Player):
         except Exception as error:  # Ray's own, of many kinds
             lost = self._cluster.lost(error)
             reason = EndReason.START_FAILED if lost is None else EndReason.INTERRUPTED
-            detail = first_line(error) if lost is None else f"lost on its node: {lost}"
+            detail = in_a_line(error) if lost is None else f"lost on its node: {lost}"
             return Exit(None, error=detail), CommandOutcome(reason, detail=detail)
         if answer.problem is not None:
             raise _raised(answer)
@@ -102,7 +102,7 @@ class RayPlayer(Player):
                 self._start("steno-preflight", Keys(), request, sent, None if node is None else node.node_id)
             )
         except Exception as error:  # Ray's own, of many kinds
-            return NodeSaid(where, first_line(error), gone=node is not None and self._cluster.gone(error))
+            return NodeSaid(where, in_a_line(error), gone=node is not None and self._cluster.gone(error))
         problem = None if answer.problem is None else answer.problem[1]
         return NodeSaid(f"node {answer.node}", problem, answer.warnings)
 
