@@ -71,6 +71,7 @@ def test_what_killed_workers_leave_is_ended_and_a_failed_trial_can_fail_its_grou
         job = VerlJob(config, slow_s=3600.0)
         [uid] = job.submit(["plain"])
         until(lambda: ray.get(job.server.asked.remote()), ray_logs)
+        job.kill_workers()
         job.close()
         assert job.keys(uid) == [], "no row of a session that was cancelled"
         left = client.session_page(run_id="cancelled").items

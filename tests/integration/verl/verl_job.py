@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 import torch
 import transfer_queue as tq
@@ -93,6 +94,10 @@ class VerlJob:
         self.manager = StenoAgentLoopManager.create(config=config, llm_client=self.client)
 
     @property
+    def workers(self) -> list[Any]:
+        return list(self.manager.agent_loop_workers)
+
+    @property
     def facts(self) -> Any:
         return self.manager.facts
 
@@ -142,8 +147,18 @@ class VerlJob:
             row[name] = value[0].numpy() if isinstance(value, torch.Tensor) else tu.get(found, name)[0]
         return row
 
+    def kill_workers(self) -> None:
+        """As the kernel kills. `ray.kill` has a worker end the programs it has started before itself, and see them end."""
+        workers = [
+            psutil.Process(ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))) for worker in self.workers
+        ]
+        for worker in workers:
+            worker.kill()
+        _, alive = psutil.wait_procs(workers, timeout=30)
+        assert not alive
+
     def close(self) -> None:
-        for worker in self.manager.agent_loop_workers:
+        for worker in self.workers:
             ray.kill(worker)
         ray.kill(self.server)
         ray.kill(self.manager._job)
