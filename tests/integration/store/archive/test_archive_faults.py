@@ -1,0 +1,230 @@
+"""Whatever crashes or fails while sessions leave for the archive, nothing is lost and nothing is there twice (docs/adr/0018)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from steno.contracts.errors import ArchiveUnreadable
+from steno.contracts.records import Session
+from steno_proxy.store.redis.schema import ARCHIVED, ENDED
+from steno_proxy.store.redis.store import RedisStore
+from tests.integration.store.archive.support import (
+    FaultyFileSystem,
+    ended,
+    keys_of,
+    move,
+    read,
+    replica,
+    trials_in,
+)
+from tests.support.list_contract import ALL, listed
+from tests.support.recording_contract import END, record
+from tests.support.recordings import session
+from tests.support.redis_server import RedisServer
+
+
+@pytest.mark.parametrize("moment", ["begin", "write", "commit", "leave", "settle"])
+async def test_a_crash_anywhere_loses_nothing_and_duplicates_nothing(
+    store: RedisStore, server: RedisServer, url: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await ended(store, f"t{number}", 1)
+    before = {f"t{number}": await read(store, f"t{number}") for number in range(3)}
+    dying, archiver = replica(server, url)
+    where = {"write": archiver._objects, "settle": dying._index}.get(moment, dying.archive)
+    real = getattr(where, moment)
+
+    async def dies(*args: Any, **options: Any) -> Any:
+        await real(*args, **options)
+        raise KeyboardInterrupt  # nothing of ours catches it, as nothing does kill -9
+
+    monkeypatch.setattr(where, moment, dies)
+    monkeypatch.setattr(dying.archive, "release", lambda: _nothing())
+    with pytest.raises(KeyboardInterrupt):
+        await move(dying, archiver)
+    await dying.close()
+    assert {trial_id: await read(store, trial_id) for trial_id in before} == before
+    assert await move(store) == 0, "the dead one holds the archive"
+    with server.client() as client:
+        client.delete("steno:{:index}:archiver")  # its time is over
+    await move(store)
+    assert {trial_id: await read(store, trial_id) for trial_id in before} == before
+    with server.client() as client:
+        assert (client.hlen(ARCHIVED), client.zcard(ENDED)) == (3, 0)
+    assert [key for trial_id in before for key in keys_of(server, trial_id)] == []
+    copies = trials_in(url)
+    assert sorted(set(copies)) == sorted(before)
+    if moment in ("begin", "write"):
+        assert copies == sorted(before)
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def test_a_replica_that_lost_the_archive_changes_nothing(
+    store: RedisStore, server: RedisServer, url: str
+) -> None:
+    await ended(store, "a")
+    slow, archiver = replica(server, url)
+    real = archiver._objects.write
+
+    async def slowly(name: str, data: bytes) -> None:
+        await real(name, data)
+        if name != "x":
+            with server.client() as client:
+                client.delete("steno:{:index}:archiver")
+            assert await move(store) == 1
+
+    archiver._objects.write = slowly  # type: ignore[method-assign]
+    before = await read(store, "a")
+    assert await move(slow, archiver) == 0
+    assert trials_in(url) == ["a"] and await read(store, "a") == before
+    await slow.close()
+
+
+async def test_a_reward_that_comes_meanwhile_is_not_lost(store: RedisStore, server: RedisServer, url: str) -> None:
+    await record(store, "a", 1)
+    await store.complete("a", status="completed", **(END | {"reward": None}))
+    other, archiver = replica(server, url)
+    real = archiver._objects.write
+
+    async def meanwhile(name: str, data: bytes) -> None:
+        await real(name, data)
+        await store.complete("a", status="completed", **END)
+
+    archiver._objects.write = meanwhile  # type: ignore[method-assign]
+    assert await move(other, archiver) == 0
+    assert (await store.session("a")).reward == 1.0
+    assert await move(store) == 1
+    assert (await store.session("a")).reward == 1.0
+    await other.close()
+
+
+@pytest.mark.parametrize("fault", ["full", "cut", "unnamed"])
+async def test_what_the_archive_did_not_take_stays(server: RedisServer, fault: str, tmp_path: Path) -> None:
+    url = f"faulty://{tmp_path.name}"
+    store, archiver = replica(server, url)
+    await ended(store, "a")
+    before = await read(store, "a")
+    FaultyFileSystem.fault = fault
+    with pytest.raises(ArchiveUnreadable, match=r"failed: |is corrupt: .* was read back with other bytes"):
+        await move(store, archiver)
+    assert keys_of(server, "a") and await read(store, "a") == before
+    assert trials_in(url) == []
+    assert await move(store, archiver) == 1
+    assert trials_in(url) == ["a"] and await read(store, "a") == before
+    await store.close()
+
+
+@pytest.mark.parametrize("spoil", ["gone", "cut", "flipped"])
+async def test_a_spoilt_object_is_an_error_of_its_sessions_alone(
+    server: RedisServer, tmp_path: Path, spoil: str
+) -> None:
+    store, archiver = replica(server, str(tmp_path))
+    await ended(store, "bad")
+    await move(store, archiver)
+    [path] = tmp_path.glob("day=*/*.jsonl.gz")
+    data = path.read_bytes()
+    await ended(store, "good")
+    await move(store, archiver)
+    await store.register(session("open"))
+    if spoil == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:40] if spoil == "cut" else data[:30] + bytes([data[30] ^ 1]) + data[31:])
+    for call in (store.session("bad"), store.turns("bad")):
+        with pytest.raises(ArchiveUnreadable, match="session bad is in the archive and can't be read"):
+            await call
+    page = await store.list_sessions(**ALL)
+    assert sorted(one.trial_id for one in page.items) == ["good", "open"] and list(page.unreadable) == ["bad"]
+    await move(store, archiver)
+    with pytest.raises(ArchiveUnreadable):
+        await store.session("bad")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    assert (await store.session("bad")).counts.turns == 3
+    await store.close()
+
+
+async def test_folders_that_replicas_do_not_share_are_refused(
+    store: RedisStore, server: RedisServer, tmp_path: Path
+) -> None:
+    await ended(store, "a")
+    await move(store)
+    other, archiver = replica(server, str(tmp_path / "another"))
+    await ended(store, "b")
+    with pytest.raises(ArchiveUnreadable, match="the same folder"):
+        await move(other, archiver)
+    with pytest.raises(ArchiveUnreadable):
+        await other.session("a")
+    assert (await other.session("b")).counts.turns == 3
+    await other.close()
+
+
+async def test_a_redis_that_lost_its_memory_lists_the_archive_again(
+    store: RedisStore, server: RedisServer, url: str
+) -> None:
+    for trial_id in ("a", "b", "c"):
+        await ended(store, trial_id)
+    await move(store)
+    await store.delete("b", now=100.0, tombstone_s=600.0)
+    await move(store)
+    before = await store.list_sessions(**ALL)
+    with server.client() as client:
+        client.flushall()
+    assert await move(store) == 0, "the same process goes on"
+    assert await store.list_sessions(**ALL) == before
+    assert len(await store.turns("a")) == 3
+
+
+async def test_an_archive_is_of_one_redis(store: RedisStore, url: str) -> None:
+    """What one Redis has archived, another never lists; unless it is told that it takes its place."""
+    await ended(store, "a")
+    await move(store)
+    server = RedisServer()
+    try:
+        other, archiver = replica(server, url)
+        await ended(other, "b")
+        with pytest.raises(
+            ArchiveUnreadable, match=rf"of the Redis localhost:\d+/0 on .*, and this one is {other.home}: "
+        ):
+            await move(other, archiver)
+        assert await listed(other) == ["b"]
+        assert await move(store) == 0, "the first still has it"
+        fs, root = fsspec.core.url_to_fs(url)
+        fs.rm_file(f"{root}/archive.json")
+        assert await move(other, archiver) == 1
+        assert await listed(other) == ["a", "b"] and len(await other.turns("a")) == 3
+        with pytest.raises(
+            ArchiveUnreadable, match=rf"is of {other.home}, with the id .* and other Redis servers another"
+        ):
+            await move(store)
+        assert len(await store.turns("a")) == 3
+        await other.close()
+    finally:
+        server.close()
+
+
+async def test_a_crash_while_an_archive_is_listed_again(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trial_id in ("a", "b"):
+        await ended(store, trial_id)
+    await move(store)
+    with server.client() as client:
+        client.flushall()
+
+    async def dies(found: Session) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, "shelve", dies)
+        await move(store)
+    assert await listed(store) == []
+    await move(store)
+    assert await listed(store) == ["a", "b"]

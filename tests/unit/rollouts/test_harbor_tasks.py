@@ -1,0 +1,199 @@
+"""Tasks of Harbor's and the settings of `steno rollout --harbor`: what is pointed where, what runs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.trials.harbor import driver
+from steno_rollouts.trials.harbor.executor import harbor_name
+from steno_rollouts.trials.harbor.interpreter import HarborPython, environment
+from steno_rollouts.trials.harbor.leftovers import _project
+from steno_rollouts.trials.harbor.plan import modes
+from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
+from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
+from tests.support.sources import ROOT
+
+URL = "http://proxy:8000/steno/g.0"
+ADDRESSES = Addresses({"openai": f"{URL}/v1", "anthropic": URL, "gemini": URL}, "sk-trial")
+
+
+def test_an_agent_is_pointed_where_it_looks() -> None:
+    codex = POINTINGS["codex"].agent(ADDRESSES, "policy")
+    assert codex == {
+        "model_name": "openai/policy",
+        "env": {"OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_KEY": "sk-trial"},
+        "kwargs": {},
+    }
+    grok = POINTINGS["grok-build"].agent(ADDRESSES, "policy")
+    assert grok["kwargs"] == {"grok_config": {"model": {"policy": {"base_url": f"{URL}/v1"}}}}
+    near = POINTINGS["terminus-2"].agent(ADDRESSES.at("http://127.0.0.1:8000/"), "policy")
+    assert near["kwargs"] == {"api_base": "http://127.0.0.1:8000/g.0/v1"}
+
+
+def test_the_documents_table_is_the_tables() -> None:
+    text = (ROOT / "docs/harbor.md").read_text()
+    shown = [line for line in text.splitlines() if line.startswith("| `")]
+    rows = []
+    for name, pointing in sorted(POINTINGS.items()):
+        names = ", ".join(f"`{each}`" for each in (*pointing.variables, *pointing.kwargs))
+        told = (
+            f"refused: {pointing.refused} | | |"
+            if pointing.refused
+            else f"{pointing.dialect} | {names} | {pointing.where} |"
+        )
+        rows.append(f"| `{name}` | {told}")
+    assert [line for line in shown if line.split("`")[1] in POINTINGS] == rows
+
+
+def task(tmp_path: Path, toml: str, steps: tuple[str, ...] = ()) -> Path:
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "task.toml").write_text(toml, "utf-8")
+    for folder in [tmp_path / "steps" / name for name in steps] or [tmp_path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "instruction.md").write_text(f"Do {folder.name if steps else 'it'}.")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("toml", "given", "expected"),
+    [
+        ("", {}, ["shared"]),
+        ("", {"artifacts": ["/app"]}, ["separate"]),
+        ("", {"verifier": "separate"}, ["separate"]),
+        ('artifacts = ["/app"]', {}, ["separate"]),
+        ('artifacts = ["/app"]\n[verifier]\nenvironment_mode = "shared"', {"verifier": "separate"}, ["shared"]),
+        ('[verifier]\nenvironment_mode = "separate"', {}, ["separate"]),
+        ("[verifier.environment]\ncpus = 1", {}, ["separate"]),
+        ('[[steps]]\nname = "a"\nartifacts = ["/x"]\n[[steps]]\nname = "b"', {}, ["separate", "shared"]),
+        (
+            '[verifier]\nenvironment_mode = "separate"\n[[steps]]\nname = "a"\n[steps.verifier]\nenvironment_mode = "shared"\n'
+            '[[steps]]\nname = "b"',
+            {},
+            ["shared", "separate"],
+        ),
+    ],
+)
+def test_where_a_verifier_runs(tmp_path: Path, toml: str, given: dict[str, Any], expected: list[str]) -> None:
+    steps = tuple(name for name in "ab" if f'name = "{name}"' in toml)
+    (found,) = harbor_tasks([task(tmp_path, toml, steps)])
+    assert modes(found, RolloutSettings(harbor=str(tmp_path), agent="codex", **given)) == expected
+    assert "environment_mode" not in json.dumps(dict(found.fields))
+
+
+ANY_TOML = r"""
+"key with space" = 1
+"ünï.cödé" = "x \" \\ \u007f \n \t é 😀"
+when = 2026-11-23T10:00:00.5Z
+then = 2026-11-23T10:00:00
+day = 2026-11-23
+at = 10:00:00
+mixed = [1, "a", 2.5, true, [1, [2, []]], {a = 1, b = {c = [{d = 1}, {}]}}]
+numbers = [1e20, -0.0, inf, -inf, 1e-7, 0xff, 9223372036854775807]
+nothing = {}
+lines = '''
+a
+  b'''
+[metadata]
+tags = [[{a = 1}], [{b = 2}]]
+[metadata."a.b"."c d"]
+x = 1
+[environment]
+env = {A = "1", "B C" = "${X}"}
+[verifier]
+timeout_sec = 5.0
+"""
+
+
+def test_the_task_as_it_is_run_differs_in_where_its_verifier_runs_alone(tmp_path: Path) -> None:
+    """Whatever else its file says, unknown keys among it."""
+    source = task(tmp_path / "zwei Schritte é", ANY_TOML)
+    driver.derive(source, tmp_path / "run", {"modes": ["separate"], "only_host": "proxy"})
+    expected = tomllib.loads(ANY_TOML)
+    expected["verifier"]["environment_mode"] = "separate"
+    expected["agent"] = {"network_mode": "allowlist", "allowed_hosts": ["proxy"]}
+    assert tomllib.loads((tmp_path / "run" / "task.toml").read_text("utf-8")) == expected
+    assert (source / "task.toml").read_text("utf-8") == ANY_TOML, "the task's own is as it was"
+    assert (tmp_path / "run" / "instruction.md").samefile(source / "instruction.md")
+
+
+def test_tasks_of_several_steps_tell_all_their_instructions(tmp_path: Path) -> None:
+    (found,) = harbor_tasks([task(tmp_path, '[[steps]]\nname = "a"\n[[steps]]\nname = "b"', ("a", "b"))])
+    assert found.fields["instruction"] == "Do a.\n\nDo b." and found.fields["steps"][1]["instruction"] == "Do b."
+    assert harbor_folders(tmp_path) == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec: got -1, must be a number of seconds"),
+        ("steps = 3", "steps: must be tables, each with a name"),
+        ("x = ", "not valid TOML"),
+        ('[[steps]]\nname = "gone"', "no such file"),
+    ],
+)
+def test_a_task_that_is_not_one_is_named(tmp_path: Path, toml: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="harbor: ") as refused:
+        harbor_tasks([task(tmp_path, toml)])
+    assert message in refused.value.message
+    with pytest.raises(ConfigError, match="has no task"):
+        harbor_folders(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "tasks: missing: give a folder or a file"),
+        ({"tasks": ".", "agent": "codex"}, "agent: is for Harbor's tasks"),
+        ({"harbor": "x"}, "agent: missing"),
+        ({"harbor": "x", "agent": "codex", "tasks": "."}, "tasks: can't be given with harbor"),
+        ({"harbor": "x", "agent": "codex", "reward": "a.py:b"}, "reward: can't be given with harbor"),
+        ({"harbor": "x", "agent": "codex", "executor": "podman"}, "executor: got 'podman': with harbor"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        RolloutSettings.load(given, None)
+    assert message in refused.value.message
+
+
+def test_what_harbor_wrote_stays_unless_it_is_said_otherwise() -> None:
+    assert RolloutSettings(harbor="x", agent="codex").keeps == "all"
+    assert RolloutSettings(harbor="x", agent="codex", keep="none").keeps == "none"
+    assert RolloutSettings(tasks=Path(), command=["x"]).keeps == "failed"
+
+
+def test_harbor_s_processes_get_nobody_s_keys_but_those_of_sandboxes(tmp_path: Path) -> None:
+    ours = {"STENO_ADMIN_KEY": "a", "OPENAI_API_KEY": "b", "ANTHROPIC_BASE_URL": "c", "CLAUDE_CODE_OAUTH_TOKEN": "d"}
+    given = {**ours, "AWS_BEARER_TOKEN_BEDROCK": "e", "PATH": "/bin", "DAYTONA_API_KEY": "f", "DOCKER_HOST": "g"}
+    assert environment(given, tmp_path / "bin" / "python") == {
+        "PATH": f"{tmp_path}/bin:/bin", "DAYTONA_API_KEY": "f", "DOCKER_HOST": "g", "HARBOR_TELEMETRY": "off",
+    }  # fmt: skip
+
+
+def test_an_interpreter_without_harbor_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"harbor_python: missing, and .* has no Harbor"):
+        HarborPython.found(None)
+    with pytest.raises(ConfigError, match="no such program"):
+        HarborPython.found(tmp_path / "python")
+    with pytest.raises(ConfigError, match="No module named 'harbor': it has no Harbor"):
+        HarborPython.found(Path(sys.executable))
+
+
+def test_containers_are_found_by_their_trial() -> None:
+    name = harbor_name("run.task.epoch-0.abcdef.0")
+    assert len(name) < 30 and name == harbor_name("run.task.epoch-0.abcdef.0") != harbor_name(
+        "run.task.epoch-0.abcdef.1"
+    )
+    assert _project(
+        f"1f map[a:b com.docker.compose.project:{name}__verifier__trial com.docker.compose.service:main]"
+    ) == (f"{name}__verifier__trial")
+    assert _project(f"1f a=b,com.docker.compose.project={name},com.docker.compose.service=main") == name
+    assert _project("1f a=b") == ""
