@@ -36,9 +36,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from steno.client.client import AsyncSteno
 from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.weights.copies import WeightsCopies
-from steno_trainer.weights.differences import WeightsDifferences
-from steno_trainer.weights.patches import write_patch
+from steno_trainer.weights.files.copies import WeightsCopies
+from steno_trainer.weights.files.differences import WeightsDifferences
+from steno_trainer.weights.files.patches import write_patch
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights

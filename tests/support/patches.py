@@ -9,7 +9,7 @@ from torch import Tensor
 
 from steno.contracts.policy import Manifest
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.weights.differences import WeightsDifferences
+from steno_trainer.weights.files.differences import WeightsDifferences
 from steno_trainer.weights.source import TensorMeta
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from steno_trainer.data.ledger import Ledger
-from steno_trainer.weights.copies import WeightsCopy
+from steno_trainer.weights.files.copies import WeightsCopy
 from tests.integration.trainer.launching import RANK, end, forked, run_ranks, start_ranks
 from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference

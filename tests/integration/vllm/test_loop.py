@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from steno.models import TINY
-from steno_trainer.weights.copies import WeightsCopy
+from steno_trainer.weights.files.copies import WeightsCopy
 from tests.integration.loop.product import Product, product, rolling, thread
 from tests.support.trained import logprobs_of
 from tests.support.updating import Answer, check_turn, committed

@@ -10,7 +10,7 @@ from vllm.distributed.weight_transfer import nccl_engine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from steno.contracts.policy import NcclRendezvous
-from steno_trainer.weights.nccl_vllm import VllmGroup
+from steno_trainer.weights.nccl.vllm_group import VllmGroup
 from steno_trainer.weights.source import TensorMeta
 
 pytestmark = pytest.mark.vllm

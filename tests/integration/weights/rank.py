@@ -62,8 +62,8 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
     import deepspeed
 
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights import copies as module
-    from steno_trainer.weights.copies import WeightsCopies
+    from steno_trainer.weights.files import copies as module
+    from steno_trainer.weights.files.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     written: list[str] = []
@@ -100,8 +100,8 @@ def do_copies(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> A
 def do_changes(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """Copies by difference in bfloat16, and full ones of the same weights: their digests, and who wrote which patch."""
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights import differences as module
-    from steno_trainer.weights.copies import WeightsCopies
+    from steno_trainer.weights.files import differences as module
+    from steno_trainer.weights.files.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     written: list[str] = []
@@ -131,7 +131,7 @@ def do_changes(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 def do_memory(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """Peak memory of a copy beyond what the rank holds anyway, bytes, and the most that was gathered at one time."""
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights.copies import WeightsCopies
+    from steno_trainer.weights.files.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     source = ModelWeights(engine.module, bucket_bytes=job["bucket_bytes"])
@@ -153,8 +153,8 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
     """The second rank's disk is full: what all ranks are told, and whether the next copy works."""
     from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.errors import CopyFailed
-    from steno_trainer.weights import copies as module
-    from steno_trainer.weights.copies import WeightsCopies
+    from steno_trainer.weights.files import copies as module
+    from steno_trainer.weights.files.copies import WeightsCopies
     from steno_trainer.weights.source import ModelWeights
 
     real = module.write_shard
@@ -179,8 +179,8 @@ def do_failure(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """What each rank hears of an update that the first one posts, and the probe that each of them makes."""
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights.copies import WeightsCopies
     from steno_trainer.weights.exchange import beside_first
+    from steno_trainer.weights.files.copies import WeightsCopies
     from steno_trainer.weights.probe import make_probe, probe_ids
     from steno_trainer.weights.publisher import Publisher
     from steno_trainer.weights.source import ModelWeights
@@ -207,7 +207,7 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
 def do_nccl(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> Any:
     """An NCCL update whose first group breaks in the middle: what the second one is given, and what the ranks gathered."""
     from steno_trainer.data.staleness import PolicyVersion
-    from steno_trainer.weights.nccl import NcclTransport
+    from steno_trainer.weights.nccl.transport import NcclTransport
     from steno_trainer.weights.publisher import Publisher
     from steno_trainer.weights.source import ModelWeights
     from tests.integration.weights.test_nccl import Fleet, Recorded

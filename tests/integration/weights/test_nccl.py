@@ -15,7 +15,7 @@ from steno.contracts.errors import Conflict
 from steno.contracts.policy import NcclRendezvous, Update, UpdateSpec, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
-from steno_trainer.weights.nccl import NcclTransport
+from steno_trainer.weights.nccl.transport import NcclTransport
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights, TensorMeta
 from tests.unit.trainer.weights.fake_proxy import FakeProxy

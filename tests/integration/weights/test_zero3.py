@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from steno.contracts.policy import Manifest
-from steno_trainer.weights.copies import WeightsCopy
+from steno_trainer.weights.files.copies import WeightsCopy
 from steno_trainer.weights.probe import make_probe, probe_ids
 from tests.integration.trainer.launching import fork, launch
 from tests.unit.trainer.weights.models import qwen

@@ -157,7 +157,7 @@ def test_adam_in_the_hosts_memory_needs_no_cuda_compiler() -> None:
 
 
 def test_vllm_is_the_version_whose_private_names_are_used() -> None:
-    """`weight_receiver.py` and `nccl_vllm.py` are written against it."""
+    """`weight_receiver.py` and `nccl/vllm_group.py` are written against it."""
     [wanted] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["vllm"]
     dockerfile = (ROOT / "Dockerfile").read_text()
     [pinned] = re.findall(r"^ARG VLLM_VERSION=(\S+)$", dockerfile, re.MULTILINE)

@@ -12,7 +12,7 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.run import main
 from steno_trainer.run.main import RankDuties
 from steno_trainer.run_config import RunSettings
-from steno_trainer.weights.nccl import NcclTransport
+from steno_trainer.weights.nccl.transport import NcclTransport
 
 
 def settings(**fields: Any) -> RunSettings:

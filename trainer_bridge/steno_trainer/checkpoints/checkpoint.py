@@ -36,7 +36,7 @@ from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
 from steno_trainer.weights.adapters import ADAPTER_PREFIX, write_adapter
-from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.source import ModelWeights
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from steno_trainer.checkpoints.checkpoint import configuration
 from steno_trainer.model.adapter import add_adapter
 from steno_trainer.model.model import load_model
 from steno_trainer.weights.adapters import CONFIG, WEIGHTS, AdapterWeights, MergedWeights
-from steno_trainer.weights.copies import INDEX
-from steno_trainer.weights.shards import shard_name, write_shard
+from steno_trainer.weights.files.copies import INDEX
+from steno_trainer.weights.files.shards import shard_name, write_shard
 from steno_trainer.weights.source import WeightSource
 
 _PLAIN: dict[str, tuple[Any, ...]] = {

@@ -225,7 +225,7 @@ def estimate(shape: ModelShape, machine: Machine, options: MemoryOptions, sample
 def _sending_bytes(shape: ModelShape) -> float:
     """Largest tensors are packed and gathered alone, whatever a buffer or a bucket is to hold. Each end of the transfer has two
     buffers; the sender gathers one bucket, copies it, and has some waiting."""
-    from steno_trainer.weights.nccl import PACKED_BUFFERS, PACKED_BYTES, QUEUED_BUCKETS
+    from steno_trainer.weights.nccl.transport import PACKED_BUFFERS, PACKED_BYTES, QUEUED_BUCKETS
     from steno_trainer.weights.source import DEFAULT_BUCKET_BYTES
 
     largest = 2.0 * shape.head_parameters

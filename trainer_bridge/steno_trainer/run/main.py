@@ -55,10 +55,10 @@ from steno_trainer.step.assemble import says_something
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
 from steno_trainer.weights.adapters import weights_of
-from steno_trainer.weights.address import meeting_address
-from steno_trainer.weights.copies import WeightsCopies
-from steno_trainer.weights.differences import WeightsDifferences, patch_takers
 from steno_trainer.weights.exchange import beside_first
+from steno_trainer.weights.files.copies import WeightsCopies
+from steno_trainer.weights.files.differences import WeightsDifferences, patch_takers
+from steno_trainer.weights.nccl.address import meeting_address
 from steno_trainer.weights.probe import ProbeTolerance
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.publisher import Publisher
@@ -217,7 +217,7 @@ class RankDuties:
     def _transport(self) -> Transport:
         settings = self._settings
         if settings.transport == "nccl":
-            from steno_trainer.weights.nccl import NcclTransport, workers_of
+            from steno_trainer.weights.nccl.transport import NcclTransport, workers_of
 
             steno = Steno(settings.proxy, settings.key)
             return NcclTransport(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steno_trainer.weights.shards import write_shard
+from steno_trainer.weights.files.shards import write_shard
 from steno_trainer.weights.source import DEFAULT_BUCKET_BYTES, ModelWeights, named_tensors
 
 NAME = "default"

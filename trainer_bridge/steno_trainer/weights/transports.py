@@ -1,7 +1,7 @@
 """Workers read a copy from a folder that they share with the trainer; or get it uploaded from there (`stream`).
 
-It is full, or by difference (`differences.py`), as the copies are that the transport is given. The training loop stands still
-only while it is written.
+It is full, or by difference (`files/differences.py`), as the copies are that the transport is given. The training loop stands
+still only while it is written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from steno.contracts.policy import Manifest
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import WeightSource
 

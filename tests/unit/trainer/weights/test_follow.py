@@ -13,7 +13,7 @@ from steno.contracts.errors import BadRequest, Conflict, Unreachable
 from steno.contracts.policy import PatchEntry, Probe, UpdateSpec, Want, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
-from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.follow import MAX_FAILED_PAUSE_S, MAX_PAUSE_S, Follower
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.source import ModelWeights

@@ -13,7 +13,7 @@ from steno.contracts.errors import Conflict
 from steno.contracts.policy import Probe
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed, PushFailed
-from steno_trainer.weights.copies import WeightsCopies
+from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport

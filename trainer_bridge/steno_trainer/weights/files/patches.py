@@ -11,7 +11,7 @@ from torch import Tensor
 from steno.contracts import weight_patch
 from steno.contracts.policy import ShardEntry, TensorEntry
 from steno.contracts.weight_patch import PackedBlock, PatchedTensor, PatchHeader
-from steno_trainer.weights.shards import DIGEST_BYTES, check_numbers, tensor_bytes, tensor_entry
+from steno_trainer.weights.files.shards import DIGEST_BYTES, check_numbers, tensor_bytes, tensor_entry
 
 
 def patch_name(number: int, index: int, count: int) -> str:

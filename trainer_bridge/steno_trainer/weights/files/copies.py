@@ -33,7 +33,7 @@ from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import CopyFailed
 from steno_trainer.weights.exchange import GlooExchange
-from steno_trainer.weights.shards import shard_name, write_shard
+from steno_trainer.weights.files.shards import shard_name, write_shard
 from steno_trainer.weights.source import WeightSource
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from steno_trainer.weights.source import TensorMeta
 
 
 class VllmGroup:
-    """An `NcclGroup` (nccl.py): joined once it is made."""
+    """An `NcclGroup` (`transport.py`): joined once it is made."""
 
     def __init__(self, meeting: NcclRendezvous) -> None:
         fields = meeting.model_dump(exclude={"rank_offsets"})

@@ -17,11 +17,11 @@ from steno.contracts.errors import BadRequest, StoreUnavailable
 from steno.contracts.policy import PATCHES, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed
-from steno_trainer.weights import differences
-from steno_trainer.weights.copies import WeightsCopies, WeightsCopy
-from steno_trainer.weights.differences import WeightsDifferences, patch_takers
+from steno_trainer.weights.files import differences
+from steno_trainer.weights.files.copies import WeightsCopies, WeightsCopy
+from steno_trainer.weights.files.differences import WeightsDifferences, patch_takers
+from steno_trainer.weights.files.shards import tensor_bytes
 from steno_trainer.weights.publisher import FULL_AFTER_REFUSAL, Publisher
-from steno_trainer.weights.shards import tensor_bytes
 from steno_trainer.weights.source import ModelWeights, TensorMeta
 from steno_trainer.weights.transports import FilesystemTransport
 from steno_worker.weights.patching import PatchJob

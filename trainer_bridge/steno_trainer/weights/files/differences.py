@@ -28,7 +28,7 @@ from steno.contracts.policy import PATCHES, Manifest, PatchEntry, ShardEntry
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import CopyFailed
-from steno_trainer.weights.copies import (
+from steno_trainer.weights.files.copies import (
     CHANGES,
     DEFAULT_KEEP,
     WeightsCopies,
@@ -38,7 +38,7 @@ from steno_trainer.weights.copies import (
     copy_of,
     write_one,
 )
-from steno_trainer.weights.patches import patch_name, write_patch
+from steno_trainer.weights.files.patches import patch_name, write_patch
 from steno_trainer.weights.source import TensorMeta, WeightSource
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_trainer.weights.address import meeting_address, route_to
+from steno_trainer.weights.nccl.address import meeting_address, route_to
 
 ROUTES = {"127.0.0.1": "127.0.0.1", "10.0.0.1": "10.0.0.1", "10.0.0.2": "10.0.0.1", "192.168.7.9": "192.168.7.1"}
 """Peer -> this machine's address on the way to it: 10.0.0.1, and 192.168.7.1 on another network."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from steno_trainer.errors import WeightsUnavailable
-from steno_trainer.weights.shards import SAFETENSORS_DTYPES, shard_name, write_shard
+from steno_trainer.weights.files.shards import SAFETENSORS_DTYPES, shard_name, write_shard
 
 shapes = st.lists(st.integers(0, 5), max_size=3)
 

@@ -27,8 +27,8 @@ from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import PushFailed, WeightsUnavailable
 from steno_trainer.weights.exchange import GlooExchange
+from steno_trainer.weights.files.shards import DIGEST_BYTES, check_numbers, tensor_bytes
 from steno_trainer.weights.publication import Publication
-from steno_trainer.weights.shards import DIGEST_BYTES, check_numbers, tensor_bytes
 from steno_trainer.weights.source import TensorMeta, WeightSource
 from steno_trainer.weights.transports import StagedWeights
 
@@ -313,6 +313,6 @@ def _free_port() -> int:
 
 
 def _vllm_group(meeting: NcclRendezvous) -> NcclGroup:
-    from steno_trainer.weights.nccl_vllm import VllmGroup  # vLLM is installed where GPUs are
+    from steno_trainer.weights.nccl.vllm_group import VllmGroup  # vLLM is installed where GPUs are
 
     return VllmGroup(meeting)

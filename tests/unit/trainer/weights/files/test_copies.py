@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed
-from steno_trainer.weights import copies as module
-from steno_trainer.weights.copies import WeightsCopies, WeightsCopy
+from steno_trainer.weights.files import copies as module
+from steno_trainer.weights.files.copies import WeightsCopies, WeightsCopy
 from steno_trainer.weights.source import ModelWeights, TensorMeta
 from tests.unit.trainer.weights.models import qwen
 
@@ -145,8 +145,8 @@ def test_two_trainers_may_write_to_one_folder_at_once(tmp_path: Path) -> None:
 CRASH = """
 import os, signal, sys
 from pathlib import Path
-from tests.unit.trainer.weights.test_copies import Fixed, at
-from steno_trainer.weights import copies
+from tests.unit.trainer.weights.files.test_copies import Fixed, at
+from steno_trainer.weights.files import copies
 
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
