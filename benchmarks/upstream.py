@@ -166,16 +166,17 @@ class Server(asyncio.Protocol):
         self.transport.write(self.piece + end)
 
 
-async def serve(port: int, pace_s: float) -> None:
+async def serve(host: str, port: int, pace_s: float) -> None:
     ticker = Ticker(pace_s)
-    server = await asyncio.get_running_loop().create_server(lambda: Server(ticker), "127.0.0.1", port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(lambda: Server(ticker), host, port, backlog=4096)
     async with server:
         await ticker.run()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--pace-s", type=float, default=0.02)
     args = parser.parse_args()
-    uvloop.run(serve(args.port, args.pace_s))
+    uvloop.run(serve(args.host, args.port, args.pace_s))
