@@ -87,9 +87,10 @@ async def test_nothing_that_an_agent_wrote_runs_or_is_fetched(browser: Any) -> N
         links = await page.evaluate("[...document.querySelectorAll('main a')].map((one) => one.href)")
         assert all(link.startswith(f"{proxy.url}/ui/#/") for link in links)
         result = page.locator("article.message.tool details").first
+        more = result.locator("button.rest")
         await result.locator("summary").click()
+        await more.wait_for()  # a browser tells of what was opened a moment after the click
         for _ in range(12):
-            more = result.locator("button.rest")
             if not await more.count():
                 break
             await more.click()
