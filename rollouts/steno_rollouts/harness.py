@@ -135,7 +135,7 @@ class Rollouts:
     ) -> list[TrialResult]:
         """Run every group of `planned` to its end.
 
-        Args: done: trials known to have ended, by id (`results.ended_trials`); a group of nothing else is not looked up again.
+        Args: done: trials known to have ended, by id (`reporting.results.ended_trials`); a group of nothing else is not looked up again.
         Returns: results of all trials, in the order in which they ended.
         Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
         Raises: RolloutsStopped: too many trials failed before their first turn; those that ran have ended, those that failed so

@@ -25,7 +25,7 @@ from steno_rollouts.config import RolloutSettings
 
 if TYPE_CHECKING:
     from steno_rollouts.outcome import TrialResult
-    from steno_rollouts.passes import Figure, TaskResult
+    from steno_rollouts.reporting.passes import Figure, TaskResult
 
 SHOWN_TASKS = 40
 """Rows of the table: a data set has thousands of tasks, and the file has them all."""
@@ -72,7 +72,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     Exit code 1: no trial has got a reward.
     """
     from steno_cli.demo.processes import cancelled_by_sigterm
-    from steno_rollouts.passes import by_task
+    from steno_rollouts.reporting.passes import by_task
 
     async def run() -> list[TrialResult]:
         with cancelled_by_sigterm():
@@ -143,8 +143,8 @@ def results(
 
     Intervals are of 95 %, bootstrapped over tasks. Differences are paired by task.
     """
-    from steno_rollouts.passes import by_task, compared
-    from steno_rollouts.results import ended_trials
+    from steno_rollouts.reporting.passes import by_task, compared
+    from steno_rollouts.reporting.results import ended_trials
 
     if len(files) > 2:
         raise ConfigError(f"results: got {len(files)} files, must be one (to show) or two (to compare)", field="files")
@@ -174,7 +174,7 @@ def results(
 
 
 def show(tasks: Sequence[TaskResult], ks: Sequence[int], threshold: float, *, rows: bool = True) -> None:
-    from steno_rollouts.passes import mean_reward, passes
+    from steno_rollouts.reporting.passes import mean_reward, passes
 
     out = console()
     if rows:

@@ -36,8 +36,8 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     from steno_rollouts.build import Prepared
     from steno_rollouts.harness import epochs
     from steno_rollouts.preflight import about_trainer, check_command, check_nodes, check_proxy, until_served
-    from steno_rollouts.progress import ProgressPrinter
-    from steno_rollouts.results import ResultsFile, ended_trials
+    from steno_rollouts.reporting.progress import ProgressPrinter
+    from steno_rollouts.reporting.results import ResultsFile, ended_trials
 
     prepared = Prepared.of(settings, run_id)
     known = ended_trials(settings.results)

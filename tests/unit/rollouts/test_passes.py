@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.passes import by_task, compared, mean_reward, pass_at_k, passes
+from steno_rollouts.reporting.passes import by_task, compared, mean_reward, pass_at_k, passes
 
 TRIAL = TrialResult("r", "g", "t", "a", "0", "completed", "completed")
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
-from steno_rollouts.progress import MAX_SHOWN_FAILURES, ProgressPrinter
-from steno_rollouts.results import ResultsFile, ended_trials
+from steno_rollouts.reporting.progress import MAX_SHOWN_FAILURES, ProgressPrinter
+from steno_rollouts.reporting.results import ResultsFile, ended_trials
 from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.runner import FailedTrial
 

@@ -1,0 +1,1 @@
+"""What is told of trials: progress as they end, the results file, and its figures."""
