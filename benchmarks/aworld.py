@@ -39,7 +39,8 @@ from benchmarks.targets import CORES, ROOT, Launcher, free_port, process_cpu_s
 from steno.client.client import AsyncSteno
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.admission import Admission
-from steno_rollouts.harness import GroupOptions, Planned, Rollouts
+from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob

@@ -28,7 +28,8 @@ from steno_adapters.rows import TrainableRow, trainable_rows
 from steno_rollouts.admission import Admission
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.harness import GroupOptions, Planned, Rollouts
+from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.task import Task, group_id
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner

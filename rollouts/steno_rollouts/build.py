@@ -14,7 +14,8 @@ from steno.contracts.records import Limits, SamplingPolicy
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.claims import Claims
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.harness import GroupOptions, Observer, Rollouts
+from steno_rollouts.groups import GroupOptions, Observer
+from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task, load_tasks
 from steno_rollouts.trials.command import check_command

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
-from steno_rollouts.harness import Planned, Rollouts
+from steno_rollouts.groups import Planned
+from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task
 

@@ -14,22 +14,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, Protocol
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, NotFound, StenoError
-from steno.contracts.records import ForkOf, Limits, SamplingPolicy
 from steno.contracts.rest import GroupSpec, GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
+from steno_rollouts.groups import GroupOptions, Observer, Planned
 from steno_rollouts.outcome import EndReason, TrialResult
-from steno_rollouts.tasks.task import Task, group_id, kept_on_record
+from steno_rollouts.tasks.task import group_id, kept_on_record
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
 
@@ -45,55 +43,6 @@ class RolloutsStopped(StenoError):
     """Too many trials failed before their first turn, one after the other."""
 
     code = "rollouts_stopped"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A task in one round of a run."""
-
-    task: Task
-    round: str
-
-
-@dataclass(frozen=True)
-class GroupOptions:
-    """What groups are registered with. resumable: trials that had not begun stay open when the rollouts are cancelled.
-    stop_after_failures: in a row, before a first turn (`first_turns.py`); 0: none stop the rollouts. fork_of: what every trial
-    begins with."""
-
-    run_id: str
-    size: int
-    purpose: Literal["train", "eval"] = "train"
-    in_flight: int = 8
-    sequential: bool = False
-    sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
-    limits: Limits = field(default_factory=Limits)
-    deadline_s: float | None = None
-    resumable: bool = True
-    stop_after_failures: int = 0
-    fork_of: ForkOf | None = None
-
-
-class Observer(Protocol):
-    """Who is told. Called on the event loop; must not wait."""
-
-    def group_started(self, group: GroupTrials) -> None: ...
-    def trial_started(self, trial_id: str) -> None: ...
-    def trial_ended(self, result: TrialResult) -> None: ...
-    def trial_failed(self, failed: FailedTrial) -> None:
-        """Before its first turn; `trial_ended` follows if it is given up and not run again."""
-
-    def held_back(self, why: str | None) -> None:
-        """The staleness bound admits no group now, and why, told again as that changes; None: it does again."""
-
-
-def epochs(tasks: Sequence[Task], count: int, shuffle_seed: int | None = None) -> Iterator[Planned]:
-    """Each task once per epoch. Shuffled: the same seed gives the same order, so that a resumed run goes on in it."""
-    for epoch in range(count):
-        order = list(tasks)
-        if shuffle_seed is not None:
-            random.Random(f"{shuffle_seed}:{epoch}").shuffle(order)
-        yield from (Planned(task, f"epoch-{epoch}") for task in order)
 
 
 class Rollouts:
@@ -135,7 +84,7 @@ class Rollouts:
     ) -> list[TrialResult]:
         """Run every group of `planned` to its end.
 
-        Args: done: trials known to have ended, by id (`reporting.results.ended_trials`); a group of nothing else is not looked up again.
+        Args: done: trials known to have ended, by id (`results.ended_trials`); a group of nothing else is not looked up again.
         Returns: results of all trials, in the order in which they ended.
         Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
         Raises: RolloutsStopped: too many trials failed before their first turn; those that ran have ended, those that failed so

@@ -34,7 +34,7 @@ def rollout(settings: RolloutSettings) -> None:
 async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     """The results of all trials; progress goes to stderr. Raises: as `Prepared.of` and `Rollouts.run`."""
     from steno_rollouts.build import Prepared
-    from steno_rollouts.harness import epochs
+    from steno_rollouts.groups import epochs
     from steno_rollouts.preflight import about_trainer, check_command, check_nodes, check_proxy, until_served
     from steno_rollouts.reporting.progress import ProgressPrinter
     from steno_rollouts.reporting.results import ResultsFile, ended_trials

@@ -28,7 +28,8 @@ from steno.contracts.leases import LeaseRequest, RunView
 from steno.contracts.records import SamplingPolicy
 from steno.models import TINY
 from steno_rollouts.admission import Admission
-from steno_rollouts.harness import GroupOptions, Planned, Rollouts
+from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob

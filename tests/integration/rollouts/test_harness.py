@@ -18,7 +18,7 @@ from steno.contracts.rest import Completion, GroupSpec
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.evaluation import Evaluator, greedy
-from steno_rollouts.harness import epochs
+from steno_rollouts.groups import epochs
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials import runner
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob

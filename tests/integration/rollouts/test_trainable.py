@@ -15,7 +15,7 @@ from steno.contracts.leases import LeaseRequest
 from steno_cli.demo.task import make_world
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.harness import epochs
+from steno_rollouts.groups import epochs
 from tests.integration.rollouts.conftest import TOY
 from tests.support.stack import ROOT, running
 

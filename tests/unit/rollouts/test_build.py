@@ -14,7 +14,7 @@ from steno.contracts.leases import RunGroups, RunTrainer, RunView
 from steno_rollouts.admission import Admission
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.harness import epochs
+from steno_rollouts.groups import epochs
 from steno_rollouts.tasks.task import Task
 
 

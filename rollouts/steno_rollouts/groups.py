@@ -1,0 +1,63 @@
+"""Groups that rollouts are asked to run: which task in which round, how each is registered, and who is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from steno.contracts.records import ForkOf, Limits, SamplingPolicy
+from steno.contracts.rest import GroupTrials
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.runner import FailedTrial
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A task in one round of a run."""
+
+    task: Task
+    round: str
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What groups are registered with. resumable: trials that had not begun stay open when the rollouts are cancelled.
+    stop_after_failures: in a row, before a first turn (`first_turns.py`); 0: none stop the rollouts. fork_of: what every trial
+    begins with."""
+
+    run_id: str
+    size: int
+    purpose: Literal["train", "eval"] = "train"
+    in_flight: int = 8
+    sequential: bool = False
+    sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
+    limits: Limits = field(default_factory=Limits)
+    deadline_s: float | None = None
+    resumable: bool = True
+    stop_after_failures: int = 0
+    fork_of: ForkOf | None = None
+
+
+class Observer(Protocol):
+    """Who is told. Called on the event loop; must not wait."""
+
+    def group_started(self, group: GroupTrials) -> None: ...
+    def trial_started(self, trial_id: str) -> None: ...
+    def trial_ended(self, result: TrialResult) -> None: ...
+    def trial_failed(self, failed: FailedTrial) -> None:
+        """Before its first turn; `trial_ended` follows if it is given up and not run again."""
+
+    def held_back(self, why: str | None) -> None:
+        """The staleness bound admits no group now, and why, told again as that changes; None: it does again."""
+
+
+def epochs(tasks: Sequence[Task], count: int, shuffle_seed: int | None = None) -> Iterator[Planned]:
+    """Each task once per epoch. Shuffled: the same seed gives the same order, so that a resumed run goes on in it."""
+    for epoch in range(count):
+        order = list(tasks)
+        if shuffle_seed is not None:
+            random.Random(f"{shuffle_seed}:{epoch}").shuffle(order)
+        yield from (Planned(task, f"epoch-{epoch}") for task in order)
