@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from steno.contracts.policy import Manifest, Probe, ShardEntry, TensorEntry, UpdateSpec
 from steno.contracts.wire.frames import ModelCard
+from steno.models.checkpoint import checkpoint_files
 from steno_worker.interfaces import StagedUpdate
 from steno_worker.weights.shard_files import DTYPES
 from steno_worker.weights.staged_files import open_regular
 
 logger = logging.getLogger(__name__)
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 UNKNOWN = "0" * 32
 """In the place of digests: what an engine was started from is loaded again as it is, and then probed."""
 
@@ -35,7 +35,7 @@ def base_update(folder: Path, card: ModelCard) -> StagedUpdate | None:
     """The checkpoint in `folder` as an update to the version that the card names. None: it is not one of safetensors."""
     lineage, _, step = card.policy_version.rpartition("/")
     try:
-        shards = [(path, _header(path)) for path in _shards(folder)]
+        shards = [(path, _header(path)) for path in checkpoint_files(folder)]
         spec = UpdateSpec(
             policy=card.policy,
             lineage=lineage,
@@ -51,14 +51,6 @@ def base_update(folder: Path, card: ModelCard) -> StagedUpdate | None:
         logger.warning("if an update is refused, this worker can't roll back: can't load %s again: %s", folder, error)
         return None
     return StagedUpdate(f"base-{lineage}-{step}", spec, folder)
-
-
-def _shards(folder: Path) -> list[Path]:
-    """Those that make up the model; there may be others beside them."""
-    if (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text())["weight_map"].values()
-        return [folder / name for name in sorted(set(names))]
-    return [folder / WHOLE]
 
 
 def _header(path: Path) -> dict[str, Any]:
