@@ -54,19 +54,34 @@ class PatchEntry(BaseModel):
         return sum(file.size for file in self.files)
 
 
+class AdapterEntry(BaseModel):
+    """That the tensors are a LoRA adapter's, under peft's names, and the result is `base` with it.
+
+    base: digest of the checkpoint that it goes onto (`steno.models.checkpoint`). rank, alpha: of every layer; what a layer adds
+    is alpha / rank times B A.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    base: str = Field(pattern=DIGEST)
+    rank: int = Field(ge=1, le=4096)
+    alpha: int = Field(ge=1)
+
+
 class Manifest(BaseModel):
     """What an update consists of: every tensor, each in exactly one shard (no shards: `nccl`).
 
     tensors: with the digests of the result. patches: none: the shards are it. Else the shards are an earlier full copy, and the
     result is that copy with all patches applied, the first one first. Who has the weights of some patch's `before` needs the
-    patches from that one on; all others need every file. Nothing is written of patches where there are none, so that the same
-    update has the same id as ever.
+    patches from that one on; all others need every file. adapter: the tensors are an adapter's; who does not know this finds that
+    they are not the model's, and refuses. Nothing is written of patches and adapter where there are none, so that the same update
+    has the same id as ever.
     """
 
     model_config = ConfigDict(extra="forbid")
     tensors: list[TensorEntry] = Field(min_length=1, max_length=100_000)
     shards: list[ShardEntry] = Field(default_factory=list, max_length=4096)
     patches: list[PatchEntry] = Field(default_factory=list, max_length=256)
+    adapter: AdapterEntry | None = None
 
     @property
     def files(self) -> list[ShardEntry]:
@@ -82,13 +97,16 @@ class Manifest(BaseModel):
     def digest(self) -> str:
         """Of the weights, however they are cut into shards."""
         lines = sorted(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.digest}" for t in self.tensors)
+        if (adapter := self.adapter) is not None:
+            lines.append(f"\0adapter\0{adapter.rank}\0{adapter.alpha}\0{adapter.base}")
         return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     @model_serializer(mode="wrap")
-    def _without_patches_that_are_not(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_not_there(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = dump(self)
-        if not fields.get("patches"):
-            fields.pop("patches", None)
+        for name in ("patches", "adapter"):
+            if not fields.get(name):
+                fields.pop(name, None)
         return fields
 
 

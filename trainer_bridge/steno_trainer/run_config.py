@@ -63,9 +63,10 @@ class RunSettings(TrainerSettings):
         None, min_length=1, max_length=255,
         description="address or name of the first rank's machine, as workers reach it; unset: on the route to them (nccl)",
     )  # fmt: skip
-    push: Literal["full", "delta"] = Field(
+    push: Literal["full", "delta", "adapter"] = Field(
         "full",
-        description="full: every push is a full copy; delta: most are what changed bit for bit since the last one (not nccl)",
+        description="full: every push is a full copy; delta: most are what changed bit for bit since the last one; adapter: the "
+        "adapter of lora_rank alone, to engines that were started for it (delta and adapter: not nccl)",
     )
     push_full_every: int = Field(20, ge=1, le=64, description="pushes from one full copy to the next (push: delta)")
     push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
@@ -147,6 +148,12 @@ class RunSettings(TrainerSettings):
                 "push: got delta; with transport: nccl it must be full: no copy is written that differences could be applied to",
                 field="push",
             )
+        if self.push == "adapter" and self.transport == "nccl":
+            raise ConfigError(
+                "push: got adapter; with transport: nccl it must be full: vLLM takes adapters from files", field="push"
+            )
+        if self.push == "adapter" and self.lora_rank is None:
+            raise ConfigError("push: got adapter, needs lora_rank, which is unset", field="push")
         if self.push_full_every != 20 and self.push != "delta":
             raise ConfigError("push_full_every goes with push: delta", field="push_full_every")
         if self.nccl_processes != 1 and self.transport != "nccl":

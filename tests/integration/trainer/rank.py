@@ -5,8 +5,8 @@ checkpoint, if there is one; save_after: steps after which there is one; die: [s
 rank is killed]; by_deepspeed: write checkpoints of format 2; forever: go on with the last batch; refused: [folder of checkpoints,
 run] that must be refused before anything else; states: the optimizer's, after the checkpoint was read and at the end; gradients:
 compare each pass's gradient with the float32 sum of what the ranks had (`Gradients`); probe: so many tokens, of the weights as
-they were loaded; pushed: what workers would be sent at the end, in this type. The first rank writes result.pt: a report
-per step, and the last weights.
+they were loaded; pushed: what workers would be sent at the end, in this type; adapter_to: a folder for a push of the adapter
+alone. The first rank writes result.pt: a report per step, and the last weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
-from steno_trainer.weights.adapters import weights_of
+from steno_trainer.weights.adapters import AdapterWeights, adapter_entry, weights_of
+from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.probe import ProbeTolerance
 from tests.integration.trainer.materials import random_batch
 
@@ -70,6 +71,8 @@ def main(folder: Path) -> None:
             (folder / "saved").touch()
     weights = whole_weights(stepper.engine)
     pushed = whole_pushed(stepper.engine, job["pushed"]) if "pushed" in job else None
+    if "adapter_to" in job:
+        push_adapter(stepper.engine, Path(job["adapter_to"]))
     states += [whole_states(stepper.engine)] if job.get("states") else []
     if ranks.first:
         found = {"reports": reports, "weights": weights, "random": (random.random(), torch.rand(3)), "resumed": resumed}
@@ -164,6 +167,13 @@ def whole_weights(engine: PolicyEngine) -> dict[str, Any]:
 def whole_pushed(engine: PolicyEngine, dtype: str) -> dict[str, torch.Tensor]:
     buckets = weights_of(engine.lm, getattr(torch, dtype)).buckets()
     return {name: tensor.clone() for bucket in buckets for name, tensor in bucket.items()}
+
+
+def push_adapter(engine: PolicyEngine, folder: Path) -> None:
+    """As `steno train --push adapter` does."""
+    entry = adapter_entry(engine.lm, Path(engine.settings.model)) if engine.ranks.first else None
+    copies = WeightsCopies(folder, ranks=engine.ranks, adapter=entry)
+    copies.write(PolicyVersion("run", 1), AdapterWeights(engine.lm))
 
 
 if __name__ == "__main__":

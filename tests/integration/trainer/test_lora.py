@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from steno.contracts.errors import ConfigError
+from steno.models.checkpoint import checkpoint_digest
 from steno_trainer.checkpoints.merging import merge_adapter
 from steno_trainer.model.adapter import add_adapter
 from steno_trainer.model.model import load_model
+from steno_trainer.weights.files.copies import WeightsCopy
 from tests.integration.trainer.launching import run_ranks
 from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference
@@ -135,3 +138,32 @@ def test_what_a_checkpoint_holds_is_peft_s_and_merges_to_a_model_like_any_other(
     with pytest.raises(ConfigError, match="not an adapter of the model"):
         merge_adapter(adapter, tmp_path / "wider", model=str(random_model(tmp_path / "wide", heads=8)))
     assert not (tmp_path / "wider").exists()
+
+
+def test_a_push_of_the_adapter_alone_is_peft_s_and_names_what_it_goes_onto(tmp_path: Path) -> None:
+    """Gathered from two ranks."""
+    model = random_model(tmp_path / "model")
+    job = {
+        "settings": settings(model, **LORA),
+        "batches": BATCHES,
+        "pushed": "float32",
+        "adapter_to": str(tmp_path / "weights"),
+    }
+    found = run_ranks(2, job, tmp_path / "job")
+    [copy] = [WeightsCopy.read(path) for path in (tmp_path / "weights").iterdir()]
+    assert copy.version == "run/1" and copy.manifest.adapter is not None
+    assert copy.manifest.adapter.model_dump() == {"base": checkpoint_digest(model), "rank": 4, "alpha": 6}
+    tensors = {name: t for shard in copy.manifest.shards for name, t in load_file(copy.folder / shard.name).items()}
+    assert [entry.name for entry in copy.manifest.tensors] == list(tensors) and len(tensors) == 12
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapted = get_peft_model(base, LoraConfig(r=4, lora_alpha=6, target_modules=LORA["lora_targets"]))
+    loaded = set_peft_model_state_dict(adapted, tensors)
+    assert not loaded.unexpected_keys
+    merged = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        before = merged(IDS).logits
+        merged.load_state_dict(found["pushed"], strict=False)
+        expected = merged(IDS).logits
+        torch.testing.assert_close(adapted(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    assert (expected - before).abs().max() > 0.01

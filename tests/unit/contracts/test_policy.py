@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from steno.contracts.lenient import read_json
-from steno.contracts.policy import Manifest, PatchEntry, Probe, ShardEntry, UpdateSpec
+from steno.contracts.policy import AdapterEntry, Manifest, PatchEntry, Probe, ShardEntry, UpdateSpec
 from tests.support.shards import manifest_of, spec, two_shards
 
 PROBE = {"token_ids": [1, 2], "logprobs": [-1.0], "tolerance": 0.1}
@@ -56,3 +56,20 @@ def test_files_are_shards_or_patches_by_name(name: str) -> None:
 def test_a_manifest_of_before_has_no_patches() -> None:
     told = manifest_of(two_shards()).model_dump_json()
     assert Manifest.model_validate_json(told).patches == []
+
+
+def test_an_adapter_is_part_of_what_weights_are() -> None:
+    """The same tensors onto another model, or at another scale, are other weights."""
+    manifest = manifest_of(two_shards())
+    plain = manifest.digest
+    entry = AdapterEntry(base="a" * 32, rank=4, alpha=8)
+    digests = {plain}
+    for changed in ({}, {"alpha": 4}, {"rank": 8}, {"base": "b" * 32}):
+        one = entry.model_copy(update=changed)
+        manifest.adapter = one
+        digests.add(manifest.digest)
+        again = read_json(UpdateSpec, spec(manifest).model_dump_json())
+        assert again.manifest.adapter == one and again.update_id == spec(manifest).update_id
+    assert len(digests) == 5
+    manifest.adapter = None
+    assert manifest.digest == plain and "adapter" not in manifest.model_dump()

@@ -29,6 +29,8 @@ def settings(**fields: Any) -> RunSettings:
         ({"transport": "stream", "nccl_processes": 2}, "nccl_processes"),
         ({"transport": "stream", "nccl_address": "10.0.0.1"}, "nccl_address"),
         ({"transport": "nccl", "push": "delta"}, "push"),
+        ({"transport": "nccl", "push": "adapter", "lora_rank": 8}, "push"),
+        ({"push": "adapter"}, "push"),
         ({"push_full_every": 5}, "push_full_every"),
     ],
 )

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from steno.client.client import AsyncSteno, Steno
-from steno.contracts.errors import StenoError, Superseded
+from steno.contracts.errors import ConfigError, StenoError, Superseded
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.evaluation import Evaluator, greedy
@@ -54,7 +54,7 @@ from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
 from steno_trainer.step.scoring import PolicyProbe
 from steno_trainer.step.step import Stepper
-from steno_trainer.weights.adapters import weights_of
+from steno_trainer.weights.adapters import AdapterWeights, adapter_entry, weights_of
 from steno_trainer.weights.exchange import beside_first
 from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.files.differences import WeightsDifferences, patch_takers
@@ -115,6 +115,8 @@ def check_beforehand(settings: RunSettings) -> None:
         _prepared_evaluation(settings, settings.eval_config)
     if settings.records is not None:
         RecordFile.open(settings.records).close()
+    if settings.push == "adapter" and not Path(settings.model).is_dir():
+        raise ConfigError(f"model: got {settings.model}; with push: adapter it must be a folder", field="model")
 
 
 @contextlib.contextmanager
@@ -200,7 +202,8 @@ class RankDuties:
         told = self._ranks.share(str(version).encode() if version is not None else None)
         probe = self._probe.make()
         dtype = getattr(torch, self._settings.send_dtype) if self._settings.send_dtype else None
-        source = weights_of(self._engine.lm, dtype)
+        alone = self._settings.push == "adapter"
+        source = AdapterWeights(self._engine.lm, dtype=dtype) if alone else weights_of(self._engine.lm, dtype)
         pushed = PolicyVersion.parse(told.decode())
         if self._ranks.first:
             self._lineages.pushing(pushed)
@@ -235,12 +238,15 @@ class RankDuties:
         settings = self._settings
         if settings.push == "full":
             return WeightsCopies(settings.weights_dir, ranks=self._ranks, writers=writers)
+        if settings.push == "adapter":
+            entry = adapter_entry(self._engine.lm, Path(settings.model)) if self._ranks.first else None
+            return WeightsCopies(settings.weights_dir, ranks=self._ranks, writers=writers, adapter=entry)
         return WeightsDifferences(
             settings.weights_dir, full_every=settings.push_full_every, ranks=self._ranks, writers=writers
         )
 
     def _takes_patches(self) -> Callable[[], bool]:
-        if self._settings.push == "full":
+        if self._settings.push != "delta":
             return lambda: False  # nobody asks
         return patch_takers(Steno(self._settings.proxy, self._settings.key, retries=0), self._settings.policy)
 

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steno.contracts.policy import AdapterEntry
+from steno.models.checkpoint import checkpoint_digest
+from steno_trainer.errors import WeightsUnavailable
 from steno_trainer.weights.files.shards import write_shard
 from steno_trainer.weights.source import DEFAULT_BUCKET_BYTES, ModelWeights, named_tensors
 
@@ -95,6 +98,19 @@ class AdapterWeights(ModelWeights):
     def places(self) -> dict[str, Tensor]:
         """The parameters themselves, by the same names."""
         return dict(self._tensors(self._module))
+
+
+def adapter_entry(module: nn.Module, model: Path) -> AdapterEntry:
+    """What an update says of the adapter that it has. Reads the whole checkpoint that was adapted.
+
+    Raises: WeightsUnavailable: it is no folder of safetensors files.
+    """
+    try:
+        base = checkpoint_digest(model)
+    except ValueError as error:
+        raise WeightsUnavailable(f"push: adapter: model: {error}") from error
+    config: Any = module.peft_config[NAME]  # type: ignore[index]
+    return AdapterEntry(base=base, rank=config.r, alpha=config.lora_alpha)
 
 
 def write_adapter(module: nn.Module, folder: Path, *, base: str, writes: bool) -> None:

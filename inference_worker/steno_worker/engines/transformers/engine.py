@@ -26,6 +26,7 @@ from steno_worker.engines.transformers.batch import RunningBatch, Sequence
 from steno_worker.engines.transformers.batch_thread import BatchThread, Steps
 from steno_worker.engines.transformers.sampler import SamplerRow
 from steno_worker.interfaces import Engine, StagedUpdate, TokenStep, TokenTally
+from steno_worker.weights.adapter import AdapterBase, read_adapter
 from steno_worker.weights.tensors import TensorPlace, check_fits, places_of, read_tensors
 from steno_worker.weights.threads import in_time
 
@@ -106,6 +107,7 @@ class TransformersEngine:
         self.tally = TokenTally()
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
         self._places: dict[str, TensorPlace] = {}
+        self._base = AdapterBase(model_dir)
         self._failure: str | None = None
         self._device = _checked_device(device)
         self._thread = BatchThread(self._batch, threads=threads, deliver=self._deliver, failed=self._fail)
@@ -157,9 +159,21 @@ class TransformersEngine:
             raise WeightsRefused(
                 "transport: got nccl, the embedded engine supports filesystem and stream", field="transport"
             )
-        check_fits(update.spec.manifest.tensors, self._places)
-        tensors = await in_time(update.spec.deadline_s, read_tensors, update.folder, update.spec.manifest)
+        tensors = await in_time(update.spec.deadline_s, self._read, update)
         return await self.load_state_dict(update.version, tensors, keep=update.spec.kv == "keep")
+
+    def _read(self, update: StagedUpdate) -> dict[str, torch.Tensor]:
+        """The whole model's. An adapter is merged into the checkpoint, read anew: what runs may be of another update."""
+        if (entry := update.spec.manifest.adapter) is None:
+            check_fits(update.spec.manifest.tensors, self._places)
+            return read_tensors(update.folder, update.spec.manifest)
+        self._base.check(entry)
+        adapter = read_adapter(update, entry)
+        adapter.check_fits(self._places)
+        tensors = dict(_load_model(self._model_dir, self._config).state_dict())
+        for path, layer in adapter.layers.items():
+            tensors[f"{path}.weight"].addmm_(layer.b.float(), layer.a.float(), alpha=adapter.scale)
+        return tensors
 
     async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor], *, keep: bool = False) -> float:
         """Swap weights between two steps; tokens after that carry `version`. What is in flight prefills again, unless `keep`.

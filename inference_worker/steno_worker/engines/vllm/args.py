@@ -24,6 +24,12 @@ from steno_worker.engines.vllm.weight_receiver import EXTENSION, NAME
 
 LOGPROBS_MODE = "processed_logprobs"
 """Log-probabilities after temperature, penalties and masks: those of the distribution that was sampled from (I1)."""
+ADAPTED = [
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
+]  # fmt: skip
+"""Layers that can be adapted with --enable-lora, where --lora-target-modules says nothing."""
+HEADS = ["lm_head", "embed_tokens"]
+"""Never trained (`steno train --lora-rank`). vLLM 0.32 fails on a CPU when it scores prompts beside others by an adapted head."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +74,12 @@ class EngineArgs:
             template = load_chat_template(self.chat_template)
         except (OSError, ValueError) as error:
             raise ConfigError(f"chat_template: {error}", field="chat_template") from error
+        targets = self.engine.lora_target_modules or (ADAPTED if self.engine.enable_lora else None)
+        if heads := [word for word in targets or () if word in HEADS]:
+            raise ConfigError(f"lora_target_modules: {heads[0]} can't be adapted here", field="lora_target_modules")
         engine = dataclasses.replace(
             self.engine,
+            lora_target_modules=targets,
             logprobs_mode=LOGPROBS_MODE,
             weight_transfer_config=self.engine.weight_transfer_config or WeightTransferConfig(backend=NAME),
             worker_extension_cls=self.engine.worker_extension_cls or EXTENSION,

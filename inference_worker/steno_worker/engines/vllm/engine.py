@@ -17,6 +17,7 @@ from typing import Protocol
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -32,6 +33,7 @@ from steno.contracts.errors import (
 from steno.contracts.wire.frames import ModelCard
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.engines.grammars import GRAMMARS
+from steno_worker.engines.vllm.adapter import VllmAdapter
 from steno_worker.engines.vllm.args import EngineArgs, parse_args
 from steno_worker.engines.vllm.chat_format import VllmFormat, VllmGrammar
 from steno_worker.engines.vllm.load import VllmLoad
@@ -98,6 +100,7 @@ class VllmTokens:
         self._policy = policy
         self._llm: AsyncLLM | None = None
         self._weights = VllmWeights(self._config, worker_id)
+        self._adapter = VllmAdapter(self._config) if self._config.lora_config is not None else None
         self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
         self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
         self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did
@@ -142,6 +145,8 @@ class VllmTokens:
             raise ConfigError(f"vLLM could not start: {error}", field="engine_args") from error
         assert self._llm.output_handler is not None
         self._llm.output_handler.add_done_callback(self._output_ended)
+        if self._adapter is not None:
+            await self._adapter.start(self._llm)
         await self._llm.update_weight_version(self.version)
 
     async def stop(self) -> None:
@@ -153,6 +158,8 @@ class VllmTokens:
         if llm.output_handler is not None:
             llm.output_handler.cancel()  # or vLLM logs our shutdown as a crash
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
+        if self._adapter is not None:
+            self._adapter.close()
 
     @property
     def llm(self) -> AsyncLLM:
@@ -170,7 +177,7 @@ class VllmTokens:
             for kept in self._kept.values():
                 kept.add(update.version)
         try:
-            pause_s = await self._weights.load(self._running(), update)
+            pause_s = await (self._adapter or self._weights).load(self._running(), update)
         except HalfLoaded as error:
             self._died(error.message)
             raise
@@ -188,7 +195,7 @@ class VllmTokens:
     async def score(self, token_ids: list[int]) -> list[float]:
         """Raises: BadRequest: ids that the model can't take; EngineFailed."""
         try:
-            return await score(self._running(), token_ids)
+            return await score(self._running(), token_ids, self._lora_request)
         except VLLMClientError as error:
             raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
         except (EngineDeadError, EngineGenerateError) as error:
@@ -224,6 +231,7 @@ class VllmTokens:
             tokens_input(prompt_ids, cache_salt=self._salt),
             sampling_params(law, job, grammar, self.format.stop_ids),
             request_id,
+            lora_request=self._lora_request,
             reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
         )
@@ -254,6 +262,10 @@ class VllmTokens:
                 left = spans.sampled() - taken
                 self.tally.sampled += left
                 self.tally.unsent["cancelled"] += left
+
+    @property
+    def _lora_request(self) -> LoRARequest | None:
+        return self._adapter.request if self._adapter is not None else None
 
     def _running(self) -> AsyncLLM:
         if self._llm is None or self._death:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -56,6 +57,12 @@ class VllmWeights:
         Raises: WeightsRefused: nothing has changed; HalfLoaded.
         """
         spec = update.spec
+        if (adapter := spec.manifest.adapter) is not None:
+            raise WeightsRefused(
+                f"adapter: got one of rank {adapter.rank}, this engine takes none; start it with --enable-lora "
+                f"--max-lora-rank RANK, RANK at least {adapter.rank}",
+                field="engine_args",
+            )
         if self._backend != NAME:
             raise WeightsRefused(
                 f"this engine was started with --weight-transfer-config for {self._backend!r}; leave it out",
@@ -127,13 +134,14 @@ class VllmWeights:
             raise WeightsRefused(f"{failure}: {error}", field="location") from error
 
 
-async def score(llm: AsyncLLM, token_ids: list[int]) -> list[float]:
+async def score(llm: AsyncLLM, token_ids: list[int], lora_request: LoRARequest | None = None) -> list[float]:
     """Log-probabilities of token_ids[1:] at temperature 1, from nothing cached. Raises: as AsyncLLM.generate; EngineFailed."""
     params = SamplingParams(
         max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, watermarking=False
     )
     given = None
-    async for output in llm.generate(tokens_input(token_ids), params, f"score-{uuid.uuid4().hex}"):
+    name = f"score-{uuid.uuid4().hex}"
+    async for output in llm.generate(tokens_input(token_ids), params, name, lora_request=lora_request):
         given = output.prompt_logprobs
     if given is None or len(given) != len(token_ids):
         raise EngineFailed("the engine gave no log-probabilities of a prompt")

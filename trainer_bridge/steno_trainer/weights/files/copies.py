@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from steno.contracts.errors import StenoError
-from steno.contracts.policy import Manifest, ShardEntry, TensorEntry
+from steno.contracts.policy import AdapterEntry, Manifest, ShardEntry, TensorEntry
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import CopyFailed
@@ -85,9 +85,11 @@ class WeightsCopies:
         writers: Sequence[int] | None = None,
         keep: int = DEFAULT_KEEP,
         extra: Sequence[Path] = (),
+        adapter: AdapterEntry | None = None,
     ) -> None:
         """
         Args:
+            adapter: what is written is this adapter, and not a whole model; the first rank's counts.
             ranks: None: this process alone.
             writers: ranks that write, each its share of the shards; None: all.
             keep: how many versions stay, the newest.
@@ -101,6 +103,7 @@ class WeightsCopies:
         self._writers = list(writers) if writers is not None else list(range(self._exchange.size))
         self._keep = keep
         self._extra = list(extra)
+        self._adapter = adapter
 
     def write(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> WeightsCopy:
         """A full copy of `source` as `version`. A collective; it returns on all ranks, or raises on all.
@@ -179,6 +182,7 @@ class WeightsCopies:
         manifest = Manifest(
             tensors=[tensor for _, _, tensors in written for tensor in tensors],
             shards=[shard for _, shard, _ in written],
+            adapter=self._adapter,
         )
         for _, shard, _ in written:
             if not (folder / shard.name).is_file():

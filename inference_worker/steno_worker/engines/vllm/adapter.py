@@ -1,0 +1,153 @@
+"""New weights into a vLLM that was started with --enable-lora: the trainer's adapter, which takes the place of the one before.
+
+Every request names the engine's one adapter, from its start on: a request that names none would go on with the model alone when
+the first adapter comes. Until then its adapter adds 0 in one layer (vLLM takes none without layers). vLLM knows prompts in its
+cache by an adapter's name and folder, so each version has a folder of its own. While generation is paused the cache is cleared,
+unless requests are to keep theirs.
+
+Source: `vllm.lora`, vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from steno.contracts.errors import ConfigError, WeightsRefused
+from steno.contracts.policy import AdapterEntry
+from steno_worker.engines.vllm.weights import HalfLoaded, checkpoint_folder, checkpoint_places
+from steno_worker.interfaces import StagedUpdate
+from steno_worker.weights.adapter import AdaptedLayer, Adapter, AdapterBase, read_adapter
+from steno_worker.weights.threads import in_time
+
+NAME, NUMBER = "policy", 1
+"""Of the one adapter, as the engine knows it."""
+
+
+class VllmAdapter:
+    """Loads adapters into one engine.
+
+    Attributes: request: what every request to the engine is to name.
+    """
+
+    request: LoRARequest
+
+    def __init__(self, config: VllmConfig) -> None:
+        """Raises: ConfigError: the model has no layer that can be adapted."""
+        self._checkpoint = checkpoint_folder(config)
+        self._base = AdapterBase(self._checkpoint)
+        self._max_rank: int = config.lora_config.max_lora_rank
+        self._targets: list[str] = config.lora_config.target_modules
+        self._places = checkpoint_places(config) or {}
+        self._nothing = self._of_zeros()
+        self._root = Path(tempfile.mkdtemp(prefix="steno-adapter-"))
+
+    async def start(self, llm: AsyncLLM) -> None:
+        """Before the first request."""
+        await self._put(llm, self._write(self._nothing))
+
+    def close(self) -> None:
+        """The engine is gone. Idempotent."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    async def load(self, llm: AsyncLLM, update: StagedUpdate) -> float:
+        """As `VllmWeights.load`."""
+        deadline_s = update.spec.deadline_s
+        folder = await in_time(deadline_s, self._prepared, update)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await llm.pause_generation(mode="keep", clear_cache=update.spec.kv == "recompute")
+                try:
+                    await self._put(llm, folder)
+                except WeightsRefused:
+                    await llm.resume_generation()
+                    raise
+                await llm.update_weight_version(update.version)
+                await llm.resume_generation()
+        except WeightsRefused:
+            shutil.rmtree(folder)
+            raise
+        except (
+            Exception
+        ) as error:  # vLLM's own are of many kinds; after each it is not known which weights it samples by
+            reason = "it took too long" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            raise HalfLoaded(f"the engine failed while it loaded {update.version}: {reason}") from error
+        return time.monotonic() - started
+
+    def _prepared(self, update: StagedUpdate) -> Path:
+        """Raises: WeightsRefused."""
+        entry = update.spec.manifest.adapter
+        if entry is None:
+            if update.folder == self._checkpoint:  # what the engine was started from, gone back to
+                return self._write(self._nothing)
+            raise WeightsRefused(
+                "manifest: got weights of a whole model; this engine was started with --enable-lora and takes adapters alone "
+                "(push: adapter)",
+                field="engine_args",
+            )
+        if entry.rank > self._max_rank:
+            raise WeightsRefused(
+                f"adapter.rank: got {entry.rank}, this engine was started for {self._max_rank} at most (--max-lora-rank)",
+                field="engine_args",
+            )
+        self._base.check(entry)
+        adapter = read_adapter(update, entry)
+        adapter.check_fits(self._places)
+        strange = [word for word in adapter.words if word not in self._targets]
+        if strange:
+            raise WeightsRefused(
+                f"adapter: layers {', '.join(strange)} are adapted; this engine was started for {', '.join(self._targets)} "
+                "(--lora-target-modules)",
+                field="engine_args",
+            )
+        return self._write(adapter)
+
+    def _of_zeros(self) -> Adapter:
+        for name, place in self._places.items():
+            path = name.removesuffix(".weight")
+            if path.rpartition(".")[2] in self._targets and len(place.shape) == 2:
+                layer = AdaptedLayer(a=torch.zeros(1, place.shape[1]), b=torch.zeros(place.shape[0], 1))
+                return Adapter(AdapterEntry(base="0" * 32, rank=1, alpha=1), {path: layer})
+        raise ConfigError(
+            f"enable_lora: no layer in the checkpoint's safetensors files is named {', '.join(self._targets)}; "
+            "--lora-target-modules gives other names",
+            field="engine_args",
+        )
+
+    def _write(self, adapter: Adapter) -> Path:
+        """In peft's layout, in a folder of its own."""
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        tensors = {name: tensor.contiguous() for name, tensor in adapter.tensors().items()}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        config: dict[str, Any] = {
+            "peft_type": "LORA", "bias": "none", "target_modules": adapter.words,
+            "r": adapter.entry.rank, "lora_alpha": adapter.entry.alpha,
+        }  # fmt: skip
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    async def _put(self, llm: AsyncLLM, folder: Path) -> None:
+        """Raises: WeightsRefused: the engine has what it had."""
+        try:
+            await llm.add_lora(LoRARequest(NAME, NUMBER, str(folder), load_inplace=True))
+        except Exception as error:  # from another process, as text
+            if llm.errored or NUMBER not in await llm.list_loras():
+                raise
+            # vLLM reads the new one before it lets go of the old one.
+            raise WeightsRefused(f"adapter: vLLM refuses it: {error}", field="adapter") from error
+        before = getattr(self, "request", None)
+        self.request = LoRARequest(NAME, NUMBER, str(folder))
+        if before is not None:
+            shutil.rmtree(before.lora_path, ignore_errors=True)

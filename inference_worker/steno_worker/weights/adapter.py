@@ -1,0 +1,111 @@
+"""A LoRA adapter that came in the place of a model's weights: its layers, and whether it goes onto the checkpoint that is here.
+
+What a layer adds is `rank` and `alpha` of the manifest, whose digest they are part of; of files that came beside the tensors
+nothing is believed (I10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from steno.contracts.errors import WeightsRefused
+from steno.contracts.policy import AdapterEntry
+from steno.models.checkpoint import checkpoint_digest
+from steno_worker.interfaces import StagedUpdate
+from steno_worker.weights.tensors import TensorPlace, read_tensors
+
+PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+"""What peft puts before the name of a layer, and after it."""
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """a: [rank, in]. b: [out, rank]."""
+
+    a: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """layers: by their path in the model."""
+
+    entry: AdapterEntry
+    layers: dict[str, AdaptedLayer]
+
+    @property
+    def words(self) -> list[str]:
+        """The last words of the layers' paths."""
+        return sorted({path.rpartition(".")[2] for path in self.layers})
+
+    @property
+    def scale(self) -> float:
+        return self.entry.alpha / self.entry.rank
+
+    def check_fits(self, places: Mapping[str, TensorPlace]) -> None:
+        """Each layer is one of the model's. Raises: WeightsRefused naming the tensor."""
+        for path, layer in self.layers.items():
+            place, shape = places.get(f"{path}.weight"), (layer.b.shape[0], layer.a.shape[1])
+            if place is None:
+                raise _refusal(f"{PREFIX}{path}{A}", "is of a layer that this model has not")
+            if place.shape != shape:
+                raise _refusal(
+                    f"{PREFIX}{path}{A}", f"is of a layer of shape {list(shape)}, the model's is {list(place.shape)}"
+                )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names that peft and other engines read them by."""
+        named = ((PREFIX + path, layer) for path, layer in self.layers.items())
+        return {name + end: tensor for name, one in named for end, tensor in ((A, one.a), (B, one.b))}
+
+
+def read_adapter(update: StagedUpdate, entry: AdapterEntry) -> Adapter:
+    """In memory. Raises: WeightsRefused: a tensor that is none of an adapter's, of another rank, or alone in its layer."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in read_tensors(update.folder, update.spec.manifest).items():
+        end = next((end for end in (A, B) if name.endswith(end)), None)
+        if end is None or not name.startswith(PREFIX):
+            raise _refusal(name, f"is none of an adapter's: {PREFIX}LAYER{A} and {PREFIX}LAYER{B} are")
+        rank = tensor.shape[0 if end == A else 1] if tensor.dim() == 2 else None
+        if rank != entry.rank or not tensor.is_floating_point():
+            raise _refusal(name, f"is {list(tensor.shape)} of {tensor.dtype}, for an adapter of rank {entry.rank}")
+        found.setdefault(name[len(PREFIX) : -len(end)], {})[end] = tensor
+    for path, pair in found.items():
+        if len(pair) == 1:
+            raise _refusal(f"{PREFIX}{path}{A if B in pair else B}", "is missing")
+    return Adapter(entry, {path: AdaptedLayer(pair[A], pair[B]) for path, pair in found.items()})
+
+
+class AdapterBase:
+    """The checkpoint that an engine was started from, for adapters to go onto. Its digest is read once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._digest: str | None = None
+
+    def check(self, entry: AdapterEntry) -> None:
+        """Reads the whole checkpoint, the first time. Raises: WeightsRefused: it is not the one that was adapted."""
+        if self._folder is None:
+            raise WeightsRefused(
+                "adapter.base: this engine has no files of the model that the adapter was trained on",
+                field="adapter.base",
+            )
+        if self._digest is None:
+            try:
+                self._digest = checkpoint_digest(self._folder)
+            except ValueError as error:
+                raise WeightsRefused(f"adapter.base: {error}", field="adapter.base") from error
+        if self._digest != entry.base:
+            raise WeightsRefused(
+                f"adapter.base: the adapter was trained on weights of digest {entry.base}; this engine was started from "
+                f"{self._folder}, of digest {self._digest}: start it from the trainer's `model`",
+                field="adapter.base",
+            )
+
+
+def _refusal(name: str, what: str) -> WeightsRefused:
+    return WeightsRefused(f"tensor {name!r} {what}", field=f"manifest.tensors.{name}")
