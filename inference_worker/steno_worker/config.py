@@ -67,6 +67,12 @@ class WorkerSettings(Settings):
         "over restarts to go on from; default: a temporary one",
     )
 
+    weights_url: str | None = Field(
+        None,
+        description="object store that the trainer writes weights to, s3://BUCKET/PREFIX or gs://…: its weights_url; nothing "
+        "but what is below it is read; credentials and endpoint from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL)",
+    )
+
     # -- how it behaves
     grace_s: float | None = Field(
         None,

@@ -17,6 +17,7 @@ from typing import Any, cast
 import prometheus_client
 
 from steno.config.extras import how_to_install
+from steno.config.object_store import ObjectStore
 from steno.contracts.errors import CannotListen, ConfigError, EngineFailed, WorkerLost
 from steno.contracts.wire.frames import ModelCard
 from steno.contracts.wire.packets import UNAUTHORIZED
@@ -49,7 +50,10 @@ def build_engine(settings: WorkerSettings) -> Engine:
 class Worker:
     """One engine and its clients. `stop` may be called from a signal handler; a second time it does not wait for streams."""
 
-    def __init__(self, settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self, settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics, objects: ObjectStore | None = None
+    ) -> None:  # fmt: skip
+        """Args: objects: of `weights_url`."""
         self._settings = settings
         self._engine = engine
         self._metrics = metrics
@@ -58,7 +62,9 @@ class Worker:
         self._hurry = asyncio.Event()
         self._death: str | None = None
         boot_id = uuid.uuid4().hex
-        self._updates = UpdateRunner(engine, metrics, announce=self.announce, staging_dir=settings.staging_dir)
+        self._updates = UpdateRunner(
+            engine, metrics, announce=self.announce, staging_dir=settings.staging_dir, objects=objects
+        )
         self._clients = [
             ProxyConnection(
                 url, settings, boot_id=boot_id, engine=engine, updates=self._updates, metrics=metrics,
@@ -154,11 +160,13 @@ async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: W
     Raises: ConfigError: settings, or an engine that does not start; CannotListen.
     """
     metrics = metrics or WorkerMetrics()
+    url = settings.weights_url
+    objects = ObjectStore(url, "weights_url") if url is not None else None
     with _metrics_served(settings, metrics):
         engine = engine or build_engine(settings)
         await engine.start()
         try:
-            return await _serve(settings, engine, metrics)
+            return await _serve(settings, engine, metrics, objects)
         finally:
             await engine.stop()
 
@@ -172,8 +180,10 @@ def remarks(cards: Iterable[ModelCard]) -> list[str]:
     ]
 
 
-async def _serve(settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics) -> int:
-    worker = Worker(settings, engine, metrics)
+async def _serve(
+    settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics, objects: ObjectStore | None
+) -> int:  # fmt: skip
+    worker = Worker(settings, engine, metrics, objects)
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for name in signals:

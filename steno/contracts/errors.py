@@ -22,6 +22,8 @@
     ├── StoreUnavailable             503     later   the turn could not be made durable
     ├── StoreFull                    503     later   no room for new trials; those that run go on
     ├── ArchiveUnreadable            503     later   what is in the archive can't be read, or written
+    ├── ObjectStoreFailed            503     later   an object store of weights can't be read, or written
+    │   └── ObjectMissing            503     later   what it is said to have is not there
     ├── ProtocolError                502     later   a peer broke the wire protocol; its socket is closed
     ├── Unreachable                  –       later   raised by clients: no answer from the proxy
     └── ConfigError                  –       –       at start-up; names the offending key
@@ -190,6 +192,16 @@ class ArchiveUnreadable(StenoError):
     status = 503
     code = "archive_unreadable"
     retryable = True
+
+
+class ObjectStoreFailed(StenoError):
+    status = 503
+    code = "object_store_failed"
+    retryable = True
+
+
+class ObjectMissing(ObjectStoreFailed):
+    code = "object_missing"
 
 
 class ProtocolError(StenoError):

@@ -36,6 +36,11 @@ class ShardEntry(BaseModel):
     size: int = Field(ge=1)
     digest: str = Field(pattern=DIGEST)
 
+    @property
+    def object_name(self) -> str:
+        """In an object store, where a file is named after what is in it: a copy is stored once, whatever versions refer to it."""
+        return f"{self.digest}.{self.name.rpartition('.')[2]}"
+
 
 class PatchEntry(BaseModel):
     """From one version's weights to those of the next that was pushed.
@@ -137,7 +142,8 @@ class UpdateSpec(BaseModel):
     """`POST /policy/updates`. The same spec again answers with the recorded update; a known version with other digests is 409.
 
     lineage, step: the version these weights are to have. parent: the version that this lineage was resumed from; None: none.
-    location: where they are: a folder that workers can read (`filesystem`), the rendezvous as JSON (`nccl`), "" (`stream`).
+    location: where they are: a folder that workers can read, or `URL/<lineage>` in an object store (`filesystem`), the rendezvous
+    as JSON (`nccl`), "" (`stream`).
     kv: `recompute`: requests in flight prefill again after the update; `keep`: they go on with their cache.
     deadline_s: seconds that workers have to load the weights. A worker that is later counts as failed, and catches up.
     """

@@ -23,13 +23,15 @@ class Chain:
         self._count = 0
 
     def push(self, lineage: str, tensors: Mapping[str, Tensor], *, full: bool = False) -> Manifest:
-        source = _Source(tensors, self._shards)
+        source = TensorSource(tensors, self._shards)
         copy = self._copies.write(PolicyVersion(lineage, self._count), source, full=full)
         self.folder, self._count = copy.folder, self._count + 1
         return copy.manifest
 
 
-class _Source:
+class TensorSource:
+    """A model of these tensors; shards: their names, bucket by bucket."""
+
     def __init__(self, tensors: Mapping[str, Tensor], shards: list[list[str]]) -> None:
         self._tensors, self._shards = tensors, shards
 

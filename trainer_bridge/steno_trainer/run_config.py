@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
+from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
 from steno_trainer.config import TrainerSettings
@@ -55,6 +56,11 @@ class RunSettings(TrainerSettings):
     weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights")
     weights_dir_at_workers: str | None = Field(
         None, description="path of that folder on the workers, if it is another one (filesystem)"
+    )
+    weights_url: str | None = Field(
+        None,
+        description="object store where workers read the copies instead, s3://BUCKET/PREFIX or gs://…, this run's alone; workers "
+        "are given the same; credentials and endpoint from the environment (filesystem)",
     )
     nccl_processes: int = Field(
         1, ge=1, description="processes of each worker's engine: tensor x pipeline x data parallel (nccl)"
@@ -143,6 +149,12 @@ class RunSettings(TrainerSettings):
             )
         if self.weights_dir_at_workers is not None and self.transport != "filesystem":
             raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
+        if self.weights_url is not None:
+            if self.transport != "filesystem" or self.weights_dir_at_workers is not None:
+                raise ConfigError(
+                    "weights_url goes with transport: filesystem, without weights_dir_at_workers", field="weights_url"
+                )
+            check_url(self.weights_url, "weights_url")
         if self.push == "delta" and self.transport == "nccl":
             raise ConfigError(
                 "push: got delta; with transport: nccl it must be full: no copy is written that differences could be applied to",

@@ -16,16 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from steno.config.object_store import ObjectStore
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import PatchEntry
 from steno_worker.metrics import WorkerMetrics
+from steno_worker.weights.object_files import fetch, is_url, readable_store
 from steno_worker.weights.patching import PatchBase, PatchedStaging, PatchJob
 from steno_worker.weights.staged_files import StreamStaging, check_folder, readable_folder
 from steno_worker.weights.threads import DiskThread
 from steno_worker.weights.update_state import WeightUpdate
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 REPORT_EVERY_S = 1.0
 """How often a long reading of shards is reported."""
 STUCK_S = 120.0
@@ -39,10 +43,15 @@ CLOSE_S = 10.0
 class Stager:
     """Gets the files of an update to a folder, and checks them.
 
-    Args: staging_dir: of streams; None: a temporary folder, removed by `close`.
+    Args:
+        staging_dir: of what comes here; None: a temporary folder, removed by `close`.
+        objects: the object store that is read; None: none is.
     """
 
-    def __init__(self, metrics: WorkerMetrics, staging_dir: Path | None) -> None:
+    def __init__(
+        self, metrics: WorkerMetrics, staging_dir: Path | None, objects: ObjectStore | None = None
+    ) -> None:  # fmt: skip
+        self._objects = objects
         self._metrics = metrics
         self._staging_dir = staging_dir
         self._temporary: Path | None = None
@@ -60,7 +69,7 @@ class Stager:
         self._here.add(update)
         if update.spec.manifest.patches:
             return await self._patched(update)
-        if update.spec.transport == "stream":
+        if _comes_here(update):
             return await self._receive(update)
         if update.spec.transport == "filesystem":
             return await self._check(update)
@@ -111,8 +120,8 @@ class Stager:
         return path
 
     async def _watched(
-        self, update: WeightUpdate, where: str, work: Callable[[Callable[[int], None]], Path]
-    ) -> Path:  # fmt: skip
+        self, update: WeightUpdate, where: str, work: Callable[[Callable[[int], None]], T]
+    ) -> T:  # fmt: skip
         """What reads files that may never come, in a thread of its own; it is given what counts its bytes.
 
         Raises: what it raised; WeightsRefused: nothing has been read for STUCK_S.
@@ -161,9 +170,16 @@ class Stager:
         return staging.folder
 
     async def _take_all(self, update: WeightUpdate, staging: StreamStaging) -> None:
-        """All bytes that it lacks, from whoever sends them."""
+        """All bytes that it lacks, from whoever sends them, or has them."""
         disk = self._streams
         update.received = staging.received
+        if update.spec.transport == "filesystem":
+            store, here = readable_store(self._objects, update.spec), staging.received
+            work = partial(fetch, store, update.spec, staging, update.abandoned)
+            await self._watched(update, repr(update.spec.location), work)
+            self._metrics.staged_bytes.labels("filesystem").inc(staging.received - here)
+            update.received = staging.received
+            return
         while (position := staging.position) is not None:
             update.want(*position)
             chunk = await update.chunks.get()
@@ -201,8 +217,8 @@ class Stager:
         files = [file for patch in patches for file in patch.files]
         wanted = files if base is not None else [*manifest.shards, *files]
         made = update.staging = PatchedStaging(self._root(), update.id, manifest)
-        streams = update.spec.transport == "stream"
-        if streams:
+        comes = _comes_here(update)
+        if comes:
             made.incoming = StreamStaging(self._root(), update.id, manifest, wanted)
             kept, needed = self._kept_folder, self._needed_folders
             await disk.do(
@@ -220,12 +236,12 @@ class Stager:
             return PatchJob(
                 manifest, base.folder if base is not None else arrived,
                 base.shards if base is not None else [shard.name for shard in manifest.shards],
-                patches, arrived, streams, made.folder, update.abandoned, on_bytes,
+                patches, arrived, comes, made.folder, update.abandoned, on_bytes,
             ).run()  # fmt: skip
 
         path = await self._watched(update, repr(str(arrived)), patch)
         taken = sum(file.size for file in wanted)
-        if not streams:
+        if not comes:
             self._metrics.staged_bytes.labels("filesystem").inc(taken)
         update.received = taken
         return path
@@ -245,6 +261,12 @@ class Stager:
         if self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="steno-staging-"))
         return self._temporary
+
+
+def _comes_here(update: WeightUpdate) -> bool:
+    """Whether its files are written to our own folder first."""
+    spec = update.spec
+    return spec.transport == "stream" or (spec.transport == "filesystem" and is_url(spec.location))
 
 
 def _is_of_patches(error: WeightsRefused, patches: Sequence[PatchEntry]) -> bool:

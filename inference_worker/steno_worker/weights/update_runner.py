@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ValidationError
 
+from steno.config.object_store import ObjectStore
 from steno.contracts.errors import BadRequest, EngineFailed, NotFound, StenoError, WeightsRefused
 from steno.contracts.lenient import read_json
 from steno.contracts.policy import PATCHES, Probe, UpdateSpec
@@ -49,6 +50,7 @@ class UpdateRunner:
     Args:
         announce: tells every proxy that cards or health have changed.
         staging_dir: None: a temporary folder, removed by `close`.
+        objects: where the trainer's object store is; None: none is read.
 
     Attributes:
         healthy: False from weights that are not what was said until others have been proved; `reason` says why.
@@ -57,7 +59,8 @@ class UpdateRunner:
 
     def __init__(
         self, engine: Engine, metrics: WorkerMetrics, *, announce: Callable[[], None],
-        staging_dir: Path | None = None, clock: Callable[[], float] = time.monotonic,
+        staging_dir: Path | None = None, objects: ObjectStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.healthy = True
         self.reason = ""
@@ -65,7 +68,7 @@ class UpdateRunner:
         self._engine = engine
         self._metrics = metrics
         self._announce = announce
-        self._stager = Stager(metrics, staging_dir)
+        self._stager = Stager(metrics, staging_dir, objects)
         self._clock = clock
         self._updates: dict[str, WeightUpdate] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says

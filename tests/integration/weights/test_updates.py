@@ -109,10 +109,10 @@ def check_served(stack: Stack, trial_id: str, version: str, model: PreTrainedMod
     assert {span["version"] for span in turn["versions"]} == {version}
 
 
-def check_late_worker(stack: Stack, model: PreTrainedModel) -> None:
+def check_late_worker(stack: Stack, model: PreTrainedModel, *options: str) -> None:
     """A worker that starts now gets version 3, and serves it alone once the first one has ended."""
     first = stack.workers[0]
-    stack.start_worker("--worker-id", "late", name="late")
+    stack.start_worker("--worker-id", "late", *options, name="late")
     until(lambda: "late" in versions(stack).get("run/3", []))
     first.send_signal(signal.SIGTERM)
     first.wait(60)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from steno.config.object_store import ObjectStore
 from steno.contracts.errors import EngineFailed, ProtocolError, WeightsRefused
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare, Progress
@@ -116,7 +117,7 @@ class Proxy:
 
 
 class Bench:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, objects: ObjectStore | None = None) -> None:
         self.engine = Engine()
         self.log: list[object] = []
         self.metrics = WorkerMetrics(CollectorRegistry())
@@ -126,6 +127,7 @@ class Bench:
             self.metrics,
             announce=self._announced,
             staging_dir=root,
+            objects=objects,
             clock=lambda: 0.0,  # type: ignore[arg-type]
         )
 

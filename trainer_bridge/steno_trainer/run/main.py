@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 
 from steno.client.client import AsyncSteno, Steno
+from steno.config.object_store import ObjectStore
 from steno.contracts.errors import ConfigError, StenoError, Superseded
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
@@ -59,6 +60,7 @@ from steno_trainer.weights.exchange import beside_first
 from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.files.differences import WeightsDifferences, patch_takers
 from steno_trainer.weights.nccl.address import meeting_address
+from steno_trainer.weights.object_weights import ObjectPlace, ObjectTransport
 from steno_trainer.weights.probe import ProbeTolerance
 from steno_trainer.weights.publication import Publication
 from steno_trainer.weights.publisher import Publisher
@@ -107,6 +109,8 @@ def check_beforehand(settings: RunSettings) -> None:
         evaluation whose tasks, command or reward function are not what they should be, a file of records that is none.
     """
     settings.check()
+    if settings.weights_url is not None:
+        ObjectStore(settings.weights_url, "weights_url")  # looks whether its package is installed
     objective_named(settings.objective)
     if os.environ.get("RANK", "0") != "0":  # as launchers number ranks: the first one has trackers and evaluates
         return
@@ -228,6 +232,9 @@ class RankDuties:
                 address=lambda: meeting_address(steno.workers(), settings.proxy, settings.nccl_address),
                 deadline_s=settings.push_deadline_s,
             )  # fmt: skip
+        if settings.weights_url is not None:
+            place = ObjectPlace(ObjectStore(settings.weights_url, "weights_url"), settings.run, settings.policy)
+            return ObjectTransport(self._copies(beside_first(self._ranks)), place, ranks=self._ranks)
         if settings.transport == "stream":
             return StreamTransport(self._copies(beside_first(self._ranks)))
         copies = self._copies(None)

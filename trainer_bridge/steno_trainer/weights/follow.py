@@ -121,7 +121,9 @@ class Follower:
 
     async def _post(self, client: UpdateClient) -> Update:
         """A proxy of an earlier release refuses what it does not know of the probe: it gets the rest."""
-        spec = self._publication.spec
+        spec, bring = self._publication.spec, self._publication.bring
+        if bring is not None:  # before each post: what somebody has removed is there again then
+            self._publication.bytes_sent += await asyncio.to_thread(bring)
         try:
             return await client.post_update(spec)
         except BadRequest as refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from steno.contracts.errors import BadRequest, StenoError, WeightsRefused
@@ -15,12 +16,17 @@ class Publication:
     """Weights on their way. `update` is the newest known state, None until the proxy has answered once.
 
     copy_s: how long the training loop stood still: for the full copy, or (`nccl`) until all was sent. push_s: from the post until
-    the update was settled; None until it is. bytes_sent: uploaded (`stream`). trouble: why it does not get on, if it does not.
+    the update was settled; None until it is. bytes_sent: uploaded (`stream`, or to an object store). trouble: why it does not get
+    on, if it does not.
     """
 
-    def __init__(self, spec: UpdateSpec, folder: Path | None = None) -> None:
+    def __init__(
+        self, spec: UpdateSpec, folder: Path | None = None, bring: Callable[[], int] | None = None
+    ) -> None:  # fmt: skip
+        """Args: bring: as `StagedWeights` has it."""
         self.spec = spec
         self.folder = folder
+        self.bring = bring
         self.copy_s = 0.0
         self.push_s: float | None = None
         self.bytes_sent = 0

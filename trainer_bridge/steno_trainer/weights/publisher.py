@@ -108,7 +108,7 @@ class Publisher:
             probe=probe,
             deadline_s=self._deadline_s,
         )
-        publication = self._newest = Publication(spec, staged.folder)
+        publication = self._newest = Publication(spec, staged.folder, staged.bring)
         if self._exchange.is_first:
             if self._thread is None:
                 self._thread = _Thread(self._clients)

@@ -6,6 +6,7 @@ still only while it is written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
@@ -19,11 +20,13 @@ from steno_trainer.weights.source import WeightSource
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk."""
+    """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk. bring: what is to be done
+    before they are told, as often as they are; idempotent; returns the bytes that it moved. None: nothing."""
 
     location: str
     manifest: Manifest
     folder: Path | None
+    bring: Callable[[], int] | None = None
 
 
 class Transport(Protocol):
