@@ -43,6 +43,7 @@ from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
+from tests.support.sources import SOURCES
 from tests.support.stack import Stack, running
 
 STREAMS = 2
@@ -217,6 +218,7 @@ def main() -> None:
         arguments = ["--model", str(folder / "model"), "--staging-dir", str(staging)]
         if options.vllm:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+            os.environ["PYTHONPATH"] = SOURCES  # that Python has none of our packages
             arguments += ["--engine", "vllm", "--", *VLLM]
         python = options.vllm or sys.executable
         with running(folder / "stack", arguments, python=python) as stack, Agents(stack):
