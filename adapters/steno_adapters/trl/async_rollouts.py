@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -31,7 +31,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from steno.contracts.errors import BadRequest, StenoError
 from steno_adapters.collector import CollectedGroup, Collector
-from steno_adapters.rows import TrainableRow
+from steno_adapters.trl.fresh_rows import FreshRows, QueuedRow, rollout_sample
 from steno_adapters.trl.group_rewards import Advantages, grpo_advantages
 from steno_adapters.trl.row_progress import RowProgress
 from steno_adapters.trl.version_count import VersionCount
@@ -74,7 +74,7 @@ class AsyncRollouts:
                 "tasks: got none, must be at least one, or None where they are rolled out elsewhere", field="tasks"
             )
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.rollout_buffer = _FreshRows(self)
+        self.rollout_buffer = FreshRows(self.take)
         self.counts = Counter[str]()
         self.progress = RowProgress()
         self.model_version = 0
@@ -266,10 +266,10 @@ class AsyncRollouts:
         rewards = np.array(list(group.rewards.values()))
         for row in group.rows[already:]:
             metrics = {"reward": row.reward, "reward_std": float(rewards.std())}
-            sample = _sample(row, advantages[row.trial_id], number, metrics)
-            self.rollout_buffer.put(_Queued(group.group_id, row, sample))
+            sample = rollout_sample(row, advantages[row.trial_id], number, metrics)
+            self.rollout_buffer.put(QueuedRow(group.group_id, row, sample))
 
-    def take(self, queued: _Queued) -> RolloutSample | None:
+    def take(self, queued: QueuedRow) -> RolloutSample | None:
         """A row's turn has come: for the trainer, unless it can't be trained by now."""
         args = self._trainer.args
         reason, row = None, queued.row
@@ -293,26 +293,6 @@ class AsyncRollouts:
         self.metrics_queue.put({f"steno/untrained_{reason}_tokens_total": float(row.trained_tokens)})
         log.info("a row of trial %s is not trained: %s", row.trial_id, reason)
         return None
-
-
-class _Queued(NamedTuple):
-    group_id: str
-    row: TrainableRow
-    sample: RolloutSample
-
-
-class _FreshRows(queue.Queue[Any]):
-    """TRL drops what is too old by itself, without saying whose rows they were: so nothing leaves here that it would drop."""
-
-    def __init__(self, rollouts: AsyncRollouts) -> None:
-        super().__init__()
-        self._rollouts = rollouts
-
-    def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
-        while True:
-            sample = self._rollouts.take(super().get(block, timeout))
-            if sample is not None:
-                return sample
 
 
 class _SavedProgress(TrainerCallback, ExportableState):
@@ -341,25 +321,6 @@ class _SavedProgress(TrainerCallback, ExportableState):
         """Without checkpoints, what was trained is durable when training is over."""
         if state.is_world_process_zero:
             self._rollouts.acknowledge()
-
-
-def _sample(row: TrainableRow, advantage: float, group: int, metrics: dict[str, float]) -> RolloutSample:
-    before = len(row.prompt_ids)
-    return RolloutSample(
-        prompt=[],
-        completion=[],
-        input_ids=row.token_ids.astype(np.int64),
-        completion_mask=np.concatenate([np.zeros(before, np.int64), row.response_mask.astype(np.int64)]),
-        # TRL reads these under the mask alone.
-        old_log_probs=np.concatenate(
-            [np.zeros(before, np.float32), np.where(row.response_mask, row.logprobs, np.float32(0))]
-        ),
-        advantage=advantage,
-        model_version=0,  # said when its turn comes
-        group_id=group,
-        metrics=metrics,
-        enqueued_at=time.time(),
-    )
 
 
 def _task_id(task: Task | Mapping[str, Any]) -> str:

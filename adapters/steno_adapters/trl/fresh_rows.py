@@ -1,0 +1,55 @@
+"""Rows on their way to TRL's trainer: its queue, of which rows that can't be trained by then never come out."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from steno_adapters.rows import TrainableRow
+
+
+class QueuedRow(NamedTuple):
+    group_id: str
+    row: TrainableRow
+    sample: RolloutSample
+
+
+class FreshRows(queue.Queue[Any]):
+    """TRL drops what is too old by itself, without saying whose rows they were: so nothing leaves here that it would drop.
+
+    Args: take: what becomes of a row whose turn has come; None: it is dropped.
+    """
+
+    def __init__(self, take: Callable[[QueuedRow], RolloutSample | None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
+        while True:
+            sample = self._take(super().get(block, timeout))
+            if sample is not None:
+                return sample
+
+
+def rollout_sample(row: TrainableRow, advantage: float, group: int, metrics: dict[str, float]) -> RolloutSample:
+    before = len(row.prompt_ids)
+    return RolloutSample(
+        prompt=[],
+        completion=[],
+        input_ids=row.token_ids.astype(np.int64),
+        completion_mask=np.concatenate([np.zeros(before, np.int64), row.response_mask.astype(np.int64)]),
+        # TRL reads these under the mask alone.
+        old_log_probs=np.concatenate(
+            [np.zeros(before, np.float32), np.where(row.response_mask, row.logprobs, np.float32(0))]
+        ),
+        advantage=advantage,
+        model_version=0,  # said when its turn comes
+        group_id=group,
+        metrics=metrics,
+        enqueued_at=time.time(),
+    )
