@@ -24,6 +24,7 @@ from steno.contracts.errors import BadRequest, Gone, NotFound
 from steno.contracts.leases import Lease
 from steno.contracts.policy import Update
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
+from steno_adapters.last_failures import LastFailures
 from steno_adapters.rows import TrainableRow, trainable_rows
 from steno_rollouts.admission import Admission
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
@@ -105,6 +106,7 @@ class Collector:
         self._held: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._failures = LastFailures()
         self._mine: set[str] = set()
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +132,11 @@ class Collector:
     def client(self) -> Client:
         """For what is not here."""
         return self._client
+
+    @property
+    def failures(self) -> list[str]:
+        """Why trials that were run here failed, a line for each of the last ones."""
+        return list(self._failures.said)
 
     @property
     def tasks(self) -> list[Task]:
@@ -247,11 +254,13 @@ class Collector:
                 "group_size": n, "run": self.run if again else None, "groups_per_step": admission.groups_per_step,
                 "max_staleness_steps": admission.max_staleness_steps,
             }  # fmt: skip
-            return replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed)).rollouts(client)
+            prepared = replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed))
+            return prepared.rollouts(client, observers=[self._failures])
         assert self._executor is not None
         options = RunnerOptions(("agent",), self._proxy, Path(self._work.name), timeout_s=self._timeout_s, inherited={})
         runner = TrialRunner(client, ExecutorPlayer(client, self._executor, options), options)
-        return Rollouts(client, runner, replace(self._options, size=n, resumable=again), admission=admission)
+        options_of_groups = replace(self._options, size=n, resumable=again)
+        return Rollouts(client, runner, options_of_groups, admission=admission, observers=[self._failures])
 
     def _wait(self, running: Future[T]) -> T:
         try:

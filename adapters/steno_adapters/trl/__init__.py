@@ -36,6 +36,7 @@ def _installed() -> str | None:
 check_version(_installed())
 
 from steno_adapters.trl.async_rollouts import AsyncRollouts  # noqa: E402
+from steno_adapters.trl.failed_groups import NothingToTrain  # noqa: E402
 from steno_adapters.trl.prompt_rollouts import PromptRollouts  # noqa: E402
 
-__all__ = ["TRL_VERSIONS", "AsyncRollouts", "PromptRollouts"]
+__all__ = ["TRL_VERSIONS", "AsyncRollouts", "NothingToTrain", "PromptRollouts"]

@@ -31,6 +31,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from steno.contracts.errors import BadRequest, StenoError
 from steno_adapters.collector import CollectedGroup, Collector
+from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups, NothingToTrain
 from steno_adapters.trl.fresh_rows import FreshRows, QueuedRow, rollout_sample
 from steno_adapters.trl.group_rewards import Advantages, grpo_advantages
 from steno_adapters.trl.row_progress import RowProgress
@@ -59,12 +60,15 @@ class AsyncRollouts:
         *,
         n: int = 8,
         advantages: Advantages = grpo_advantages,
+        stop_after_failed_groups: int = STOP_AFTER,
     ) -> None:
         """
         Args:
             tasks: each is rolled out again and again, `n` trials at a time, no further ahead than the config's `max_staleness`.
                 None: `steno rollout --run` does that elsewhere.
             advantages: of a group's rewards.
+            stop_after_failed_groups: training ends with an error after so many groups in a row of which nothing could be
+                trained: all trials failed, or all rows were dropped for what the config says. 0: it waits for better ones.
         Raises: BadRequest: an empty list of tasks.
         """
         self._collector, self._n, self._advantages = collector, n, advantages
@@ -90,6 +94,9 @@ class AsyncRollouts:
         self._failure: BaseException | None = None
         self._heard = time.monotonic()
         self._trainer: Any = None
+        self._without_rows, self._dropped = (FailedGroups(stop_after_failed_groups) for _ in range(2))
+        self._empty = 0  # groups of the run in which no trial can be trained: never leased
+        self._group_trained = False  # a row of the group whose rows are being taken
 
     def trainer(self, model: str, args: AsyncGRPOConfig, **options: Any) -> AsyncGRPOTrainer:
         """The trainer, with all of this in its place; `options` are its other arguments.
@@ -117,6 +124,7 @@ class AsyncRollouts:
 
     def start(self) -> None:
         args = self._trainer.args
+        self._empty = self._empty_groups()
         if self._tasks is not None:
             # What a step has taken does not count as in hand, so the bound is one step lower than TRL's.
             self._rolling = self._collector.start(
@@ -210,9 +218,17 @@ class AsyncRollouts:
                         raise
                     log.warning("no groups: %s", error)
                     self._stopping.wait(PAUSE_S)
+        except NothingToTrain as error:
+            self._fail(error)
         except BaseException as error:
-            self._failure = error
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        """`check_health` says so, once the trainer has taken the rows that there are."""
+        self._failure = error
+        if self._rolling is not None:
+            self._rolling.cancel()
 
     @property
     def _rows_per_step(self) -> int:
@@ -226,8 +242,21 @@ class AsyncRollouts:
         if self.rollout_buffer.qsize() > 2 * self._rows_per_step:
             self._stopping.wait(PAUSE_S)
             return
-        for group in self._collector.lease(8, LEASE_WAIT_S):
+        groups = self._collector.lease(8, LEASE_WAIT_S)
+        for group in groups:
             self._came(group)
+        self._count_failed(groups)
+
+    def _count_failed(self, came: list[CollectedGroup]) -> None:
+        """Raises: NothingToTrain."""
+        before, self._empty = self._empty, self._empty_groups()
+        if any(group.rows for group in came):
+            self._without_rows.trainable()
+        elif failed := max(0, self._empty - before) + len(came):
+            self._without_rows.failed(failed, self._collector.failures)
+
+    def _empty_groups(self) -> int:
+        return self._collector.client.run(self._collector.run).groups.empty
 
     def _came(self, group: CollectedGroup) -> None:
         with self._lock:
@@ -270,29 +299,44 @@ class AsyncRollouts:
             self.rollout_buffer.put(QueuedRow(group.group_id, row, sample))
 
     def take(self, queued: QueuedRow) -> RolloutSample | None:
-        """A row's turn has come: for the trainer, unless it can't be trained by now."""
-        args = self._trainer.args
-        reason, row = None, queued.row
-        numbers = [self.versions.number(version) for version in row.versions]
-        if None in numbers:
-            reason = "orphaned"
-        else:
-            queued.sample.model_version = min(number for number in numbers if number is not None)
-            if self.model_version - queued.sample.model_version > args.max_staleness:
-                reason = "stale"
-        if 0 < args.token_budget < len(row):
-            reason = "too_long"
-        if not np.allclose(row.temperatures[row.response_mask], args.temperature):
-            reason = "temperature"
+        """A row's turn has come: for the trainer, unless it can't be trained by now. Raises: RuntimeError: as `check_health`."""
+        reason, why = self._refusal(queued)
         with self._lock:
-            if self.progress.handed_over(queued.group_id, dropped=reason is not None):
+            last = self.progress.handed_over(queued.group_id, dropped=reason is not None)
+            if last:
                 self._used.put(self._held[queued.group_id])
-            if reason is None:
-                return queued.sample
-            self.counts[f"untrained/{reason}"] += row.trained_tokens
+        trained = self._group_trained or reason is None
+        self._group_trained = trained and not last
+        if reason is None:
+            self._dropped.trainable()
+            return queued.sample
+        row = queued.row
+        self.counts[f"untrained/{reason}"] += row.trained_tokens
         self.metrics_queue.put({f"steno/untrained_{reason}_tokens_total": float(row.trained_tokens)})
         log.info("a row of trial %s is not trained: %s", row.trial_id, reason)
+        if why and last and not trained:
+            try:
+                self._dropped.failed(1, [f"trial {row.trial_id}: {why}"])
+            except NothingToTrain as error:
+                self._fail(error)
+                self.check_health(float("inf"))
         return None
+
+    def _refusal(self, queued: QueuedRow) -> tuple[str | None, str]:
+        """Why this row can't be trained, None: it can; and, of what later rows of the same settings will be too, more words."""
+        args, row = self._trainer.args, queued.row
+        temperatures = row.temperatures[row.response_mask]
+        if not np.allclose(temperatures, args.temperature):
+            sampled = sorted({round(float(each), 4) for each in temperatures})
+            return "temperature", f"sampled at {sampled}, temperature is {args.temperature}"
+        if 0 < args.token_budget < len(row):
+            return "too_long", f"{len(row)} tokens, token_budget is {args.token_budget}"
+        numbers = [self.versions.number(version) for version in row.versions]
+        if None in numbers:
+            return "orphaned", ""
+        queued.sample.model_version = min(number for number in numbers if number is not None)
+        stale = self.model_version - queued.sample.model_version > args.max_staleness
+        return ("stale" if stale else None), ""
 
 
 class _SavedProgress(TrainerCallback, ExportableState):

@@ -30,10 +30,14 @@ class FreshRows(queue.Queue[Any]):
         self._take = take
 
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
+        until = None if timeout is None else time.monotonic() + timeout
         while True:
-            sample = self._take(super().get(block, timeout))
+            left = None if until is None else max(0.0, until - time.monotonic())
+            sample = self._take(super().get(block, left))
             if sample is not None:
                 return sample
+            if until is not None and time.monotonic() >= until:
+                raise queue.Empty  # so that the trainer looks whether its worker is well
 
 
 def rollout_sample(row: TrainableRow, advantage: float, group: int, metrics: dict[str, float]) -> RolloutSample:

@@ -23,6 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from steno.contracts.errors import BadRequest
 from steno_adapters.collector import CollectedGroup, Collector
 from steno_adapters.rows import TrainableRow
+from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,19 @@ class PromptRollouts:
     """counts: since it began: `trials`, `empty_trials` (failed, or nothing of them can be trained), `other_branches` and
     `other_branch_tokens` (not trained), `earlier_groups` (of an earlier start: not trained)."""
 
-    def __init__(self, collector: Collector, tasks: Iterable[Mapping[str, Any]], *, prompt: str = "prompt") -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        tasks: Iterable[Mapping[str, Any]],
+        *,
+        prompt: str = "prompt",
+        stop_after_failed_groups: int = STOP_AFTER,
+    ) -> None:
         """
-        Args: tasks: fields, each with a `task_id`. prompt: the field that TRL's dataset has as `prompt`: text, or messages.
+        Args:
+            tasks: fields, each with a `task_id`. prompt: the field that TRL's dataset has as `prompt`: text, or messages.
+            stop_after_failed_groups: training ends with `NothingToTrain` after so many groups in a row of which nothing can be
+                trained. 0: it steps on without them.
         Raises: BadRequest: a task without a prompt, or two with the same.
         """
         self._collector = collector
@@ -50,6 +61,7 @@ class PromptRollouts:
                 )
             self._tasks[key] = task
         self._prompt = prompt
+        self._without_rows = FailedGroups(stop_after_failed_groups)
         self.counts = Counter[str]()
         self._lineage = f"trl-{uuid.uuid4().hex[:8]}"
 
@@ -70,7 +82,7 @@ class PromptRollouts:
         return trainer
 
     def __call__(self, prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """One trial per prompt; equal prompts make one group."""
+        """One trial per prompt; equal prompts make one group. Raises: NothingToTrain: too many groups in a row have failed."""
         keys = [_key(prompt) for prompt in prompts]
         unknown = [prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._tasks]
         if unknown:
@@ -89,7 +101,15 @@ class PromptRollouts:
             trial = f"{group.group_id}.{places[key]}" if group else ""
             rows.append(self._main(group, trial, trainer.temperature) if group else None)
             places[key] += 1
+        self._count_failed(keys, rows)
         return self._answer(rows, trainer)
+
+    def _count_failed(self, keys: Sequence[str], rows: Sequence[TrainableRow | None]) -> None:
+        for key in dict.fromkeys(keys):
+            if any(row for each, row in zip(keys, rows, strict=True) if each == key):
+                self._without_rows.trainable()
+            else:
+                self._without_rows.failed(1, self._collector.failures)
 
     def _collected(self, tasks: list[Mapping[str, Any]], size: int) -> dict[str, CollectedGroup]:
         """By task. On-policy: what was rolled out once is used now, or never."""

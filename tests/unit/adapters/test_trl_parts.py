@@ -23,6 +23,7 @@ def part(name: str) -> ModuleType:
 
 RowProgress = part("row_progress").RowProgress
 VersionCount = part("version_count").VersionCount
+failed_groups = part("failed_groups")
 grpo_advantages = part("group_rewards").grpo_advantages
 
 
@@ -87,3 +88,18 @@ def test_advantages_are_those_of_grpo() -> None:
     assert list(found.values()) == pytest.approx([-1, 0, 1], abs=1e-5)
     assert grpo_advantages({"a": 0.5, "b": 0.5}) == {"a": 0.0, "b": 0.0}
     assert grpo_advantages({"a": 0.5}) == {"a": 0.0}
+
+
+def test_too_many_failed_groups_in_a_row_are_an_error_with_their_reasons() -> None:
+    groups = failed_groups.FailedGroups(3)
+    groups.failed(2, [])
+    groups.trainable()
+    groups.failed(2, ["trial a: exit_code: no disk"])
+    with pytest.raises(failed_groups.NothingToTrain, match=r"3 groups in a row .*trial a: exit_code: no disk; trial b"):
+        groups.failed(1, ["trial a: exit_code: no disk", "trial b: timeout"])
+    with pytest.raises(failed_groups.NothingToTrain, match="in the log of whoever rolls out"):
+        groups.failed(1, [])
+
+
+def test_groups_that_fail_are_waited_out_where_that_is_wanted() -> None:
+    failed_groups.FailedGroups(0).failed(1000, [])

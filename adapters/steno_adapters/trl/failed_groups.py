@@ -1,0 +1,38 @@
+"""Ends a trainer whose groups bring nothing to train: where agents are broken TRL would wait, or step on, without end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from steno.contracts.errors import StenoError
+
+STOP_AFTER = 16
+"""Groups in a row. A hard task may fail in all of its trials, and so may a few; not so many different ones."""
+
+
+class NothingToTrain(StenoError):
+    """So many groups in a row had no row that can be trained. No route's error."""
+
+    code = "nothing_to_train"
+
+
+class FailedGroups:
+    """Args: stop_after: so many groups in a row are too many; 0: none are."""
+
+    def __init__(self, stop_after: int) -> None:
+        self._stop_after = stop_after
+        self._in_a_row = 0
+
+    def trainable(self) -> None:
+        """A group had a row."""
+        self._in_a_row = 0
+
+    def failed(self, groups: int, why: Iterable[str]) -> None:
+        """So many more had none. Args: why: of the last ones, if it is known. Raises: NothingToTrain: they are too many."""
+        self._in_a_row += groups
+        if 0 < self._stop_after <= self._in_a_row:
+            reasons = "; ".join(why) or "why is in the log of whoever rolls out"
+            raise NothingToTrain(
+                f"{self._in_a_row} groups in a row had no row to train ({reasons}); mend that and start again "
+                f"(stop_after_failed_groups: {self._stop_after})"
+            )

@@ -1,0 +1,67 @@
+"""Which rows `AsyncRollouts` gives TRL's trainer, when their turn has come, and what it says of the others."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steno_adapters import CollectedGroup, TrainableRow
+from steno_adapters.trl import AsyncRollouts
+
+pytestmark = pytest.mark.trl
+
+
+def row(version: str, *, temperature: float = 1.0, tokens: int = 2) -> TrainableRow:
+    said, ones = np.arange(tokens), np.ones(tokens, np.float32)
+    return TrainableRow(
+        trial_id="g.0", group_id="g", leaf_id="t", reward=1.0, prompt_ids=np.int32([1, 2]), response_ids=said.astype(np.int32),
+        response_mask=said >= 0, logprobs=-ones, temperatures=temperature * ones,
+        version_index=np.zeros(tokens, np.int32), versions=(version,),
+    )  # fmt: skip
+
+
+def rollouts_at_step_3() -> AsyncRollouts:
+    """Weights were pushed before steps 0 to 3."""
+    collector: Any = None
+    rollouts = AsyncRollouts(collector, [{"task_id": "a"}])
+    rollouts._trainer = SimpleNamespace(args=SimpleNamespace(temperature=1.0, token_budget=8, max_staleness=2))
+    for step in range(4):
+        rollouts.versions.push(step)
+    rollouts.update_model_version(4)
+    return rollouts
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "reason"),
+    [
+        ("/3", {}, None),
+        ("/1", {}, None),
+        ("/0", {}, "stale"),
+        ("/4", {}, "orphaned"),
+        ("other/3", {}, "orphaned"),
+        ("/3", {"temperature": 0.7}, "temperature"),
+        ("/3", {"tokens": 7}, "too_long"),
+    ],
+)
+def test_a_row_is_trained_unless_something_speaks_against_it(
+    version: str, changes: dict[str, Any], reason: str | None
+) -> None:
+    rollouts = rollouts_at_step_3()
+    found = row(version if version[0] != "/" else rollouts.versions.lineage + version, **changes)
+    lease: Any = SimpleNamespace(group=SimpleNamespace(group_id="g", task={}), left_out={})
+    rollouts._came(CollectedGroup(lease, {"g.0": 1.0, "g.1": 0.0}, [found]))
+    if reason is None:
+        sample = rollouts.rollout_buffer.get(timeout=0.0)
+        assert rollouts.model_version - sample.model_version <= 2 and sample.advantage > 0
+        assert sample.completion_mask.tolist() == [0, 0, 1, 1] and sample.old_log_probs.tolist() == [0, 0, -1, -1]
+        assert rollouts.progress.finished == []
+    else:
+        with pytest.raises(queue.Empty):
+            rollouts.rollout_buffer.get(timeout=0.0)
+        assert rollouts.counts[f"untrained/{reason}"] == found.trained_tokens
+    rollouts.progress.trained(1)
+    assert rollouts.progress.finished == ["g"], "trained or dropped, it is not waited for"
