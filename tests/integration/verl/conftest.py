@@ -1,10 +1,14 @@
-"""One Ray and one TransferQueue for all tests of a process."""
+"""One Ray, one TransferQueue, and one server of mini-swe-agent for all tests of a process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.support.mini_agent import mini_server
 
 
 @pytest.fixture(scope="session")
@@ -12,9 +16,14 @@ def cluster() -> Iterator[None]:
     import ray
     import transfer_queue as tq
 
-    from tests.integration.verl.verl_job import start_cluster
+    from tests.integration.verl.verl_job import MINI_SERVER, start_cluster
 
-    start_cluster()
-    yield
-    tq.close()
-    ray.shutdown()
+    with (
+        mini_server(Path(os.environ["STENO_AGENTS_VENV"]) / "bin/python") as mini,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(MINI_SERVER, str(mini))
+        start_cluster()
+        yield
+        tq.close()
+        ray.shutdown()

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from steno import Client
-from tests.integration.verl.verl_job import VerlJob, loop_file, ray_logs, task_folders, verl_config
+from tests.integration.verl.verl_job import ONE_WORKER, VerlJob, loop_file, ray_logs, task_folders, verl_config
 from tests.support.processes import until
 from tests.support.redis_server import RedisServer
 from tests.support.stack import running
@@ -37,7 +37,7 @@ def test_the_proxy_is_killed_and_comes_back_while_agents_play(tmp_path: Path, re
     with running(tmp_path / "proxy", None, proxy=["--redis-url", redis_server.url]) as stack:
         tasks = task_folders(tmp_path / "tasks", {"plain": "Write a note."})
         file = loop_file(tmp_path, tasks, proxy=stack.url, run="killed")
-        job = VerlJob(verl_config(file), slow_s=1.0)
+        job = VerlJob(verl_config(file, ONE_WORKER), slow_s=1.0)
         client = Client(stack.url, retries=20)
         try:
             assert (job.facts.proxy, job.facts.run, job.facts.embedded) == (stack.url, "killed", False)
@@ -66,7 +66,7 @@ def test_what_killed_workers_leave_is_ended_and_a_failed_trial_can_fail_its_grou
     tasks = task_folders(tmp_path / "tasks", {"plain": "Write a note.", "fail": "Write a note. FAIL"})
     with running(tmp_path / "proxy", None) as stack:
         file = loop_file(tmp_path, tasks, run="cancelled", on_failure="fail_group")
-        config = verl_config(file, f"+steno.proxy={stack.url}")
+        config = verl_config(file, f"+steno.proxy={stack.url}", ONE_WORKER)
         client = Client(stack.url)
         job = VerlJob(config, slow_s=3600.0)
         [uid] = job.submit(["plain"])
@@ -85,7 +85,7 @@ def test_what_killed_workers_leave_is_ended_and_a_failed_trial_can_fail_its_grou
             assert again.keys(failed) == [f"{failed}_0_0"], "what the other session gave is verl's to keep or to clear"
             ended = [client.session(session.trial_id) for session in left]
             assert [(each.status, each.end_reason) for each in ended] == [("aborted", "interrupted")] * 2
-            assert not agents_that_run(tmp_path / "trials")
+            until(lambda: not agents_that_run(tmp_path / "trials"), "mini-swe-agent ends with its command")
             until(lambda: client.run("cancelled").groups.in_hand == 0, lambda: str(client.run("cancelled")))
         finally:
             client.close()

@@ -24,9 +24,14 @@ from verl.workers.rollout.router import get_router_handle
 from steno.models import TINY
 from steno_adapters.verl.manager import StenoAgentLoopManager
 from tests.integration.verl.model_server import ModelServer
+from tests.support import mini_agent
 
 HERE = Path(__file__).parent
 PROMPT, RESPONSE = 16_000, 4_000
+ONE_WORKER = "actor_rollout_ref.rollout.agent.num_workers=1"
+"""Where there is one prompt at a time: a second agent-loop worker would take seconds of a processor and do nothing."""
+MINI_SERVER = "MINI_SERVER"
+"""Variable with the socket of a server of mini-swe-agent's, which `cluster` starts."""
 MANAGER = "steno_adapters.verl.manager.StenoAgentLoopManager"
 
 
@@ -66,10 +71,15 @@ def task_folders(folder: Path, instructions: dict[str, str]) -> Path:
 def loop_file(folder: Path, tasks: Path, **settings: Any) -> Path:
     """The file for `agent_loop_config_path`, and beside it the settings of the agents."""
     more = folder / "agents.yaml"
-    agents = Path(os.environ["STENO_AGENTS_VENV"])
+    variables = {
+        "AGENTS": os.environ["STENO_AGENTS_VENV"],
+        "MINI": mini_agent.__file__,
+        "MINI_SERVER": os.environ.get(MINI_SERVER, ""),
+        "MORE": HERE / "more_turns.py",
+    }
     given = {
         "tasks": str(tasks),
-        "command": ["env", f"AGENTS={agents}", f"MORE={HERE / 'more_turns.py'}", "sh", str(HERE / "agent.sh")],
+        "command": ["env", *(f"{name}={value}" for name, value in variables.items()), "sh", str(HERE / "agent.sh")],
         "reward": f"{HERE / 'reward.py'}:score",
         "confine": "off",
         "timeout_s": 240,
