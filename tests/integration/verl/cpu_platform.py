@@ -16,6 +16,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 for name in ("empty_cache", "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
     setattr(torch.cpu, name, lambda *_: 0)  # verl measures its device's memory
+torch.cpu.set_rng_state = torch.set_rng_state  # type: ignore[attr-defined]  # of a checkpoint
 
 
 @PlatformRegistry.register(platform="cpu")

@@ -38,13 +38,19 @@ class ModelServer:
         self._answers, self.step, self.empty = 0, 1, 0
         self._rest: dict[tuple[int, ...], list[int]] = {}
         self._asked: list[dict[str, Any]] = []
-        self._names: list[str] = []
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
+        self._waiting = 0
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
         self._asked.append(dict(sampling_params))
         await asyncio.sleep(self._slow_s)
+        if self._results(self._tokenizer.decode(prompt_ids)):
+            self._waiting += 1
+            await self._may_answer.wait()
+            self._waiting -= 1
         self._answers += 1
         step, rest = self.step, self._rest.pop(tuple(prompt_ids), None)
         due = bool(self._abort_every) and self._answers % self._abort_every == 0
@@ -70,6 +76,17 @@ class ModelServer:
     def broken_off_empty(self) -> int:
         """Answers that were broken off before their first token."""
         return self.empty
+
+    async def hold(self) -> None:
+        """From now on an agent gets its first answer, and waits for the second one until `let_go`."""
+        self._may_answer.clear()
+
+    async def let_go(self) -> None:
+        self._may_answer.set()
+
+    def held(self) -> int:
+        """Requests that wait."""
+        return self._waiting
 
     def set_weights(self, weights: dict[str, NDArray[np.float32]]) -> int:
         """Returns: the step that they are known by."""
@@ -106,10 +123,14 @@ class ModelServer:
         text = self._tokenizer.decode(prompt)
         last = text.rpartition("<|im_start|>user")[2] if "<tools>" not in text else text
         if "<tools>" in text:
-            done = text.count("<tool_response>") - text.partition("<tools>")[0].count("<tool_response>")
-            call = {"name": "bash", "arguments": {"command": COMMANDS[min(done, len(COMMANDS) - 1)]}}
+            call = {"name": "bash", "arguments": {"command": COMMANDS[min(self._results(text), len(COMMANDS) - 1)]}}
             words = f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>"
         else:
             words = f"{len(last)}<|im_end|>"
         ids: list[int] = self._tokenizer.encode(words, add_special_tokens=False)
         return ids
+
+    @staticmethod
+    def _results(text: str) -> int:
+        """How many results of tools this prompt has."""
+        return text.count("<tool_response>") - text.partition("<tools>")[0].count("<tool_response>")

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 import ray
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from steno import Client
-from tests.integration.verl.verl_job import ONE_WORKER, VerlJob, loop_file, ray_logs, task_folders, verl_config
+from tests.integration.verl.verl_job import (
+    ONE_WORKER,
+    VerlJob,
+    clear_rows,
+    loop_file,
+    ray_logs,
+    task_folders,
+    verl_config,
+)
 from tests.support.processes import until
 from tests.support.redis_server import RedisServer
 from tests.support.stack import running
@@ -63,6 +72,7 @@ def test_the_proxy_is_killed_and_comes_back_while_agents_play(tmp_path: Path, re
 
 def test_what_killed_workers_leave_is_ended_and_a_failed_trial_can_fail_its_group(tmp_path: Path) -> None:
     """A batch that is cancelled: its workers are killed. The next ones, in the same work_dir, end its agents and trials."""
+    clear_rows()
     tasks = task_folders(tmp_path / "tasks", {"plain": "Write a note.", "fail": "Write a note. FAIL"})
     with running(tmp_path / "proxy", None) as stack:
         file = loop_file(tmp_path, tasks, run="cancelled", on_failure="fail_group")
@@ -82,7 +92,9 @@ def test_what_killed_workers_leave_is_ended_and_a_failed_trial_can_fail_its_grou
         try:
             [failed] = again.submit(["fail"])
             assert again.ended([failed]) == {failed: "failure"}
-            assert again.keys(failed) == [f"{failed}_0_0"], "what the other session gave is verl's to keep or to clear"
+            assert again.keys(failed) == [f"{failed}_0_0"]
+            batch, _ = ReplayBuffer("sync", {}, None, "drop", {}, poll_interval=0.2).sample(1, "train", 1)
+            assert batch.keys == [f"{failed}_0_0"], "a synchronous trainer trains what the other session gave"
             ended = [client.session(session.trial_id) for session in left]
             assert [(each.status, each.end_reason) for each in ended] == [("aborted", "interrupted")] * 2
             until(lambda: not agents_that_run(tmp_path / "trials"), "mini-swe-agent ends with its command")

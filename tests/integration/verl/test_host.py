@@ -17,13 +17,15 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import ConfigError, Unreachable
 from steno.models import TINY
 from steno_adapters.verl import agent_host, loop
-from steno_adapters.verl.agent_host import AgentHost
+from steno_adapters.verl.agent_host import AgentHost, PlayedSession
 from steno_adapters.verl.job import JobFacts
 from steno_adapters.verl.loop import RemoteAgentLoop
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
+from steno_adapters.verl.session_rows import SessionRow, SessionRows
 from steno_adapters.verl.settings import VerlSettings
 from steno_adapters.verl.tokens import VerlTokens
 from steno_rollouts.build import Prepared
+from steno_rollouts.outcome import TrialResult
 from steno_worker.chat import chat_engine
 from tests.integration.verl.verl_job import task_folders, verl_config
 from tests.support.stack import Stack, running
@@ -173,3 +175,42 @@ async def test_a_host_that_the_proxy_does_not_serve_leaves_nothing_running(
     with pytest.raises(ConfigError, match=r"does not serve the model policy after 0 s"):
         await AgentHost.begun(verl_config(None), settings_of(tmp_path, stack.url), SimpleNamespace(), tokenizer)
     assert not {task.get_name() for task in asyncio.all_tasks()} & {"steno-worker", "steno-handed-over"}
+
+
+async def test_a_process_has_one_host_and_so_one_http_client_however_many_sessions_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Any] = []
+
+    async def begin(*given: Any) -> Any:
+        begun.append(given)
+        await asyncio.sleep(0)
+        if len(begun) == 1:
+            raise ConfigError("the proxy is not there yet", field="proxy")
+        return "host"
+
+    monkeypatch.setattr(loop, "_host", None)
+    monkeypatch.setattr(AgentHost, "begun", begin)
+    monkeypatch.setattr(VerlSettings, "found", lambda file, line: None)
+
+    def asked() -> Any:
+        return asyncio.gather(*(loop.host_here({}, None, None, None) for _ in range(3)), return_exceptions=True)
+
+    assert [type(each) for each in await asked()] == [ConfigError] * 3
+    assert await asked() == ["host"] * 3 and await asked() == ["host"] * 3
+    assert len(begun) == 2, "the first one could not be made, and is made again once"
+
+
+def test_outputs_of_a_session_share_nothing_that_can_be_changed() -> None:
+    """verl writes into them. The last one has `reward_extra_info`, which verl copies to the others."""
+    rows = [SessionRow([1], [2, 3][:length], [1] * length, [-1.0] * length, (4, 5)) for length in (1, 2)]
+    ended = TrialResult("r", "g", "g.0", "t", "0", "completed", "completed", reward=1.0, turns=3)
+    made = loop.outputs(PlayedSession(ended, SessionRows(rows), 1.0))
+    before = made[1].model_dump()
+    assert before["extra_fields"]["reward_extra_info"] == {"steno_turns": 3, "steno_rows": 2, "steno_failed": 0}
+    assert (before["reward_score"], before["extra_fields"]["steno_trial_id"]) == (1.0, "g.0")
+    made[0].extra_fields["reward_extra_info"]["steno_turns"] = 9
+    made[0].extra_fields["more"] = made[0].metrics.generate_sequences = 7
+    for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs"):
+        getattr(made[0], name).append(0)
+    assert made[1].model_dump() == before

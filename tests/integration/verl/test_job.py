@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import ray
 import torch
+import transfer_queue as tq
 from transformers import AutoModelForCausalLM
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from steno import Client
 from steno.contracts.records import Sample
@@ -220,3 +222,38 @@ def test_validation_is_told_apart_never_trained_and_a_failed_trial_counts_there(
     view = played.client.run(played.run)
     assert view.eval_groups.ended == 1 and view.groups.acknowledged <= len(TASKS) + 1
     assert view.not_trained["evaluation"]
+
+
+def test_a_session_that_is_cancelled_fails_its_group_and_the_ledger_balances(played: SimpleNamespace) -> None:
+    """Asynchronous trainers then evict the group whole, by verl's own replay buffer, and take another prompt in its place."""
+    job, client = played.job, played.client
+    ray.get(job.server.hold.remote())
+    [uid] = job.submit(["plain"], step=3)
+    until(lambda: ray.get(job.server.held.remote()) == 2, ray_logs)
+    job.cancel_session(uid, 1)
+    ray.get(job.server.let_go.remote())
+    assert job.ended([uid]) == {uid: "failure"}
+    [key] = job.keys(uid)
+    assert key == f"{uid}_0_0"
+    group_id = client.session(trial_of(job.row(key))).group_id
+    kept, cancelled = (client.session(f"{group_id}.{number}") for number in (0, 1))
+    assert (cancelled.status, cancelled.end_reason, cancelled.reward) == ("aborted", "cancelled", None)
+    assert cancelled.counts.completion_tokens > 0, "it had a turn"
+    assert kept.counts.completion_tokens == job.row(key)["response_mask"].sum()
+
+    until(lambda: client.run(played.run).groups.in_hand == 0, lambda: str(client.run(played.run)))
+    view = client.run(played.run)
+    tags = tq.kv_list("train")["train"]
+    rows = [name for name, tag in tags.items() if not tag.get("is_prompt") and not name.startswith("pad")]
+    trained = sum(int(job.row(name)["response_mask"].sum()) for name in rows)
+    assert sum(view.sampled.values()) == trained + sum(sum(each.values()) for each in view.not_trained.values())
+
+    others = {name for name, tag in tags.items() if tag.get("is_prompt")} - {uid}
+    fresh: list[str] = []
+    buffer = ReplayBufferAsync(
+        "colocate_async", {}, None, "drop", {}, poll_interval=0.2,
+        refill_fn=lambda count: fresh.extend(job.submit(["plain"] * count, step=3)),
+    )  # fmt: skip
+    batch, _ = buffer.sample(3, "train", len(others) + 1)
+    assert len(fresh) == 1 and {name.split("_")[0] for name in batch.keys} == others | set(fresh)
+    assert job.keys(uid) == [], "nothing of it is trained"

@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 import transfer_queue as tq
 from numpy.typing import NDArray
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -50,6 +51,12 @@ class OneWorker:
     def compute_log_prob(self, batch: Any) -> Any:
         return self._worker.compute_log_prob(batch)
 
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._worker.save_checkpoint(*args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._worker.load_checkpoint(*args, **kwargs)
+
     def update_actor(self, batch: Any) -> Any:
         output = self._worker.update_actor(batch)
         self.updates = {name: list(output["metrics"][name]) for name in ("loss", "grad_norm")}
@@ -76,6 +83,24 @@ class TrainerStep:
         self._trainer.actor_rollout_wg = self._workers = OneWorker(self._worker)
         self._trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         self._trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: None)
+
+    def begin(self, agent_loop_workers: list[Any]) -> int:
+        """As verl's trainer begins: its data, and its newest checkpoint if there is one. Returns: the step it has."""
+        self._trainer._init_dataloader()
+        self._trainer._load_checkpoint()
+        manager = object.__new__(AgentLoopManagerTQ)  # the workers are there
+        manager.agent_loop_workers = agent_loop_workers
+        self._trainer.agent_loop_manager = manager
+        return int(self._trainer.global_steps)
+
+    def submit(self) -> int:
+        """Begin the next step: its prompts are played from now on. Returns: its number."""
+        self._trainer.global_steps += 1
+        self._trainer.prepare_step()
+        return int(self._trainer.global_steps)
+
+    def save(self) -> None:
+        self._trainer._save_checkpoint()
 
     def step(self, prompts: int) -> dict[str, Any]:
         """A step on what TransferQueue has. Returns: its metrics, and `updates`: loss and norm of the gradient of each update."""

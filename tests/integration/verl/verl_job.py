@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
@@ -157,21 +158,41 @@ class VerlJob:
             row[name] = value[0].numpy() if isinstance(value, torch.Tensor) else tu.get(found, name)[0]
         return row
 
+    def cancel_session(self, uid: str, session: int) -> None:
+        """verl's own task of it."""
+        found = [ray.get(worker.__ray_call__.remote(_cancel_session, uid, session)) for worker in self.workers]
+        assert sum(found) == 1
+
     def kill_workers(self) -> None:
-        """As the kernel kills. `ray.kill` has a worker end the programs it has started before itself, and see them end."""
-        workers = [
-            psutil.Process(ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))) for worker in self.workers
-        ]
-        for worker in workers:
-            worker.kill()
-        _, alive = psutil.wait_procs(workers, timeout=30)
-        assert not alive
+        kill(self.workers)
 
     def close(self) -> None:
         for worker in self.workers:
             ray.kill(worker)
         ray.kill(self.server)
         ray.kill(self.manager._job)
+
+
+def kill(actors: Sequence[Any]) -> None:
+    """As the kernel kills. `ray.kill` has a worker end the programs it has started before itself, and see them end."""
+    found = [psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))) for actor in actors]
+    for process in found:
+        process.kill()
+    _, alive = psutil.wait_procs(found, timeout=30)
+    assert not alive
+
+
+def _cancel_session(worker: Any, uid: str, session: int) -> bool:
+    """In an agent-loop worker, in another thread than its event loop's. Arguments say whose a task is: verl has no list."""
+    for prompt in list(worker.background_tasks):
+        loop = prompt.get_loop()
+        for task in asyncio.all_tasks(loop):
+            frame = getattr(task.get_coro(), "cr_frame", None)
+            for given in frame.f_locals.values() if frame is not None else ():
+                if isinstance(given, dict) and (given.get("uid"), given.get("session_id")) == (uid, session):
+                    loop.call_soon_threadsafe(task.cancel)
+                    return True
+    return False
 
 
 def clear_rows() -> None:
