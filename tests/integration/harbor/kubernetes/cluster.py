@@ -22,29 +22,14 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from tests.integration.harbor.kubernetes.answers import Ends, Fault, Manifest, selected, status
 from tests.integration.harbor.kubernetes.commands import execute, ran
 
-Manifest = dict[str, Any]
 TOKEN = "token-of-the-launcher"
 NAMESPACE = "sandboxes"
 REGISTRY = "registry.test"
 VERSION = "1.35"
 """Of Kubernetes, by whose schemas all that comes is looked at."""
-
-
-@dataclass
-class Fault:
-    """What becomes of the next `times` requests like this. how: `refuse`: with `status`; `lose`: it is done, and 504 is answered;
-    `slow`: it is done after `seconds`."""
-
-    method: str
-    path: str
-    how: str
-    times: int = 1
-    status: int = 503
-    words: str = "told to"
-    seconds: float = 0.0
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -372,27 +357,3 @@ class Cluster:
         task = asyncio.ensure_future(what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class Ends:
-    """Tells the server's thread."""
-
-    def begin(self) -> asyncio.Event:
-        self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
-        return self._event
-
-    def now(self) -> None:
-        self._loop.call_soon_threadsafe(self._event.set)
-
-
-def selected(found: Manifest, selector: str) -> bool:
-    labels = found["metadata"].get("labels", {})
-    wanted = [each.partition("=") for each in selector.split(",")]
-    return all(name in labels and value in ("", labels[name]) for name, _, value in wanted)
-
-
-def status(code: int, message: str, headers: dict[str, str] | None = None, reason: str = "") -> web.Response:
-    """reason: default: of this code."""
-    said = reason or {403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired"}.get(code, "")
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code, "reason": said}
-    return web.json_response(body, status=code, headers=headers)

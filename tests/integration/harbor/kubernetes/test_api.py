@@ -23,7 +23,8 @@ from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.kubernetes.pods import shell
 from steno_rollouts.trials.harbor.kubernetes.pods.heartbeats import RENEWED
 from tests.integration.harbor.conftest import PYTHON
-from tests.integration.harbor.kubernetes.cluster import NAMESPACE, TOKEN, Cluster, Fault
+from tests.integration.harbor.kubernetes.answers import Fault
+from tests.integration.harbor.kubernetes.cluster import NAMESPACE, TOKEN, Cluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.harbor

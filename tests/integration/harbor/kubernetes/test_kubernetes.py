@@ -13,7 +13,8 @@ import pytest
 
 from steno.client.client import Steno
 from tests.integration.harbor.conftest import Sessions
-from tests.integration.harbor.kubernetes.cluster import REGISTRY, Cluster, Fault
+from tests.integration.harbor.kubernetes.answers import Fault
+from tests.integration.harbor.kubernetes.cluster import REGISTRY, Cluster
 from tests.integration.harbor.kubernetes.conftest import CHECK, Pods
 from tests.integration.rollouts.conftest import ADMIN
 from tests.support.cluster_rights import NEEDED
