@@ -47,6 +47,7 @@ class Server(asyncio.Protocol):
         self.buffer = b""
         self.left = 0
         self.piece = b""
+        self.last = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -77,6 +78,7 @@ class Server(asyncio.Protocol):
                 if len(self.buffer) < end + 4 + length:
                     return
                 body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+            self.last = b"\r\nconnection: close" in head
             self.answer(head.split(b"\r\n", 1)[0], body)
 
     def json(self, value: Any) -> None:
@@ -85,6 +87,12 @@ class Server(asyncio.Protocol):
         self.transport.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
         )
+        self.end()
+
+    def end(self) -> None:
+        """Of an answer: a client that asked for `connection: close` may read until the connection ends."""
+        if self.last and self.transport is not None:
+            self.transport.close()
 
     def answer(self, line: bytes, body: bytes) -> None:
         if line.startswith(b"get"):
@@ -164,6 +172,7 @@ class Server(asyncio.Protocol):
         }
         end = _chunk(b"data: " + json.dumps(last).encode() + b"\n\n") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         self.transport.write(self.piece + end)
+        self.end()
 
 
 async def serve(host: str, port: int, pace_s: float) -> None:

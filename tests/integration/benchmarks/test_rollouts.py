@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rollouts import CASES, Bench, Case, table
-from benchmarks.rollouts_stack import stack
+from benchmarks.rollouts_stack import NULL, stack, upstream
+from benchmarks.targets import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,3 +41,12 @@ def test_a_case_whose_trials_fail_is_no_measurement(tmp_path: Path) -> None:
     """Here by a turn limit of one."""
     with stack(tmp_path) as running, pytest.raises(RuntimeError, match="two turns"):
         Bench(running, tmp_path).run("failing", Case(4, 4, options=("--max-turns", "1", "--confine", "off")))
+
+
+def test_a_null_trial_comes_to_its_end_on_the_engine_that_others_are_measured_over(tmp_path: Path) -> None:
+    """It reads each answer until the connection ends, as it asks for."""
+    port = free_port()
+    url = {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1", "OPENAI_API_KEY": "none", "STENO_TASK_GATE": ""}
+    with upstream(tmp_path, "127.0.0.1", port):
+        subprocess.run(["bash", NULL], cwd=tmp_path, env={**os.environ, **url}, check=True, timeout=60)
+    assert (tmp_path / "reward.txt").read_text() == "1\n"
