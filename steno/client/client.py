@@ -15,6 +15,7 @@ A call that failed in a way that may pass is repeated.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
     import ssl
 
 T = TypeVar("T")
+
+AT_ONCE = 32
+"""Short calls of one `AsyncClient` that are out at a time; further ones wait here in their order. In httpx's pool each that waits
+is compared with each connection whenever a call begins or ends, and it fails once it has waited for `timeout_s`."""
+NO_BOUND = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+"""`AT_ONCE` bounds what is out, and who asks bounds calls that may wait and streams. A bound of the pool would have short calls
+wait for these; with fewer kept than open, httpx closes each connection as it becomes idle."""
 
 
 class Client(RestCalls, Blocking):
@@ -119,7 +127,10 @@ class AsyncClient(RestCalls, Asynchronous):
     """The same client for asyncio; its calls are safe to cancel."""
 
     def _open(self, **options: Any) -> None:
-        self._http = httpx.AsyncClient(verify=_verified(options), **options)
+        import asyncio  # as in `_sleep`
+
+        self._http = httpx.AsyncClient(verify=_verified(options), limits=NO_BOUND, **options)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,7 +183,10 @@ class AsyncClient(RestCalls, Asynchronous):
     async def _send(self, request: ClientRequest[T]) -> T:
         for attempt in range(1, self._retries + 2):
             try:
-                return result(request, await self._http.send(build(self._http, request)))
+                # One that the proxy may hold back takes no place: a hundred such must not keep a short one from its turn.
+                async with contextlib.nullcontext() if request.patience_s else self._slots:
+                    response = await self._http.send(build(self._http, request))
+                return result(request, response)
             except (httpx.TransportError, StenoError) as error:
                 retries = self._retries if repeatable(request) else 0
                 await _sleep(pause(as_error(error, self._http.base_url), attempt, retries))
