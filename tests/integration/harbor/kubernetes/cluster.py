@@ -58,6 +58,10 @@ class Cluster:
     _oldest: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     leases: dict[str, Manifest] = field(default_factory=dict)
+    quota: int | None = None
+    """Most pods at a time; None: as many as are asked for."""
+    over_quota: int = 0
+    """Pods that were refused so."""
     tls: ssl.SSLContext | None = None
     port: int = 0
 
@@ -156,6 +160,10 @@ class Cluster:
         name = pod["metadata"]["name"]
         if name in self.pods:
             return status(409, f'pods "{name}" already exists', reason="AlreadyExists")
+        if self.quota is not None and len(self.pods) >= self.quota:
+            self.over_quota += 1
+            amounts = f"requested: pods=1, used: pods={len(self.pods)}, limited: pods={self.quota}"
+            return status(403, f'pods "{name}" is forbidden: exceeded quota: of-tests, {amounts}')
         pod["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": NAMESPACE}
         pod["status"] = {"phase": "Pending"}
         self.made.append(pod)

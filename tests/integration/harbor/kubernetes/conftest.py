@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,15 @@ class Pods(Harbor):
     """`steno rollout --harbor … --environment kubernetes`."""
 
     cluster: Cluster | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def words(self, tasks: Path, *options: str, command: list[str]) -> list[str]:
         assert self.cluster is not None
         words = super().words(tasks, *options, command=command)
         words[words.index("podman")] = "kubernetes"
         given = {
-            "kubeconfig": str(self.cluster.config), "deadline_s": 3600, "queue": "of-tests", "image_timeout_s": 12.0
+            "kubeconfig": str(self.cluster.config), "deadline_s": 3600, "queue": "of-tests", "image_timeout_s": 12.0,
+            **self.options,
         }  # fmt: skip
         return [*words, "--environment-options", json.dumps(given)]
 

@@ -52,7 +52,7 @@ def test_what_the_api_says_is_told_in_its_words(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     refused = "ApiRefused: the cluster refuses to get pods: "
     assert said["forbidden"] == f"{refused}{forbidden} (403) (docs/kubernetes.md says which rights are needed)"
-    assert said["quota"] == f"{refused}{quota} (403)"
+    assert said["quota"] == f"{refused}{quota} (403)".replace("ApiRefused", "QuotaExceeded")
     assert said["busy"] == "ApiUnavailable: the cluster can't be asked to get pods, for 2 s: told to (429)"
     assert said["slow"].startswith("ApiUnavailable:") and "TimeoutError" in said["slow"]
     assert said["lost"].startswith("NotThere:"), "asked again"

@@ -17,8 +17,9 @@ from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.config.config_exception import ConfigException
 from kubernetes_asyncio.stream import WsApiClient
 
-from .errors import ApiRefused, ApiUnavailable
+from .errors import ApiRefused, ApiUnavailable, QuotaExceeded
 from .manifest import MAIN, Manifest
+from .quotas import never_fits, no_room_now
 
 REQUEST_S = 30.0
 PATIENCE_S = 120.0
@@ -71,7 +72,7 @@ class Api:
         self._earlier, self._clients = [], None
 
     async def create_pod(self, manifest: Manifest) -> Manifest:
-        """Raises: AlreadyThere; Changed: a quota was counted for somebody else; ApiRefused, ApiUnavailable."""
+        """Raises: AlreadyThere; Changed: a quota was counted for somebody else; QuotaExceeded, ApiRefused, ApiUnavailable."""
         made: Manifest = await self._call(
             "create pods",
             lambda core, **how: core.create_namespaced_pod(self.namespace, manifest, field_validation="Strict", **how),
@@ -79,7 +80,7 @@ class Api:
         return made
 
     async def create_secret(self, manifest: Manifest) -> None:
-        """Raises: AlreadyThere, ApiRefused, ApiUnavailable."""
+        """Raises: AlreadyThere, QuotaExceeded, ApiRefused, ApiUnavailable."""
         await self._call(
             "create secrets", lambda core, **how: core.create_namespaced_secret(self.namespace, manifest, **how)
         )
@@ -252,13 +253,18 @@ def _event(found: Manifest) -> Manifest:
 
 
 def _told(what: str, error: Any) -> ApiRefused | ApiUnavailable:
+    words = _words(error)
+    if error.status == 403 and no_room_now(words):
+        quota = never_fits(words)
+        more = "" if quota is None else f": that is more than quota {quota} has in all"
+        return QuotaExceeded(f"the cluster refuses to {what}: {words}{more}", never=quota is not None)
     conflict = AlreadyThere if _said(error).get("reason") == "AlreadyExists" else Changed
     kind = {404: NotThere, 409: conflict, 410: TooOld}.get(error.status, ApiRefused)
-    unasked = error.status == 403 and " cannot " in _words(error)  # else a quota or a policy says no
+    unasked = error.status == 403 and " cannot " in words  # else a quota or a policy says no
     hint = f" ({ROLE})" if unasked else ""
     if error.status in _AGAIN:
-        return ApiUnavailable(f"the cluster can't be asked to {what}: {_words(error)}")
-    return kind(f"the cluster refuses to {what}: {_words(error)}{hint}")
+        return ApiUnavailable(f"the cluster can't be asked to {what}: {words}")
+    return kind(f"the cluster refuses to {what}: {words}{hint}")
 
 
 def _retry_after(headers: Any) -> float:

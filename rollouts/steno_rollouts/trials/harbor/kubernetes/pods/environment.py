@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import secrets as randomness
 import tarfile
 import tempfile
@@ -13,14 +14,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_filter
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 
 from . import shell, streams
 from .api import AlreadyThere, Api, Changed, NotThere
-from .errors import ImageNotPulled, PodError, PodGone, PodNotStarted, StreamBroken
+from .errors import ImageNotPulled, PodError, PodGone, PodNotStarted, QuotaExceeded, StreamBroken
 from .manifest import ATTEMPT, Manifest, PodSandbox, pod, secret
 from .states import PodState, state_of
 
@@ -35,6 +36,11 @@ TRIES = 3
 """At a transfer: it can be done again."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before a pod is asked for again that a quota could not count."""
+FULL_S = (1.0, 30.0)
+"""Before one is asked for again for which a quota has no room, the first time and at most: hundreds may wait, and each asks."""
+
+
+T = TypeVar("T")
 
 
 class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
@@ -72,15 +78,16 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
 
     async def start(self, force_build: bool) -> None:
         """Raises: PodError."""
-        self._api = await Api.connected(self._steno["where"])
+        until = time.monotonic() + self._options["start_timeout_s"]
+        api = self._api = await Api.connected(self._steno["where"])
         manifest = pod(self._sandbox())
-        made = await self._made(manifest)
+        made = await self._once_room(until, lambda: self._made(manifest))
         self._uid = made["metadata"]["uid"]
         if self._secrets:
+            owned = secret(self.pod_name, self._secrets, made["metadata"], self._steno["marks"])
             with contextlib.suppress(AlreadyThere):  # an answer that was lost
-                owned = secret(self.pod_name, self._secrets, made["metadata"], self._steno["marks"])
-                await self._api.create_secret(owned)
-        await self._until_running()
+                await self._once_room(until, lambda: api.create_secret(owned))
+        await self._until_running(until)
         done = await self.ensure_dirs(self._mount_targets())
         if done is not None and done.return_code:
             raise PodNotStarted(f"pod {self.pod_name}: its folders can't be made: {(done.stderr or '').strip()[-300:]}")
@@ -194,10 +201,29 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
                 await asyncio.sleep(pause)
         raise AssertionError
 
-    async def _until_running(self) -> None:
+    async def _once_room(self, until: float, make: Callable[[], Awaitable[T]]) -> T:
+        """Raises: QuotaExceeded: a quota had no room until then, or never will."""
+        pause, longest = FULL_S
+        while True:
+            try:
+                return await make()
+            except QuotaExceeded as error:
+                if error.never:
+                    raise
+                left = until - time.monotonic()
+                if left <= 0:
+                    limit_s = self._options["start_timeout_s"]
+                    raise QuotaExceeded(
+                        f"{error}: it had no room within start_timeout_s = {limit_s:g} s (--environment-options)"
+                    ) from None
+                self.logger.info("%s; asked again", error)
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))  # not all at once
+            pause = min(2 * pause, longest)
+
+    async def _until_running(self, until: float) -> None:
         """Raises: PodError. Time in a queue does not count."""
         limit_s, image_s = self._options["start_timeout_s"], self._options["image_timeout_s"]
-        until, given_up = time.monotonic() + limit_s, None
+        given_up = None
         while True:
             state = await self._state()
             if state.running:

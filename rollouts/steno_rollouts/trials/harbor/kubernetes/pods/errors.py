@@ -43,6 +43,14 @@ class ApiRefused(PodError):
     """The cluster's API said no: what was asked is not allowed, or not valid."""
 
 
+class QuotaExceeded(ApiRefused):
+    """A ResourceQuota of the namespace has no room now. never: it has not even for this alone."""
+
+    def __init__(self, words: str, *, never: bool = False) -> None:
+        super().__init__(words)
+        self.never = never
+
+
 class ApiUnavailable(PodError):
     """The cluster's API gave no answer, or none that helps, for as long as was waited."""
 
