@@ -31,7 +31,10 @@ _VERIFIER = (
     "RewardFileEmptyError StillRunning"
 )
 _START = "AgentSetupTimeoutError EnvironmentStartTimeoutError HealthcheckError SandboxBuildFailedError"
-_PODS = "ImageNotPulled PodNotStarted PodDeadline PodOutOfMemory PodEnded QuotaExceeded ApiRefused AlreadyThere Changed"
+_PODS = (
+    "ImageNotPulled PodNotStarted PodDeadline PodOutOfMemory PodEnded QuotaExceeded ApiRefused AlreadyThere Changed "
+    "NoCredentials"
+)
 _LOST_PODS = "PodEvicted PodGone StreamBroken ApiUnavailable NotThere"
 """`kubernetes/pods/errors.py` and `api.py`: of a pod that is lost nothing is known; its node may be alive."""
 KINDS: Mapping[str, Kind] = {

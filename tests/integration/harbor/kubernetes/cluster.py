@@ -14,6 +14,7 @@ import re
 import ssl
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,9 @@ class Cluster:
     """Most pods at a time; None: as many as are asked for."""
     over_quota: int = 0
     """Pods that were refused so."""
+    uses: int | None = None
+    """Requests that a token is good for, of those that `credentials.sh` gives; None: one token is good for ever."""
+    used: Counter[str] = field(default_factory=Counter)
     tls: ssl.SSLContext | None = None
     port: int = 0
 
@@ -74,6 +78,23 @@ class Cluster:
     def named(self, word: str) -> list[Manifest]:
         """Pods that were made of the image with this name."""
         return [pod for pod in self.made if pod["spec"]["containers"][0]["image"] == f"{REGISTRY}/{word}"]
+
+    def by_program(self) -> Path:
+        """The kubeconfig's user is a program from here on, as a cloud's are. Where tokens are that it gave: a folder."""
+        given = self.folder / "tokens"
+        given.mkdir()
+        program = Path(__file__).with_name("credentials.sh")
+        variables = [{"name": "GIVEN", "value": str(given)}, {"name": "PREFIX", "value": TOKEN}]
+        user = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "sh",
+            "args": [str(program)],
+            "env": variables,
+        }
+        config = yaml.safe_load(self.config.read_text())
+        config["users"][0]["user"] = {"exec": {**user, "interactiveMode": "Never"}}
+        self.config.write_text(yaml.safe_dump(config))
+        return given
 
     def plant(self, name: str, labels: dict[str, str]) -> None:
         """A pod that somebody has made, and that runs nothing."""
@@ -135,7 +156,7 @@ class Cluster:
 
     def _faulty(self, handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         async def handled(request: web.Request) -> web.StreamResponse:
-            if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            if not self._let_in(request.headers.get("authorization", "").removeprefix("Bearer ")):
                 return status(401, "Unauthorized")
             self.bodies.append(request.path_qs)
             if request.match_info["namespace"] != NAMESPACE:
@@ -151,6 +172,12 @@ class Cluster:
             return await handle(request)
 
         return handled
+
+    def _let_in(self, token: str) -> bool:
+        if self.uses is None:
+            return token.startswith(TOKEN)
+        self.used[token] += 1
+        return token.startswith(TOKEN) and self.used[token] <= self.uses
 
     # -- pods
 

@@ -29,8 +29,11 @@ WATCH_S = 300
 SILENT_S = 90.0
 """After which a watch is taken for broken: servers send a bookmark about once a minute."""
 HEARTBEAT_S = 30.0
+PROGRAM_S = 60.0
+"""For a program that the kubeconfig names to give credentials."""
 _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 _INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+NONE_BY_USER = "no credentials by what the kubeconfig says of its user"
 ROLE = "docs/kubernetes.md says which rights are needed"
 
 
@@ -46,6 +49,10 @@ class NotThere(ApiRefused):
     """Nothing of this name."""
 
 
+class NoCredentials(ApiRefused):
+    """A program gave none that the kubeconfig names, or a file is not there."""
+
+
 class TooOld(ApiRefused):
     """A resource version that the server has no more."""
 
@@ -57,11 +64,12 @@ class Api:
         self._where = where
         self._clients: tuple[Any, Any] | None = None
         self._earlier: list[Any] = []
+        self._renewing = asyncio.Lock()
         self.namespace: str = where.get("namespace") or "default"
 
     @classmethod
     async def connected(cls, where: Mapping[str, Any]) -> Self:
-        """Raises: ApiRefused: nothing says where a cluster is."""
+        """Raises: ApiRefused: nothing says where a cluster is; NoCredentials."""
         api = cls(where)
         await api._connect()
         return api
@@ -143,6 +151,7 @@ class Api:
 
     async def watch(self, selector: str, version: str) -> AsyncIterator[Manifest]:
         """Events after `version`, until the server ends the watch. Raises: TooOld, ApiRefused; ApiUnavailable: it broke."""
+        used = self._clients
         limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S, sock_read=SILENT_S)
         try:
             answer = await self._core().list_namespaced_pod(
@@ -158,7 +167,8 @@ class Api:
                         yield _event(json.loads(line))
         except ApiException as error:
             if error.status == 401:
-                await self._connect()
+                await self._renewed(used)
+                raise ApiUnavailable("a watch of pods broke: its credentials had run out") from None
             raise _told("watch pods", error) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise ApiUnavailable(f"a watch of pods broke: {_words(error)}") from None
@@ -183,7 +193,7 @@ class Api:
     async def _call(self, what: str, call: Callable[..., Awaitable[Any]], *, parse: bool = True) -> Any:
         until, pause, fresh = time.monotonic() + PATIENCE_S, 0.5, False
         while True:
-            after = 0.0
+            after, used = 0.0, self._clients
             try:
                 async with asyncio.timeout(REQUEST_S):
                     answer = await call(self._core(), _preload_content=False)
@@ -193,12 +203,17 @@ class Api:
                     return await answer.json()
             except (ApiException, aiohttp.WSServerHandshakeError) as error:
                 if error.status == 401 and not fresh:  # a token that has run out
-                    fresh = True
-                    await self._connect()
-                    continue
-                if error.status not in _AGAIN:
+                    try:
+                        await self._renewed(used)
+                    except NoCredentials as failed:  # what gives them may be away as well
+                        said = str(failed)
+                    else:
+                        fresh = True
+                        continue
+                elif error.status not in _AGAIN:
                     raise _told(what, error) from None
-                said, after = _words(error), _retry_after(error.headers)
+                else:
+                    said, after = _words(error), _retry_after(error.headers)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 said = _words(error)
             if time.monotonic() + max(pause, after) > until:
@@ -210,6 +225,13 @@ class Api:
         assert self._clients is not None
         return client.CoreV1Api(self._clients[0])
 
+    async def _renewed(self, used: tuple[Any, Any] | None) -> None:
+        """Other credentials than those of `used`, asked for once by all calls that these were refused to. Raises: ApiRefused,
+        NoCredentials."""
+        async with self._renewing:
+            if self._clients is used:
+                await self._connect()
+
     async def _connect(self) -> None:
         found = client.Configuration()
         file, context = self._where.get("kubeconfig"), self._where.get("context")
@@ -220,11 +242,17 @@ class Api:
                 config.load_incluster_config(client_configuration=found)
                 named = (_INSIDE / "namespace").read_text().strip()
             else:
-                loader = await config.load_kube_config(
-                    config_file=file, context=context, client_configuration=found, persist_config=False
-                )
+                async with asyncio.timeout(PROGRAM_S):
+                    loader = await config.load_kube_config(
+                        config_file=file, context=context, client_configuration=found, persist_config=False
+                    )
                 named = (loader.current_context.get("context") or {}).get("namespace")
+        except TimeoutError:
+            raise NoCredentials(f"{NONE_BY_USER}: its program came to no end in {PROGRAM_S:.0f} s") from None
         except (ConfigException, OSError, TypeError) as error:
+            # `exec:` is how the client begins what it says of the program. An OSError is that program, or a file with a token.
+            if isinstance(error, OSError) or str(error).startswith("exec: "):
+                raise NoCredentials(f"{NONE_BY_USER}: {_words(error)}") from None
             raise ApiRefused(f"no cluster is known here: {_words(error)}") from None
         self.namespace = self._where.get("namespace") or named or "default"
         self._earlier += self._clients or ()  # a command may run over these yet

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ END_S = 5.0
 async def keep(request: Mapping[str, Any]) -> None:
     """Until stdin ends. Args: request: `where` as `Api` takes it, `launcher`, `lease_s`, `states`: folder to write to."""
     reader = asyncio.StreamReader(limit=2**24)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), _own_stdin())
     keeper = Keeper(request)
     try:
         async with (
@@ -213,6 +215,15 @@ class Keeper:
         self._seen.pop(name, None)
         self._written.pop(name, None)
         (self._folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def _own_stdin() -> FileIO:
+    """What is asked here, out of reach of programs that are started: one that gives credentials has this process's stdin."""
+    mine = FileIO(os.dup(sys.stdin.fileno()))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return mine
 
 
 def _named(pod: Manifest) -> dict[str, Any]:
