@@ -1,5 +1,6 @@
 """A Ray cluster on this machine, in a process of its own. Each line of its input is `add` or `kill`, as JSON: a node's arguments,
-or its id. It answers with a line: the cluster's address, its folder, and the node's id. When its input ends, so does the cluster.
+or its id. It answers with a line: the cluster's address, its folder, the node's id, the dashboard. When its input ends, so does
+the cluster.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ def main() -> None:
             else:
                 found = what
                 _kill(nodes.pop(what))
+            head = cluster.head_node
             print(
-                json.dumps([cluster.address, cluster.head_node.get_session_dir_path(), found]), file=answers, flush=True
+                json.dumps([cluster.address, head.get_session_dir_path(), found, head.webui_url]),
+                file=answers,
+                flush=True,
             )
     finally:
         cluster.shutdown()

@@ -64,7 +64,7 @@ class Cluster:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
-        self.address, folder, found = json.loads(self._process.stdout.readline())
+        self.address, folder, found, _ = json.loads(self._process.stdout.readline())
         self.folder = Path(folder)
         return str(found)
 
