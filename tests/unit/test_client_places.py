@@ -20,7 +20,7 @@ def asked(handle: Any, retries: int = 0) -> AsyncClient:
 async def test_short_calls_wait_for_a_place_and_those_that_may_wait_take_none() -> None:
     """A thousand trials that end together: httpx's pool would compare each call that waits with each connection."""
     out, most, held = 0, 0, 0
-    full, over = asyncio.Event(), asyncio.Event()
+    go, over = asyncio.Event(), asyncio.Event()
 
     async def handle(request: httpx.Request) -> httpx.Response:
         nonlocal out, most, held
@@ -30,15 +30,19 @@ async def test_short_calls_wait_for_a_place_and_those_that_may_wait_take_none() 
             return httpx.Response(404)
         out += 1
         most = max(most, out)
-        if out == AT_ONCE:
-            full.set()
-        await full.wait()
+        await go.wait()
         out -= 1
         return httpx.Response(204)
 
     async with asked(handle) as client:
         waiting = [asyncio.ensure_future(client.update(f"u{number}", wait_s=60.0)) for number in range(3 * AT_ONCE)]
-        await asyncio.gather(*(client.delete(f"t{number}") for number in range(3 * AT_ONCE)))
+        short = [asyncio.ensure_future(client.delete(f"t{number}")) for number in range(3 * AT_ONCE)]
+        for _ in range(100):  # rounds of the loop, in which all that may go out does
+            await asyncio.sleep(0)
+        assert out == AT_ONCE
+        go.set()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*short)
         assert (most, held) == (AT_ONCE, len(waiting)) and not any(each.done() for each in waiting)
         over.set()
         assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {NotFound}
@@ -65,7 +69,8 @@ async def test_a_cancelled_call_gives_its_place_back() -> None:
             each.cancel()
         ended = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(each) for each in ended} == {asyncio.CancelledError} and out == AT_ONCE
-        await asyncio.gather(*(client.delete("later") for _ in range(2 * AT_ONCE)))
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(client.delete("later") for _ in range(2 * AT_ONCE)))
 
 
 async def test_a_call_that_pauses_before_its_next_attempt_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
