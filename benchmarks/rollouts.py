@@ -1,7 +1,7 @@
 """What it costs to start trials: `steno rollout` with trials that do nothing but two turns through a real proxy with Redis.
 
     python -m benchmarks.rollouts                                        processes of this machine, and containers: some minutes
-    python -m benchmarks.rollouts --harbor-python PYTHON --ray-python PYTHON      all cases
+    python -m benchmarks.rollouts --harbor-python PYTHON --ray-python PYTHON      all cases; docker where STENO_TEST_DOCKER is set
     python -m benchmarks.rollouts --cases local,thousand --share 0.1              a tenth of the trials
 
 A trial is `null_trial.sh`: bash, two requests by raw sockets. Cases:
@@ -37,6 +37,7 @@ from typing import Any
 from benchmarks.report import describe_machine
 from benchmarks.rollouts_stack import IMAGE, KEY, NULL, engine, own_address, ray, stack, upstream
 from benchmarks.targets import ROOT, Running, free_port
+from tests.support.sources import SOURCES
 
 GROUP = 4
 IDLE_S = 10.0
@@ -144,7 +145,8 @@ class Bench:
         if case.held:
             os.mkfifo(gate)
         words = [python, "-m", "steno", "rollout", "--proxy", proxy, *words]
-        with Watched(words, folder, self.running, {"STENO_ROLLOUT_KEY": KEY}) as launcher:
+        given = {"STENO_ROLLOUT_KEY": KEY, "PYTHONPATH": SOURCES}  # Ray's python has none of this checkout
+        with Watched(words, folder, self.running, given) as launcher:
             began = launcher.until(lambda: _begun(folder / "work"))
             found: dict[str, Any] = {}
             if case.held:
@@ -277,7 +279,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build/rollouts.json")
     arguments = parser.parse_args()
     pythons = {name: given for name in ("harbor", "ray") if (given := getattr(arguments, f"{name}_python"))}
-    missing = {"docker"}
+    missing = set() if os.environ.get("STENO_TEST_DOCKER") else {"docker"}  # names the folder of its programs
     if "harbor" not in pythons:
         missing |= {"harbor", "harbor_alone"}
     if "ray" not in pythons:

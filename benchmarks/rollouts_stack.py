@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.targets import LOAD_CORE, PROXY_CORE, ROOT, Launcher, Running, free_port
 from tests.support import agents_image, tiny_image
 from tests.support.engine_storage import own_storage
+from tests.support.sources import SOURCES
 
 KEY = "key-of-the-benchmark"
 NODES = ROOT / "tests/integration/rollouts/ray_nodes.py"
@@ -95,7 +96,7 @@ def ray(python: str, folder: Path, places: int) -> Iterator[str]:
     with (folder / "ray.log").open("wb") as said:
         nodes = subprocess.Popen(
             [python, str(NODES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": SOURCES},
         )  # fmt: skip
     assert nodes.stdin is not None and nodes.stdout is not None
     try:
