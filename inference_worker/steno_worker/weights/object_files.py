@@ -51,14 +51,10 @@ def fetch(
         except ObjectMissing as error:
             raise file_refusal(file.name, f"can't be read: {error.message}") from error
         except ObjectStoreFailed:
-            if (size := _size(store, key)) not in (
-                None,
-                file.size,
-            ):  # not before: that would be a request more for each file
-                raise file_refusal(
-                    file.name, f"has {size} bytes in {key}, the manifest says {file.size} (size)"
-                ) from None
-            raise
+            size = _size(store, key)  # not before: that would be a request more for each file
+            if size is None or size == file.size:
+                raise
+            raise file_refusal(file.name, f"has {size} bytes in {key}, the manifest says {file.size} (size)") from None
         if abandoned.is_set():
             raise UpdateAbandoned
         staging.take(file.name, offset, data)

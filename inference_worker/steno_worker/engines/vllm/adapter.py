@@ -24,7 +24,7 @@ from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from steno.contracts.errors import ConfigError, WeightsRefused
+from steno.contracts.errors import ConfigError, EngineFailed, WeightsRefused
 from steno.contracts.policy import AdapterEntry
 from steno_worker.engines.vllm.weights import HalfLoaded, checkpoint_folder, checkpoint_places
 from steno_worker.interfaces import StagedUpdate
@@ -50,12 +50,19 @@ class VllmAdapter:
         self._max_rank: int = config.lora_config.max_lora_rank
         self._targets: list[str] = config.lora_config.target_modules
         self._places = checkpoint_places(config) or {}
+        self._processes: int = config.parallel_config.world_size_across_dp
         self._nothing = self._of_zeros()
         self._root = Path(tempfile.mkdtemp(prefix="steno-adapter-"))
 
     async def start(self, llm: AsyncLLM) -> None:
-        """Before the first request."""
-        await self._put(llm, self._write(self._nothing))
+        """Before the first request. Raises: ConfigError."""
+        try:
+            await self._put(llm, self._write(self._nothing))
+        except Exception as error:  # vLLM's own are of many kinds
+            raise ConfigError(
+                f"enable_lora: the engine can't load an adapter from {self._root}, which all of its processes must see: {error}",
+                field="engine_args",
+            ) from error
 
     def close(self) -> None:
         """The engine is gone. Idempotent."""
@@ -139,14 +146,16 @@ class VllmAdapter:
         return folder
 
     async def _put(self, llm: AsyncLLM, folder: Path) -> None:
-        """Raises: WeightsRefused: the engine has what it had."""
+        """Raises: WeightsRefused: the engine has what it had. Anything else: it may not."""
         try:
-            await llm.add_lora(LoRARequest(NAME, NUMBER, str(folder), load_inplace=True))
+            taken = await llm.add_lora(LoRARequest(NAME, NUMBER, str(folder), load_inplace=True))
         except Exception as error:  # from another process, as text
-            if llm.errored or NUMBER not in await llm.list_loras():
+            # vLLM reads the new one before it lets go of the old one; of several processes some may have the new one by now.
+            if llm.errored or self._processes > 1 or NUMBER not in await llm.list_loras():
                 raise
-            # vLLM reads the new one before it lets go of the old one.
             raise WeightsRefused(f"adapter: vLLM refuses it: {error}", field="adapter") from error
+        if not taken:
+            raise EngineFailed("adapter: not every process of the engine has taken it")
         before = getattr(self, "request", None)
         self.request = LoRARequest(NAME, NUMBER, str(folder))
         if before is not None:

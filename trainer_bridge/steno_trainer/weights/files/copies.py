@@ -191,9 +191,10 @@ class WeightsCopies:
                 )
         for path in self._extra:
             shutil.copyfile(path, folder / path.name)
-        weight_map = {tensor.name: shard.name for _, shard, tensors in written for tensor in tensors}
-        index = {"metadata": {"total_size": manifest.size}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index))
+        if self._adapter is None:  # else nothing loads it as a model
+            weight_map = {tensor.name: shard.name for _, shard, tensors in written for tensor in tensors}
+            index = {"metadata": {"total_size": manifest.size}, "weight_map": weight_map}
+            (folder / INDEX).write_text(json.dumps(index))
         return self._complete(folder, version, manifest, self.root / _name(version))
 
     def _complete(self, folder: Path, version: PolicyVersion, manifest: Manifest, final: Path) -> dict[str, Any]:
