@@ -104,7 +104,7 @@ async def test_the_trainer_is_started_with_them(tmp_path: Path, monkeypatch: pyt
         (["--train", "--set", "proxy=http://a"], "--set proxy: got 'http://a'; the demo needs its own"),
         (["--train", "--set", "metrics_file=x"], "--set metrics_file: got 'x'; the demo needs its own"),
         (["--train", "--set", "psuh=delta"], "--set psuh: no such setting; did you mean push?"),
-        (["--train", "--set", "push=some"], "--set push: Input should be 'full' or 'delta'"),
+        (["--train", "--set", "push=some"], "--set push: Input should be 'full', 'delta' or 'adapter'"),
         (["--train", "--set", "push_every=9"], "push_every 9: agents would sample by weights 8 steps behind"),
         (["--train", "--set", "push=[a"], "--set push: got '[a', which is not valid YAML: "),
         (["--train", "--set", "push=!!timestamp 2026-13-13"], "--set push: got '!!timestamp 2026-13-13', which is not"),
