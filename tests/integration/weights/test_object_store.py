@@ -326,8 +326,19 @@ async def test_what_a_newer_version_replaces_is_brought_no_further(server: Objec
     first, _ = trained.stage(0)
     second, spec = trained.stage(1, full=True)
     assert first.bring is not None and second.bring is not None
-    assert await asyncio.to_thread(first.bring) == 0
+    with pytest.raises(ObjectStoreFailed, match="given up: a newer version came"):  # so that it is not posted
+        await asyncio.to_thread(first.bring)
     assert await asyncio.to_thread(second.bring) == spec.manifest.size
+
+
+async def test_a_trainer_that_ends_begins_no_further_file(server: ObjectServer, trained: Trained) -> None:
+    """Nobody waits for an upload whose update is not posted any more."""
+    staged, _ = trained.stage(0)
+    trained.place.give_up()
+    assert staged.bring is not None
+    with pytest.raises(ObjectStoreFailed, match="or the trainer ends"):
+        await asyncio.to_thread(staged.bring)
+    assert not [key for key in server.objects() if key.endswith(".safetensors")]
 
 
 # -- settings

@@ -72,6 +72,10 @@ class ObjectPlace:
         location = f"{self._store.url}/{version.lineage}"
         return StagedWeights(location, copy.manifest, copy.folder, partial(self._bring, version.lineage, copy))
 
+    def give_up(self) -> None:
+        """No further file is begun."""
+        self._newest = None
+
     def _bring(self, lineage: str, copy: WeightsCopy) -> int:
         """Files that are not there yet. Idempotent. Returns: their bytes. Raises: ObjectStoreFailed; CopyFailed."""
         sent = 0
@@ -81,7 +85,7 @@ class ObjectPlace:
                 if there.get(file.object_name) == file.size:
                     continue
                 if self._newest is not copy:
-                    return sent
+                    raise ObjectStoreFailed("given up: a newer version came, or the trainer ends")
                 try:
                     self._store.put(copy.folder / file.name, f"{lineage}/{file.object_name}")
                 except OSError as error:
@@ -132,4 +136,5 @@ class ObjectTransport:
         return True
 
     def close(self) -> None:
-        """The copies and what is in the store stay: workers may be reading, and late ones will."""
+        """No more is uploaded. The copies and what is in the store stay: workers may be reading, and late ones will."""
+        self._place.give_up()

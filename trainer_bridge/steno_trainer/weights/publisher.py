@@ -135,10 +135,10 @@ class Publisher:
 
     def close(self) -> None:
         """Stop following. Workers that still lack the newest version go on where the next publisher posts it."""
+        self._transport.close()  # first: the thread is waited for, and may be in the middle of an upload
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-        self._transport.close()
 
 
 class _Thread:
