@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -300,7 +301,9 @@ class UpdateRunner:
             return
         version = good.staged.version
         try:
-            await self._engine.load_weights(good.staged)
+            # Nobody keeps a cache of what is gone back from, whatever was asked of the weights that are loaded again.
+            spec = good.staged.spec.model_copy(update={"kv": "recompute"})
+            await self._engine.load_weights(replace(good.staged, spec=spec))
             await self._prove(good.scored)
         except StenoError as error:
             logger.error("this worker can't roll back to %s: %s", version, error.message)
