@@ -69,7 +69,7 @@ class AdapterEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     base: str = Field(pattern=DIGEST)
     rank: int = Field(ge=1, le=4096)
-    alpha: int = Field(ge=1)
+    alpha: int = Field(ge=1, le=1_000_000)
 
 
 class Manifest(BaseModel):

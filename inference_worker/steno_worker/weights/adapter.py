@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import AdapterEntry
-from steno.models.checkpoint import checkpoint_digest
+from steno.models.checkpoint import checkpoint_digest, checkpoint_files
 from steno_worker.interfaces import StagedUpdate
 from steno_worker.weights.tensors import TensorPlace, read_tensors
 
@@ -74,6 +74,8 @@ def read_adapter(update: StagedUpdate, entry: AdapterEntry) -> Adapter:
         if rank != entry.rank or not tensor.is_floating_point():
             raise _refusal(name, f"is {list(tensor.shape)} of {tensor.dtype}, for an adapter of rank {entry.rank}")
         found.setdefault(name[len(PREFIX) : -len(end)], {})[end] = tensor
+    if not found:
+        raise WeightsRefused("manifest.shards: no layer is adapted", field="manifest.shards")
     for path, pair in found.items():
         if len(pair) == 1:
             raise _refusal(f"{PREFIX}{path}{A if B in pair else B}", "is missing")
@@ -81,17 +83,24 @@ def read_adapter(update: StagedUpdate, entry: AdapterEntry) -> Adapter:
 
 
 class AdapterBase:
-    """The checkpoint that an engine was started from, for adapters to go onto. Its digest is read once."""
+    """The checkpoint that an engine was started from, for adapters to go onto. Its digest is read once, and holds for as long as
+    the files are those that were there when this was made, before the engine read them."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._digest: str | None = None
+        self._files = _files(folder) if folder is not None else None
 
     def check(self, entry: AdapterEntry) -> None:
         """Reads the whole checkpoint, the first time. Raises: WeightsRefused: it is not the one that was adapted."""
         if self._folder is None:
             raise WeightsRefused(
                 "adapter.base: this engine has no files of the model that the adapter was trained on",
+                field="adapter.base",
+            )
+        if _files(self._folder) != self._files:
+            raise WeightsRefused(
+                f"adapter.base: the files in {self._folder} have changed since this engine was started: start it again",
                 field="adapter.base",
             )
         if self._digest is None:
@@ -105,6 +114,15 @@ class AdapterBase:
                 f"{self._folder}, of digest {self._digest}: start it from the trainer's `model`",
                 field="adapter.base",
             )
+
+
+def _files(folder: Path) -> list[tuple[str, int, int, int]] | None:
+    """What tells that a file is still the same. None: it can't be told."""
+    try:
+        found = [(path.name, path.stat()) for path in checkpoint_files(folder)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return [(name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in found]
 
 
 def _refusal(name: str, what: str) -> WeightsRefused:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from steno.contracts.policy import AdapterEntry, UpdateSpec
 from steno.contracts.records import bytes_to_floats, bytes_to_ids
@@ -93,3 +95,26 @@ async def test_what_is_not_the_trainers_adapter_is_refused(
             await asyncio.sleep(0.01)
     assert worker.updates.cards()[0].policy_version == "run/1"
     assert await worker.engine.score([5, 6, 7, 8]) == pytest.approx(logprobs_of(first, [5, 6, 7, 8]), abs=1e-3)
+
+
+@pytest.mark.parametrize("change", ["another model", "gone"])
+async def test_a_checkpoint_that_has_changed_under_its_path_is_refused(tmp_path: Path, change: str) -> None:
+    """By a number too small for the probe to see. What was pushed before goes on."""
+    base = shutil.copytree(TINY, tmp_path / "base")
+    one = Worker(tmp_path / "staging", base)
+    await one.engine.start()
+    first = adapted(base, 1)
+    assert (await one.update(adapter_update(base, first, tmp_path / "w1", 1))).state == "served"
+    spec, file = adapter_update(base, adapted(base, 2), tmp_path / "w2", 2), base / "model.safetensors"
+    if change == "gone":
+        file.unlink()
+    else:
+        tensors = load_file(file)
+        tensors["model.norm.weight"][0] *= 1.0001
+        save_file(tensors, file, metadata={"format": "pt"})
+    ended = await one.update(spec)
+    assert ended.state == "failed" and "have changed since this engine was started" in ended.message
+    assert one.updates.healthy and one.updates.cards()[0].policy_version == "run/1"
+    assert await one.engine.score([5, 6, 7, 8]) == pytest.approx(logprobs_of(first, [5, 6, 7, 8]), abs=1e-3)
+    await one.updates.close()
+    await one.engine.stop()

@@ -28,8 +28,8 @@ from tests.support.trained import checkpoint, export, logprobs_of, perturbed, up
 class Worker:
     """The embedded engine, its updates and the streams of one proxy, without the socket."""
 
-    def __init__(self, staging: Path) -> None:
-        fields = {"model": str(TINY), "policy": "default", "max_streams": 8, "context_tokens": None, "engine_args": []}
+    def __init__(self, staging: Path, model: Path = TINY) -> None:
+        fields = {"model": str(model), "policy": "default", "max_streams": 8, "context_tokens": None, "engine_args": []}
         self.engine = build(SimpleNamespace(**fields))  # type: ignore[arg-type]
         metrics = WorkerMetrics(CollectorRegistry())
         self.updates = UpdateRunner(self.engine, metrics, announce=lambda: None, staging_dir=staging)

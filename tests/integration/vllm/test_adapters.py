@@ -18,6 +18,7 @@ from steno.contracts.policy import AdapterEntry, UpdateSpec
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import StagedUpdate
+from steno_worker.weights.adapter import Adapter
 from steno_worker.weights.proven_weights import base_update
 from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of
 from tests.integration.vllm.model import CONTEXT_TOKENS, make
@@ -184,6 +185,44 @@ async def test_what_is_refused_leaves_the_adapter_as_it_was(
     assert await engine.score([5, 6, 7, 8]) == pytest.approx(before, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no room", "adapter: can't be written to"),
+        ("damaged", "adapter: vLLM refuses it"),
+        ("passed over", "is of a layer that vLLM can't adapt"),
+    ],
+)
+async def test_what_fails_before_the_adapter_is_there_leaves_the_one_before(
+    engine: VllmTokens, adapters: Adapters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, said: str
+) -> None:
+    await adapters.push(7)
+    assert engine._adapter is not None
+    if fault == "no room":
+        (tmp_path / "a file").touch()
+        monkeypatch.setattr(engine._adapter, "_root", tmp_path / "a file")
+    elif fault == "damaged":
+        write = engine._adapter._write
+
+        def damaged(adapter: Adapter) -> Path:
+            folder = write(adapter)
+            (folder / "adapter_config.json").write_text('{"r": 512, "lora_alpha": 1, "target_modules": ["q_proj"]}')
+            return folder
+
+        monkeypatch.setattr(engine._adapter, "_write", damaged)
+    else:  # where a user names words that are also of layers which vLLM does not wrap
+        monkeypatch.setattr(engine._adapter, "_targets", ["up_proj"])
+    spec = adapter_update(
+        adapters.model_dir, adapted(adapters.model_dir, 8, targets=("up_proj",) if fault == "passed over" else ("q_proj",)),
+        tmp_path / "a8", 8,
+    )  # fmt: skip
+    with pytest.raises(WeightsRefused, match=said):
+        await engine.load_weights(staged(spec))
+    assert (engine.healthy, engine.version) == (True, "run/7")
+    drawn = await draw(engine, ask(engine, "another"), Sampling(max_tokens=20, ignore_eos=True))
+    assert drawn.logprobs == pytest.approx(adapters.wanted(drawn, "run/7"), abs=1e-3)
+
+
 def renamed(spec: UpdateSpec, folder: Path, layer: str, fault: str) -> UpdateSpec:
     """With a layer of another name, or without one half of a layer."""
     from safetensors.torch import load_file
@@ -211,9 +250,11 @@ async def test_an_engine_without_adapters_says_how_to_start_one(
         await tokens.load_weights(staged(spec))
 
 
-def test_layers_are_named_where_nothing_is_said_and_a_head_is_refused(tied_dir: Path) -> None:
+def test_layers_are_named_where_nothing_is_said_and_what_can_not_be_is_refused(tied_dir: Path) -> None:
     named = from_fields({"model": str(tied_dir), "enable_lora": True}).checked().engine.lora_target_modules
     assert named is not None and {"q_proj", "down_proj"} < set(named) and "lm_head" not in named
+    with pytest.raises(ConfigError, match="enable_lora: got data_parallel_size 2, must be 1"):
+        VllmTokens(from_fields({"model": str(tied_dir), "enable_lora": True, "data_parallel_size": 2}))
     fields = {"model": str(tied_dir), "enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]}
     with pytest.raises(ConfigError, match="lora_target_modules: lm_head can't be adapted here"):
         from_fields(fields).checked()

@@ -170,7 +170,12 @@ class TransformersEngine:
         self._base.check(entry)
         adapter = read_adapter(update, entry)
         adapter.check_fits(self._places)
-        tensors = dict(_load_model(self._model_dir, self._config).state_dict())
+        try:
+            tensors = dict(_load_model(self._model_dir, self._config).state_dict())
+        except Exception as error:  # transformers' own are of many kinds; what runs is as it was
+            raise WeightsRefused(
+                f"adapter.base: {self._model_dir} can't be loaded: {error}", field="adapter.base"
+            ) from error
         for path, layer in adapter.layers.items():
             tensors[f"{path}.weight"].addmm_(layer.b.float(), layer.a.float(), alpha=adapter.scale)
         return tensors

@@ -15,10 +15,12 @@ import json
 import shutil
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
@@ -38,15 +40,21 @@ NAME, NUMBER = "policy", 1
 class VllmAdapter:
     """Loads adapters into one engine.
 
-    Attributes: request: what every request to the engine is to name.
+    Attributes: request: what every request to the engine is to name. checkpoint: the folder that the engine was started from.
     """
 
     request: LoRARequest
 
     def __init__(self, config: VllmConfig) -> None:
-        """Raises: ConfigError: the model has no layer that can be adapted."""
-        self._checkpoint = checkpoint_folder(config)
-        self._base = AdapterBase(self._checkpoint)
+        """Raises: ConfigError: the model has no layer that can be adapted; an engine that forgets adapters."""
+        if config.parallel_config.data_parallel_size > 1:
+            raise ConfigError(
+                f"enable_lora: got data_parallel_size {config.parallel_config.data_parallel_size}, must be 1: idle engines of "
+                "vLLM's drop adapters; start a worker for each",
+                field="engine_args",
+            )
+        self.checkpoint = checkpoint_folder(config)
+        self._base = AdapterBase(self.checkpoint)
         self._max_rank: int = config.lora_config.max_lora_rank
         self._targets: list[str] = config.lora_config.target_modules
         self._places = checkpoint_places(config) or {}
@@ -71,7 +79,9 @@ class VllmAdapter:
     async def load(self, llm: AsyncLLM, update: StagedUpdate) -> float:
         """As `VllmWeights.load`."""
         deadline_s = update.spec.deadline_s
-        folder = await in_time(deadline_s, self._prepared, update)
+        adapter = await in_time(deadline_s, self._checked, update)
+        await self._check_wrapped(llm, adapter)
+        folder = await in_time(deadline_s, self._write, adapter)
         started = time.monotonic()
         try:
             async with asyncio.timeout(deadline_s):
@@ -93,12 +103,24 @@ class VllmAdapter:
             raise HalfLoaded(f"the engine failed while it loaded {update.version}: {reason}") from error
         return time.monotonic() - started
 
-    def _prepared(self, update: StagedUpdate) -> Path:
+    async def _check_wrapped(self, llm: AsyncLLM, adapter: Adapter) -> None:
+        """vLLM passes over layers that it has not wrapped. Raises: WeightsRefused naming one."""
+        names = list(adapter.tensors())
+        found: list[list[str]] = await llm.collective_rpc("not_adapted", args=(names,))
+        # With pipeline parallelism each process has layers of its own.
+        if missing := set(names).intersection(*found):
+            raise WeightsRefused(
+                f"tensor {min(missing)!r} is of a layer that vLLM can't adapt in this model", field="manifest.tensors"
+            )
+
+    def _checked(self, update: StagedUpdate) -> Adapter:
         """Raises: WeightsRefused."""
         entry = update.spec.manifest.adapter
+        if update.spec.transport == "nccl":
+            raise WeightsRefused("transport: got nccl; vLLM takes adapters from files", field="transport")
         if entry is None:
-            if update.folder == self._checkpoint:  # what the engine was started from, gone back to
-                return self._write(self._nothing)
+            if update.folder == self.checkpoint:  # what the engine was started from, gone back to
+                return self._nothing
             raise WeightsRefused(
                 "manifest: got weights of a whole model; this engine was started with --enable-lora and takes adapters alone "
                 "(push: adapter)",
@@ -119,7 +141,7 @@ class VllmAdapter:
                 "(--lora-target-modules)",
                 field="engine_args",
             )
-        return self._write(adapter)
+        return adapter
 
     def _of_zeros(self) -> Adapter:
         for name, place in self._places.items():
@@ -128,21 +150,26 @@ class VllmAdapter:
                 layer = AdaptedLayer(a=torch.zeros(1, place.shape[1]), b=torch.zeros(place.shape[0], 1))
                 return Adapter(AdapterEntry(base="0" * 32, rank=1, alpha=1), {path: layer})
         raise ConfigError(
-            f"enable_lora: no layer in the checkpoint's safetensors files is named {', '.join(self._targets)}; "
-            "--lora-target-modules gives other names",
+            f"enable_lora: no layer in the checkpoint's safetensors files, which must be on this machine, is named "
+            f"{', '.join(self._targets)}; --lora-target-modules gives other names",
             field="engine_args",
         )
 
     def _write(self, adapter: Adapter) -> Path:
         """In peft's layout, in a folder of its own."""
-        folder = Path(tempfile.mkdtemp(dir=self._root))
+        folder = self._root / uuid.uuid4().hex
         tensors = {name: tensor.contiguous() for name, tensor in adapter.tensors().items()}
-        save_file(tensors, folder / "adapter_model.safetensors")
         config: dict[str, Any] = {
             "peft_type": "LORA", "bias": "none", "target_modules": adapter.words,
             "r": adapter.entry.rank, "lora_alpha": adapter.entry.alpha,
         }  # fmt: skip
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        try:
+            folder.mkdir(parents=True, mode=0o700)  # with the root, where somebody has tidied the temporary folder
+            save_file(tensors, folder / "adapter_model.safetensors")
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+        except (OSError, SafetensorError) as error:  # nothing has changed in the engine
+            shutil.rmtree(folder, ignore_errors=True)
+            raise WeightsRefused(f"adapter: can't be written to {self._root}: {error}", field="adapter") from error
         return folder
 
     async def _put(self, llm: AsyncLLM, folder: Path) -> None:
@@ -150,9 +177,11 @@ class VllmAdapter:
         try:
             taken = await llm.add_lora(LoRARequest(NAME, NUMBER, str(folder), load_inplace=True))
         except Exception as error:  # from another process, as text
-            # vLLM reads the new one before it lets go of the old one; of several processes some may have the new one by now.
-            if llm.errored or self._processes > 1 or NUMBER not in await llm.list_loras():
-                raise
+            before = getattr(self, "request", None)
+            if llm.errored or self._processes > 1 or before is None:
+                raise  # of several processes some may have the new one by now
+            # It may have failed after the old one was let go, or with half of the new one in place: the old one is read again.
+            await llm.add_lora(LoRARequest(NAME, NUMBER, before.lora_path, load_inplace=True))
             raise WeightsRefused(f"adapter: vLLM refuses it: {error}", field="adapter") from error
         if not taken:
             raise EngineFailed("adapter: not every process of the engine has taken it")

@@ -167,7 +167,7 @@ class VllmTokens:
         return self._running()
 
     def checkpoint(self) -> Path | None:
-        return checkpoint_folder(self._config)
+        return self._adapter.checkpoint if self._adapter is not None else checkpoint_folder(self._config)
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused: nothing has changed; EngineFailed: the engine is dead."""

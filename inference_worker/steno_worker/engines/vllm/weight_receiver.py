@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -39,7 +40,26 @@ def register() -> None:
 
 
 class WorkerExtension:
-    """Adds nothing to vLLM's worker: naming it is what makes a worker process import this module."""
+    """What is added to vLLM's worker. Naming it is also what makes a worker process import this module."""
+
+    model_runner: Any
+
+    def not_adapted(self, names: list[str]) -> list[str]:
+        """Of an adapter's tensors, those of no layer that vLLM has wrapped in this process, and would pass over.
+
+        Source: `vllm.lora.model_manager.LoRAModelManager.modules`, vLLM 0.32; what holds of MLA is in
+        `vllm.model_executor.layers.attention.mla_attention`, whose `kv_b_proj` is read past its wrapper.
+        """
+        manager = self.model_runner.lora_manager._adapter_manager
+        mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+        mapper = mapper.get_rename_mapper() if mapper is not None else None
+        wrapped: set[str] = set()
+        for path in manager.modules:
+            parent, _, last = path.rpartition(".")
+            wrapped |= {f"{parent}.{part}" for part in (last, *manager.packed_modules_mapping.get(last, ()))}
+        if self.model_runner.model_config.use_mla:
+            wrapped = {path for path in wrapped if not path.endswith(".kv_b_proj")}
+        return [name for name in names if parse_fine_tuned_lora_name(name, mapper)[0] not in wrapped]
 
 
 @dataclass
