@@ -14,7 +14,6 @@ from typing import Any, Self
 import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
-from kubernetes_asyncio.config.config_exception import ConfigException
 from kubernetes_asyncio.stream import WsApiClient
 
 from .errors import ApiRefused, ApiUnavailable, QuotaExceeded
@@ -65,6 +64,8 @@ class Api:
         self._clients: tuple[Any, Any] | None = None
         self._earlier: list[Any] = []
         self._renewing = asyncio.Lock()
+        self._renewals = 0
+        self._not_renewed: str | None = None  # why the last time gave nothing
         self.namespace: str = where.get("namespace") or "default"
 
     @classmethod
@@ -228,9 +229,18 @@ class Api:
     async def _renewed(self, used: tuple[Any, Any] | None) -> None:
         """Other credentials than those of `used`, asked for once by all calls that these were refused to. Raises: ApiRefused,
         NoCredentials."""
+        seen = self._renewals
         async with self._renewing:
-            if self._clients is used:
+            if self._clients is not used:
+                return
+            if self._renewals > seen and self._not_renewed is not None:  # while this one waited
+                raise NoCredentials(self._not_renewed)
+            self._renewals, self._not_renewed = self._renewals + 1, None
+            try:
                 await self._connect()
+            except NoCredentials as failed:
+                self._not_renewed = str(failed)
+                raise
 
     async def _connect(self) -> None:
         found = client.Configuration()
@@ -249,9 +259,10 @@ class Api:
                 named = (loader.current_context.get("context") or {}).get("namespace")
         except TimeoutError:
             raise NoCredentials(f"{NONE_BY_USER}: its program came to no end in {PROGRAM_S:.0f} s") from None
-        except (ConfigException, OSError, TypeError) as error:
-            # `exec:` is how the client begins what it says of the program. An OSError is that program, or a file with a token.
-            if isinstance(error, OSError) or str(error).startswith("exec: "):
+        except Exception as error:  # whatever the client makes of what a program or a file says
+            # `exec:` is how it begins what it says of the program. An OSError is that program, or a file with a token. What has
+            # been understood once is not understood now because of what they said.
+            if self._clients is not None or isinstance(error, OSError) or str(error).startswith("exec: "):
                 raise NoCredentials(f"{NONE_BY_USER}: {_words(error)}") from None
             raise ApiRefused(f"no cluster is known here: {_words(error)}") from None
         self.namespace = self._where.get("namespace") or named or "default"

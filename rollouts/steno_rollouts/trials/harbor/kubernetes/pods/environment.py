@@ -87,7 +87,7 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
             owned = secret(self.pod_name, self._secrets, made["metadata"], self._steno["marks"])
             with contextlib.suppress(AlreadyThere):  # an answer that was lost
                 await self._once_room(until, lambda: api.create_secret(owned))
-        await self._until_running(until)
+        await self._until_running(time.monotonic() + self._options["start_timeout_s"])
         done = await self.ensure_dirs(self._mount_targets())
         if done is not None and done.return_code:
             raise PodNotStarted(f"pod {self.pod_name}: its folders can't be made: {(done.stderr or '').strip()[-300:]}")
