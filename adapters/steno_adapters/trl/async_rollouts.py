@@ -30,6 +30,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from steno.contracts.errors import BadRequest, StenoError
+from steno.contracts.leases import RunGroups
 from steno_adapters.collector import CollectedGroup, Collector
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups, NothingToTrain
 from steno_adapters.trl.fresh_rows import FreshRows, QueuedRow, rollout_sample
@@ -95,7 +96,7 @@ class AsyncRollouts:
         self._heard = time.monotonic()
         self._trainer: Any = None
         self._without_rows, self._dropped = (FailedGroups(stop_after_failed_groups) for _ in range(2))
-        self._empty = 0  # groups of the run in which no trial can be trained: never leased
+        self._seen: RunGroups  # of the run, at the last look
         self._group_trained = False  # a row of the group whose rows are being taken
 
     def trainer(self, model: str, args: AsyncGRPOConfig, **options: Any) -> AsyncGRPOTrainer:
@@ -124,7 +125,7 @@ class AsyncRollouts:
 
     def start(self) -> None:
         args = self._trainer.args
-        self._empty = self._empty_groups()
+        self._seen = self._look()
         if self._tasks is not None:
             # What a step has taken does not count as in hand, so the bound is one step lower than TRL's.
             self._rolling = self._collector.start(
@@ -249,14 +250,16 @@ class AsyncRollouts:
 
     def _count_failed(self, came: list[CollectedGroup]) -> None:
         """Raises: NothingToTrain."""
-        before, self._empty = self._empty, self._empty_groups()
-        if any(group.rows for group in came):
+        trainable = any(group.rows for group in came)
+        if trainable:
             self._without_rows.trainable()
-        elif failed := max(0, self._empty - before) + len(came):
-            self._without_rows.failed(failed, self._collector.failures)
+        before, self._seen = self._seen, self._look()
+        # Groups in which no trial can be trained are `empty`, and never leased.
+        if not trainable and (failed := max(0, self._seen.empty - before.empty) + len(came)):
+            self._without_rows.failed(failed, self._collector.failures, before.running)
 
-    def _empty_groups(self) -> int:
-        return self._collector.client.run(self._collector.run).groups.empty
+    def _look(self) -> RunGroups:
+        return self._collector.client.run(self._collector.run).groups
 
     def _came(self, group: CollectedGroup) -> None:
         with self._lock:

@@ -17,20 +17,31 @@ class NothingToTrain(StenoError):
 
 
 class FailedGroups:
-    """Args: stop_after: so many groups in a row are too many; 0: none are."""
+    """Groups fail sooner than good ones end, and those of a killed launcher as soon as the next one begins: as many as ran when
+    the first of a row failed may fail beyond the bound.
+
+    Args: stop_after: so many groups in a row are too many; 0: none are.
+    """
 
     def __init__(self, stop_after: int) -> None:
         self._stop_after = stop_after
         self._in_a_row = 0
+        self._ran = 0
 
     def trainable(self) -> None:
         """A group had a row."""
         self._in_a_row = 0
 
-    def failed(self, groups: int, why: Iterable[str]) -> None:
-        """So many more had none. Args: why: of the last ones, if it is known. Raises: NothingToTrain: they are too many."""
+    def failed(self, groups: int, why: Iterable[str], ran: int = 0) -> None:
+        """So many more had none.
+
+        Args: why: of the last ones, if it is known. ran: groups that ran before they failed.
+        Raises: NothingToTrain: they are too many.
+        """
+        if not self._in_a_row:
+            self._ran = ran
         self._in_a_row += groups
-        if 0 < self._stop_after <= self._in_a_row:
+        if self._stop_after and self._in_a_row >= self._stop_after + self._ran:
             reasons = "; ".join(why) or "why is in the log of whoever rolls out"
             raise NothingToTrain(
                 f"{self._in_a_row} groups in a row had no row to train ({reasons}); mend that and start again "

@@ -101,5 +101,20 @@ def test_too_many_failed_groups_in_a_row_are_an_error_with_their_reasons() -> No
         groups.failed(1, [])
 
 
+def test_groups_that_ran_when_the_first_one_failed_are_waited_for() -> None:
+    """Broken tasks fail at once while good ones run for hours; what a killed launcher left fails before anything new ends."""
+    groups = failed_groups.FailedGroups(3)
+    groups.failed(1, [], ran=4)
+    groups.failed(5, [], ran=9)
+    groups.trainable()
+    groups.failed(2, [], ran=0)
+    with pytest.raises(failed_groups.NothingToTrain, match=r"3 groups in a row"):
+        groups.failed(1, [], ran=9)
+    groups = failed_groups.FailedGroups(3)
+    groups.failed(6, [], ran=4)
+    with pytest.raises(failed_groups.NothingToTrain, match=r"7 groups in a row"):
+        groups.failed(1, [])
+
+
 def test_groups_that_fail_are_waited_out_where_that_is_wanted() -> None:
     failed_groups.FailedGroups(0).failed(1000, [])
