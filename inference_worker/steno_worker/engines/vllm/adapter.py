@@ -80,7 +80,8 @@ class VllmAdapter:
         """As `VllmWeights.load`."""
         deadline_s = update.spec.deadline_s
         adapter = await in_time(deadline_s, self._checked, update)
-        await self._check_wrapped(llm, adapter)
+        if adapter is not self._nothing:  # which adds nothing, wherever it lands
+            await self._check_wrapped(llm, adapter)
         folder = await in_time(deadline_s, self._write, adapter)
         started = time.monotonic()
         try:
@@ -96,9 +97,7 @@ class VllmAdapter:
         except WeightsRefused:
             shutil.rmtree(folder)
             raise
-        except (
-            Exception
-        ) as error:  # vLLM's own are of many kinds; after each it is not known which weights it samples by
+        except Exception as error:  # vLLM's own are of many kinds; after each it is not known what it samples by
             reason = "it took too long" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
             raise HalfLoaded(f"the engine failed while it loaded {update.version}: {reason}") from error
         return time.monotonic() - started
