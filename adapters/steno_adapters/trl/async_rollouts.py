@@ -7,7 +7,6 @@ A group is acknowledged once a checkpoint has it, so none is lost or trained twi
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
@@ -87,7 +86,7 @@ class AsyncRollouts:
         self._step = 0
         self._lock = threading.RLock()
         self._held: dict[str, CollectedGroup] = {}
-        self._used: queue.SimpleQueue[CollectedGroup] = queue.SimpleQueue()
+        self._to_mark: set[str] = set()  # groups that are used, which the proxy does not know yet
         self._numbers = itertools.count()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -237,9 +236,7 @@ class AsyncRollouts:
         return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
     def _lease(self) -> None:
-        while not self._used.empty():
-            with contextlib.suppress(StenoError):  # others begin later then
-                self._collector.used([self._used.get()])
+        self._mark_used()
         if self.rollout_buffer.qsize() > 2 * self._rows_per_step:
             self._stopping.wait(PAUSE_S)
             return
@@ -247,6 +244,23 @@ class AsyncRollouts:
         for group in groups:
             self._came(group)
         self._count_failed(groups)
+
+    def _mark_used(self) -> None:
+        """The trainer has every row of these groups: others may begin in their place. Each is told until the proxy knows it: with
+        enough groups that it counts as in hand, no trial would begin. Raises: StenoError: the proxy is away."""
+        with self._lock:
+            groups = [self._held[name] for name in self._to_mark if name in self._held]
+            self._to_mark.intersection_update(group.group_id for group in groups)
+        for group in groups:
+            try:
+                self._collector.used([group])
+            except StenoError as error:
+                if error.retryable:
+                    raise
+                log.warning("the lease of group %s was lost: %s", group.group_id, error)  # it comes again, by another
+            with self._lock:
+                if self._held.get(group.group_id) is group:
+                    self._to_mark.discard(group.group_id)
 
     def _count_failed(self, came: list[CollectedGroup]) -> None:
         """Raises: NothingToTrain."""
@@ -266,6 +280,8 @@ class AsyncRollouts:
             again = group.group_id in self._held  # its lease had run out: its rows are on their way
             self._held[group.group_id] = group
             if again:
+                if self.progress.taken(group.group_id):
+                    self._to_mark.add(group.group_id)  # of this lease the proxy does not know it
                 return
             already = self.progress.begin(group.group_id, len(group.rows))
         if already < len(group.rows):
@@ -307,7 +323,7 @@ class AsyncRollouts:
         with self._lock:
             last = self.progress.handed_over(queued.group_id, dropped=reason is not None)
             if last:
-                self._used.put(self._held[queued.group_id])
+                self._to_mark.add(queued.group_id)
         trained = self._group_trained or reason is None
         self._group_trained = trained and not last
         if reason is None:

@@ -45,6 +45,10 @@ class RowProgress:
         self._waiting[group_id] -= 1
         return not self._waiting[group_id]
 
+    def taken(self, group_id: str) -> bool:
+        """Whether each row of a group that has come was handed over."""
+        return not self._waiting.get(group_id)
+
     def trained(self, rows: int) -> None:
         """The next `rows` rows were trained."""
         while self._order and (rows or self._order[0][1]):

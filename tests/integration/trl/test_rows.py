@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steno.contracts.errors import Conflict, StenoError, Unreachable
 from steno_adapters import CollectedGroup, TrainableRow
 from steno_adapters.trl import AsyncRollouts
 
@@ -65,3 +66,56 @@ def test_a_row_is_trained_unless_something_speaks_against_it(
         assert rollouts.counts[f"untrained/{reason}"] == found.trained_tokens
     rollouts.progress.trained(1)
     assert rollouts.progress.finished == ["g"], "trained or dropped, it is not waited for"
+
+
+class ProxyToTell:
+    """The collector's part that says which groups are used. refusals: the next answers."""
+
+    def __init__(self, *refusals: StenoError) -> None:
+        self.refusals, self.told = list(refusals), list[str]()
+
+    def used(self, groups: list[CollectedGroup]) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.told += [group.lease.lease_id for group in groups]
+
+
+def leased(rollouts: AsyncRollouts, lease_id: str) -> CollectedGroup:
+    lease: Any = SimpleNamespace(lease_id=lease_id, group=SimpleNamespace(group_id="g", task={}), left_out={})
+    return CollectedGroup(lease, {"g.0": 1.0, "g.1": 0.0}, [row(rollouts.versions.lineage + "/3")])
+
+
+def all_taken(proxy: Any) -> AsyncRollouts:
+    rollouts = rollouts_at_step_3()
+    rollouts._collector = proxy
+    rollouts._came(leased(rollouts, "first"))
+    rollouts._mark_used()
+    assert proxy.told == [], "its row is still waiting"
+    rollouts.rollout_buffer.get(timeout=0.0)
+    return rollouts
+
+
+def test_a_proxy_that_was_away_is_told_again_which_groups_are_used() -> None:
+    """Else they would count as in hand until the next checkpoint, which trials must begin for."""
+    proxy = ProxyToTell(Unreachable("no proxy"), Unreachable("no proxy"))
+    rollouts = all_taken(proxy)
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            rollouts._mark_used()
+    for _ in range(2):
+        rollouts._mark_used()
+    assert proxy.told == ["first"]
+
+
+def test_a_group_that_is_leased_again_is_marked_as_used_again() -> None:
+    proxy = ProxyToTell(Conflict("leased to another"))
+    rollouts = all_taken(proxy)
+    for _ in range(2):
+        rollouts._mark_used()
+    assert proxy.told == []
+    rollouts._came(leased(rollouts, "second"))
+    rollouts._mark_used()
+    rollouts.progress.trained(1)  # finished, and not acknowledged
+    rollouts._came(leased(rollouts, "third"))
+    rollouts._mark_used()
+    assert proxy.told == ["second", "third"]
