@@ -7,6 +7,7 @@ a machine's role): none in a URL, none in a message. All calls block, and may be
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import os
@@ -80,6 +81,23 @@ class ObjectStore:
 
     def put_bytes(self, data: bytes, key: str) -> None:
         self._call(key, lambda at: self._fs.pipe_file(at, data))
+
+    def create(self, data: bytes, key: str) -> bool:
+        """As `put_bytes`, where there is no such object yet: of two that create one at once, one does. Returns: whether
+        it was created. Stores that know no condition on writing (`If-None-Match`) replace what is there."""
+
+        def created(at: str) -> bool:
+            try:
+                self._fs.pipe_file(at, data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+                self._fs.pipe_file(at, data)
+            return True
+
+        return self._call(key, created)
 
     def size(self, key: str) -> int:
         """Bytes of an object."""

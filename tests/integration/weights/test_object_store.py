@@ -206,6 +206,23 @@ async def test_a_place_of_another_run_is_refused(server: ObjectServer, trained: 
         ObjectPlace(store("s3://nowhere/x"), "another", "default").claim()
 
 
+async def test_a_place_that_two_runs_claim_at_once_is_the_first_one_s(server: ObjectServer) -> None:
+    """The second one looks before the first one has written."""
+    ObjectPlace(store(), "first", "default").claim()
+    owner = server.client.get_object(Bucket=BUCKET, Key=f"runs/one/{OWNER}")["Body"].read()
+    server.fault = once(404, "NoSuchKey", "GET", OWNER)
+    with pytest.raises(CopyFailed, match=r"has weights of \{'run': 'first', 'policy': 'default'\}"):
+        ObjectPlace(store(), "second", "default").claim()
+    assert server.client.get_object(Bucket=BUCKET, Key=f"runs/one/{OWNER}")["Body"].read() == owner
+
+
+async def test_a_store_that_knows_no_condition_on_writing_is_used_without(server: ObjectServer) -> None:
+    server.fault = once(501, "NotImplemented", "PUT", OWNER)
+    ObjectPlace(store(), "first", "default").claim()
+    with pytest.raises(CopyFailed, match="has weights of"):
+        ObjectPlace(store(), "second", "default").claim()
+
+
 # -- faults
 
 

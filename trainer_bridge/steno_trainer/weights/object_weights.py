@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from steno.config.object_store import ObjectStore
 from steno.contracts.errors import ObjectMissing, ObjectStoreFailed
@@ -53,18 +53,26 @@ class ObjectPlace:
 
         Raises: CopyFailed: it is another's; ObjectStoreFailed.
         """
-        try:
-            found = json.loads(self._store.get_bytes(OWNER))
-        except ObjectMissing:
-            found = self._owner
-        except ValueError:
-            found = None
+        mine = json.dumps(self._owner).encode()
+        found = self._found_owner()
+        if found is None:
+            self._store.create(mine, OWNER)
+            found = self._found_owner()  # another's, where two claimed it at the same moment
         if found != self._owner:
             raise CopyFailed(
                 f"weights_url: {self._store.url} has weights of {found}, and this is {self._owner}: set one of its own"
             )
-        self._store.put_bytes(json.dumps(self._owner).encode(), OWNER)
+        self._store.put_bytes(mine, OWNER)
         self._before = [name for name in self._store.folders() if re.fullmatch(LINEAGE, name)]
+
+    def _found_owner(self) -> Any:
+        """None: nobody's."""
+        try:
+            return json.loads(self._store.get_bytes(OWNER))
+        except ObjectMissing:
+            return None
+        except ValueError:
+            return "somebody else"
 
     def stage(self, version: PolicyVersion, copy: WeightsCopy) -> StagedWeights:
         """What is to be said of it. It is brought later, by the thread that posts it, and given up once there is a newer one."""
