@@ -124,7 +124,7 @@ class AsyncRollouts:
 
     def start(self) -> None:
         args = self._trainer.args
-        self._seen = self._look()
+        self._seen = self._collector.client.run(self._collector.run).groups
         if self._tasks is not None:
             # What a step has taken does not count as in hand, so the bound is one step lower than TRL's.
             self._rolling = self._collector.start(
@@ -267,13 +267,16 @@ class AsyncRollouts:
         trainable = any(group.rows for group in came)
         if trainable:
             self._without_rows.trainable()
-        before, self._seen = self._seen, self._look()
+        view = self._collector.client.run(self._collector.run)
+        before, self._seen = self._seen, view.groups
         # Groups in which no trial can be trained are `empty`, and never leased.
         if not trainable and (failed := max(0, self._seen.empty - before.empty) + len(came)):
             self._without_rows.failed(failed, self._collector.failures, before.running)
-
-    def _look(self) -> RunGroups:
-        return self._collector.client.run(self._collector.run).groups
+        groups = view.groups
+        held_here = groups.leased + groups.used <= len(self._held)
+        if view.rollouts_over and self._tasks is None and held_here and not (came or groups.running or groups.ready):
+            steps = self._trainer.args.max_steps
+            raise NothingToTrain(f"no groups are left before max_steps {steps}; roll out more, or set a lower one")
 
     def _came(self, group: CollectedGroup) -> None:
         with self._lock:

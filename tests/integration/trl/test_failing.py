@@ -96,6 +96,20 @@ def test_groups_that_others_roll_out_and_that_all_fail_end_it_too(stack: Stack, 
         rolling.cancel()
 
 
+def test_rollouts_elsewhere_that_are_over_end_it_once_their_rows_are_trained(stack: Stack, tmp_path: Path) -> None:
+    with Collector(stack.url, "over", agent=talks) as others:
+        with Collector(stack.url, "over") as collector:
+            rollouts = AsyncRollouts(collector, n=2)
+            trainer = asynchronous(rollouts, tmp_path, 1.0)
+            trainer.args.max_steps = 8
+            rolling = others.start(TASKS, 2, groups_per_step=2, max_staleness_steps=8)
+            rolling.add_done_callback(lambda _: others.client.rollouts_over("over"))
+            with pytest.raises(RuntimeError, match=r"run over .*no groups are left before max_steps 8; roll out more"):
+                trainer.train()
+        assert rollouts.counts["rows"] == 8 and trainer.state.global_step >= 1, "four groups, of two rows each"
+        assert others.client.run("over").groups.ready == 4, "no checkpoint has them: they are served again"
+
+
 def test_rows_that_are_all_dropped_end_the_asynchronous_trainer_with_the_reason(stack: Stack, tmp_path: Path) -> None:
     with Collector(stack.url, "dropped", agent=talks, temperature=0.5) as collector:
         rollouts = AsyncRollouts(collector, TASKS, n=2, stop_after_failed_groups=3)
