@@ -54,12 +54,15 @@ _COMMAND = (
     "steno_cli.terminal.flags",
     "steno_rollouts.build",
 )
+_TORCHRUN = ("steno_cli.torchrun", "tests.support.forked_ranks")
 _COMMANDS = ("doctor", "env", "groups", "rollout", "runs", "sessions", "tasks")
 _LITELLM = (*_PROXY, "steno_cli.commands.upstream", "steno_worker.engines.litellm.text", "uvloop")
 _READ_LATER = ("STENO_", "XDG_DATA_HOME", "PYTEST_", "PYTHONUNBUFFERED", "COLUMNS")
 """Variables that nothing reads while it is imported: they may differ from those of the process that forks."""
 _SET_BY_IMPORTS = ("LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_")
 """By litellm's engine, DeepSpeed and torch, where a test has imported them. What forks has them as its own imports set them."""
+_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+"""What DeepSpeed and torch look at while they are imported. Only programs that have the first one like this are forks."""
 
 
 class Program:
@@ -106,6 +109,8 @@ class _Forker:
         with theirs:
             words = [sys.executable, "-m", "tests.support.forked", str(theirs.fileno()), *modules]
             environment = {**os.environ, "PYTHONUNBUFFERED": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            if modules == _TORCHRUN:
+                environment |= _CPU
             self.process = subprocess.Popen(
                 words,
                 pass_fds=[theirs.fileno()],
@@ -119,7 +124,9 @@ class _Forker:
     ) -> Program:
         status, theirs = socket.socketpair()
         with theirs, Path(os.devnull).open("rb") as nothing:
-            order = json.dumps({"args": args[3:], "environment": dict(environment), "cwd": str(cwd)}).encode()
+            order = json.dumps(
+                {"module": args[2], "args": args[3:], "environment": dict(environment), "cwd": str(cwd)}
+            ).encode()
             socket.send_fds(self._socket, [order], [nothing.fileno(), out.fileno(), err.fileno(), theirs.fileno()])
         pid = self._socket.recv(64)
         assert pid, f"the process that forks ended with {self.process.wait()}"
@@ -154,10 +161,11 @@ def start(
     command: Sequence[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes], err: IO[bytes] | None = None
 ) -> Started:
     """A program with its output in `out`, with `err` apart from it or not, and nothing to read: a fork where it is a command of
-    this Python's `-m steno` that tests start often."""
+    this Python's `-m steno` that tests start often, or torchrun on CPUs."""
     err = err or out
     modules = _modules(command)
-    changed = {name for name in {*environment, *AT_FIRST} if environment.get(name) != AT_FIRST.get(name)}
+    imported_in = AT_FIRST | ({"CUDA_VISIBLE_DEVICES": ""} if modules == _TORCHRUN else {})
+    changed = {name for name in {*environment, *imported_in} if environment.get(name) != imported_in.get(name)}
     if modules is None or any(not name.startswith(_READ_LATER + _SET_BY_IMPORTS) for name in changed):
         return subprocess.Popen(
             command, cwd=cwd, env=dict(environment), stdout=out, stderr=err, stdin=subprocess.DEVNULL
@@ -168,6 +176,8 @@ def start(
 
 
 def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
+    if list(command[:3]) == [sys.executable, "-m", "steno_cli.torchrun"]:
+        return _TORCHRUN
     if list(command[:3]) != [sys.executable, "-m", "steno"]:
         return None
     words = set(command[4:])
@@ -181,8 +191,8 @@ def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
     return None
 
 
-def _fork_on_demand(orders: socket.socket) -> None:
-    """Until the other end is gone. Returns in each fork too, which has become what it is to run."""
+def _fork_on_demand(orders: socket.socket) -> str:
+    """Until the other end is gone. Returns in each fork, which has become what it is to run: the name of its module."""
     running: dict[
         int, tuple[int, socket.socket]
     ] = {}  # by the descriptor that can be read once it has ended: pid, status
@@ -210,8 +220,8 @@ def _fork_on_demand(orders: socket.socket) -> None:
                 os.chdir(order["cwd"])
                 os.environ.clear()
                 os.environ.update(order["environment"])
-                sys.argv = ["steno", *order["args"]]
-                return
+                sys.argv = [order["module"], *order["args"]]
+                return str(order["module"])
             for descriptor in descriptors[:3]:
                 os.close(descriptor)
             running[os.pidfd_open(pid)] = pid, socket.socket(fileno=descriptors[3])
@@ -223,5 +233,5 @@ if __name__ == "__main__":
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("steno", run_name="__main__", alter_sys=True)
+    program = _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -74,3 +74,25 @@ def test_what_imports_could_read_is_given_to_a_program_that_is_started(tmp_path:
         assert isinstance(child, subprocess.Popen) and child.wait(60) == 0
         other = forked.start([sys.executable, "--version"], os.environ, ROOT, out)
         assert isinstance(other, subprocess.Popen) and other.wait(60) == 0
+
+
+RANK = """
+import os, sys, threading
+print(os.environ["RANK"], os.environ["STENO_SAID"], os.getsid(0) == os.getpid(), threading.active_count(), flush=True)
+number = sys.argv[1 + int(os.environ["RANK"])]
+sys.exit(int(number) if number != "TERM" else os.kill(os.getpid(), 15))
+"""
+
+
+@pytest.mark.parametrize(("codes", "code"), [(("0", "0"), 0), (("0", "3"), 3), (("TERM", "0"), 1)])
+def test_ranks_of_torchrun_are_processes_of_their_own_and_end_as_such(
+    tmp_path: Path, as_at_first: None, codes: tuple[str, str], code: int
+) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "steno_cli.torchrun", "--standalone", "--nproc-per-node", "2", "rank.py", *codes]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "STENO_SAID": "it"}
+    with (tmp_path / "log").open("wb") as out:
+        launched = forked.start(command, environment, tmp_path, out)
+    said = tmp_path.joinpath("log").read_text
+    assert isinstance(launched, forked.Program) and launched.wait(120) == code, said()
+    assert "0 it True 1\n" in said() and "1 it True 1\n" in said()

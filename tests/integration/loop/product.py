@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -36,6 +35,7 @@ from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
 from steno_trainer.data.ledger import Ledger
+from tests.support import forked
 from tests.support.processes import until
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT, Stack, _spawn, running
@@ -53,7 +53,7 @@ class Trainer:
     """`steno train` under torchrun. Started again in the same folder it goes on from its checkpoint."""
 
     folder: Path
-    process: subprocess.Popen[bytes]
+    process: forked.Started
     log: Path
 
     @property
@@ -149,7 +149,7 @@ class Product:
             "learning_rate": 1e-4, "groups_per_step": GROUPS_PER_STEP, "micro_batch_tokens": 4096,
             "activation_checkpointing": False, "checkpoint_dir": str(folder / "checkpoints"), "checkpoint_every": 1,
             "weights_dir": str(folder / "weights"), "metrics_file": str(folder / "metrics.jsonl"),
-            "probe_tolerance": 0.001, "lease_ttl_s": 10.0, "max_staleness_steps": 1,
+            "probe_tokens": 16, "probe_tolerance": 0.001, "lease_ttl_s": 10.0, "max_staleness_steps": 1,
             **({"key": self.key} if self.key else {}),
         }  # fmt: skip
         (folder / "train.yaml").write_text(json.dumps(given | settings))  # YAML takes JSON
@@ -171,15 +171,7 @@ class Product:
         }  # fmt: skip
         log = folder / f"train-{len(self.trainers)}.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*launcher, *module],
-                cwd=cwd,
-                env=environment,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            process = forked.start([*launcher, *module], environment, cwd, out)
         trainer = Trainer(folder, process, log)
         self.trainers.append(trainer)
         return trainer
