@@ -1,0 +1,55 @@
+"""`.ci/run` runs sections two at a time: here its functions run, with sections of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import ROOT
+
+
+def two_at_a_time(folder: Path, sections: dict[str, str], *names: str) -> tuple[int, str]:
+    """The exit code, and what was printed. sections: what each does, in a copy of `.ci/run` that has these alone."""
+    written = (ROOT / ".ci/run").read_text()
+    start = "# `.ci/run NAME` runs one section"
+    assert written.count(start) == 1
+    functions = "".join(f"{name}() {{\n{body}\n}}\n" for name, body in sections.items())
+    for path, text in ((".ci/run", written.replace(start, functions + start)), ("scripts/lib.sh", "")):
+        (folder / path).parent.mkdir()
+        (folder / path).write_text(text)
+    (folder / ".ci/run").chmod(0o755)
+    done = subprocess.run(
+        [folder / ".ci/run", "two_at_a_time", *names],
+        env=os.environ | {"SHARED": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+def test_two_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path) -> None:
+    meet = 'echo {0} began; touch "$SHARED/{0}"; until [ -e "$SHARED/{1}" ]; do sleep 0.05; done; echo {0} ended'
+    sections = {"one": meet.format("one", "two"), "two": meet.format("two", "one"), "three": "echo three ended"}
+    code, said = two_at_a_time(tmp_path, sections, "one", "two", "three")
+    assert code == 0, said
+    for name in ("one", "two"):
+        assert f"#### {name}: exit code 0\033[0m\n{name} began\n{name} ended\n" in said
+    assert said.count("exit code 0") == 3 and said.count("s of processor time") == 3
+
+
+@pytest.mark.parametrize("failing", ["one", "two"])
+def test_once_a_section_has_failed_none_begins_and_its_exit_code_is_told(tmp_path: Path, failing: str) -> None:
+    other = {"one": "two", "two": "one"}[failing]
+    sections = {
+        failing: 'echo before; touch "$SHARED/failing"; sh -c "exit 7"',
+        other: 'until [ -e "$SHARED/failing" ]; do sleep 0.05; done; sleep 1; echo went on',
+        "three": "echo three ended",
+    }
+    code, said = two_at_a_time(tmp_path, sections, "one", "two", "three")
+    assert code == 7, said
+    assert f"#### {failing}: exit code 7\033[0m\nbefore\n" in said and "went on" in said and "three" not in said
