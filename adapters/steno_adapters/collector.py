@@ -110,6 +110,7 @@ class Collector:
         self._mine: set[str] = set()
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: list[Future[Any]] = []
         self._work = tempfile.TemporaryDirectory(prefix="steno-collector-")
         law = {} if temperature is None else {"temperature": temperature, "top_p": 1.0}
         self._options = GroupOptions(
@@ -213,8 +214,10 @@ class Collector:
             return
         self._closing.set()
         if self._loop is not None:
+            for running in self._running:
+                running.cancel()  # nothing, where it is cancelled: a second one would take it from ending its trials
             with contextlib.suppress(StenoError, TimeoutError):
-                asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(30)
+                asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result(30)
             self._loop.call_soon_threadsafe(self._loop.stop)
         if isinstance(self._executor, FunctionAgents):
             self._executor.close()
@@ -236,7 +239,9 @@ class Collector:
             threading.Thread(target=self._loop.run_forever, name="steno-rollouts", daemon=True).start()
         planned = self._noted(_planned(tasks, "again" if again else f"{self._name}-{self._round}", again))
         self._round += 1
-        return asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission, again), self._loop)
+        running = asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission, again), self._loop)
+        self._running = [earlier for earlier in self._running if not earlier.done()] + [running]
+        return running
 
     def _noted(self, planned: Iterator[Planned]) -> Iterator[Planned]:
         for plan in planned:
@@ -333,12 +338,6 @@ def _planned(tasks: Iterable[Task | Mapping[str, Any]], round_name: str, again: 
             raise BadRequest(f"tasks: two are named {task.task_id!r}, must be one each", field="tasks")
         seen[task.task_id] += 1
         yield Planned(task, f"{round_name}-{seen[task.task_id]}")
-
-
-async def _cancel_others() -> None:
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
-    await _others_ended()
 
 
 async def _others_ended() -> None:

@@ -156,6 +156,24 @@ def test_a_cancelled_batch_leaves_no_trial_open_and_nothing_leased(stack: Stack)
         assert {session.end_reason for session in collector.client.sessions(run_id="cancelled")} == {"cancelled"}
 
 
+def test_what_was_cancelled_ends_its_trials_also_where_the_collector_is_closed_at_once(stack: Stack) -> None:
+    playing = threading.Event()
+
+    def stall(call: AgentCall) -> float:
+        ask(call)
+        playing.set()
+        threading.Event().wait(5)
+        return 1.0
+
+    with Collector(stack.url, "closed", agent=stall) as collector:
+        rolling = collector.start([{"task_id": "x"}], 2, groups_per_step=1, max_staleness_steps=0)
+        assert playing.wait(120)
+        rolling.cancel()
+    with Client(stack.url) as client:
+        begun = [session for session in client.sessions(run_id="closed") if session.counts.turns]
+        assert begun and {session.end_reason for session in begun} == {"cancelled"}
+
+
 DIES = """
 import os, sys
 from steno_adapters import Collector
