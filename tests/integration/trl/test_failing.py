@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,30 @@ def test_groups_that_others_roll_out_and_that_all_fail_end_it_too(stack: Stack, 
         rolling.cancel()
 
 
+class ThenOthersBegin(AsyncRollouts):
+    """Rollouts elsewhere begin once the first weights are served: what was sampled before is not trained."""
+
+    begin: Callable[[], None] | None = None
+
+    def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
+        super().send_weights(iterator)
+        if self.begin is not None:
+            self.begin()
+            self.begin = None
+
+
 def test_rollouts_elsewhere_that_are_over_end_it_once_their_rows_are_trained(stack: Stack, tmp_path: Path) -> None:
     with Collector(stack.url, "over", agent=talks) as others:
-        with Collector(stack.url, "over") as collector:
-            rollouts = AsyncRollouts(collector, n=2)
-            trainer = asynchronous(rollouts, tmp_path, 1.0)
-            trainer.args.max_steps = 8
+
+        def begin() -> None:
             rolling = others.start(TASKS, 2, groups_per_step=2, max_staleness_steps=8)
             rolling.add_done_callback(lambda _: others.client.rollouts_over("over"))
+
+        with Collector(stack.url, "over") as collector:
+            rollouts = ThenOthersBegin(collector, n=2)
+            rollouts.begin = begin
+            trainer = asynchronous(rollouts, tmp_path, 1.0)
+            trainer.args.max_steps = 8
             with pytest.raises(RuntimeError, match=r"run over .*no groups are left before max_steps 8; roll out more"):
                 trainer.train()
         assert rollouts.counts["rows"] == 8 and trainer.state.global_step >= 1, "four groups, of two rows each"
