@@ -184,7 +184,7 @@ def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
     match command[3]:
         case "proxy":
             return _LITELLM if "--upstream" in words else _PROXY
-        case "worker" if "scripted" in words or "transformers" in words:
+        case "worker" if words.isdisjoint({"vllm", "litellm"}):  # with no word about it, the engine is transformers
             return _WORKER
         case name if name in _COMMANDS:
             return _COMMAND

@@ -96,3 +96,12 @@ def test_ranks_of_torchrun_are_processes_of_their_own_and_end_as_such(
     said = tmp_path.joinpath("log").read_text
     assert isinstance(launched, forked.Program) and launched.wait(120) == code, said()
     assert "0 it True 1\n" in said() and "1 it True 1\n" in said()
+
+
+@pytest.mark.parametrize(
+    ("words", "forks"), [((), True), (("--engine", "transformers"), True), (("--engine", "vllm"), False)]
+)
+def test_workers_are_forks_unless_their_engine_imports_more(words: tuple[str, ...], forks: bool) -> None:
+    """The default engine is transformers."""
+    modules = forked._modules([sys.executable, "-m", "steno", "worker", "--proxy", "ws://127.0.0.1:1", *words])
+    assert (modules is not None and "steno_worker.main" in modules) == forks
