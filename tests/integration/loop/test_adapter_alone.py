@@ -1,4 +1,5 @@
-"""`steno train --push adapter` through the whole loop: its first push is its adapter, also after it was started again."""
+"""`steno train --push adapter` through the whole loop: its first push is its adapter, also after it was started again, on more
+ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ ADAPTER = {"push": "adapter", "lora_rank": 4, "lora_alpha": 8, "learning_rate": 
 
 async def test_a_trainer_started_again_goes_on_with_its_adapter_under_a_lineage_of_its_own(one: Product) -> None:
     before = one.in_force()
-    trainer = one.train(**ADAPTER, total_steps=1)
+    trainer = one.train(**ADAPTER, total_steps=1, ranks=1)
     # What its agents say before its own first weights are served is another lineage's, and would be orphaned.
     await thread(trainer.until, lambda: one.in_force() != before, "its first weights are not served")
     async with rolling(one, "a", groups=GROUPS_PER_STEP, bounded=False):
@@ -21,7 +22,7 @@ async def test_a_trainer_started_again_goes_on_with_its_adapter_under_a_lineage_
     first = one.in_force()
     assert first == version_of(trainer)
     await thread(one.balance, trainer)
-    trainer = one.train(**ADAPTER, total_steps=2)
+    trainer = one.train(**ADAPTER, total_steps=2, ranks=2)
     await thread(trainer.until, lambda: one.in_force() != first, "its weights are not served again")
     again = one.in_force()
     assert again is not None and first is not None and again.endswith("/1") and again != first
