@@ -238,7 +238,7 @@ def worker(running: Running, sizes: Sizes) -> Result:
 def _sampled(running: Running) -> float:
     """Tokens on record so far, as the proxy counts them."""
     address = running.url.partition("/{client}")[0]
-    with urllib.request.urlopen(f"{address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("steno_proxy_completion_tokens_total "):
                 return float(line.split()[1])
