@@ -82,22 +82,21 @@ class ObjectStore:
     def put_bytes(self, data: bytes, key: str) -> None:
         self._call(key, lambda at: self._fs.pipe_file(at, data))
 
-    def create(self, data: bytes, key: str) -> bool:
-        """As `put_bytes`, where there is no such object yet: of two that create one at once, one does. Returns: whether
-        it was created. Stores that know no condition on writing (`If-None-Match`) replace what is there."""
+    def create(self, data: bytes, key: str) -> None:
+        """As `put_bytes`, where there is no such object yet: of two that create one at once, one does, and nobody is told which.
+        Stores that know no condition on writing (`If-None-Match`) replace what is there."""
 
-        def created(at: str) -> bool:
+        def created(at: str) -> None:
             try:
                 self._fs.pipe_file(at, data, mode="create")
             except FileExistsError:
-                return False
+                return
             except OSError as error:
                 if error.errno != errno.ENOSYS:
                     raise
                 self._fs.pipe_file(at, data)
-            return True
 
-        return self._call(key, created)
+        self._call(key, created)
 
     def size(self, key: str) -> int:
         """Bytes of an object."""
