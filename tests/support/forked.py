@@ -164,7 +164,7 @@ def start(
     this Python's `-m steno` that tests start often, or torchrun on CPUs."""
     err = err or out
     modules = _modules(command)
-    imported_in = AT_FIRST | ({"CUDA_VISIBLE_DEVICES": ""} if modules == _TORCHRUN else {})
+    imported_in = {**AT_FIRST, "CUDA_VISIBLE_DEVICES": ""} if modules == _TORCHRUN else AT_FIRST
     changed = {name for name in {*environment, *imported_in} if environment.get(name) != imported_in.get(name)}
     if modules is None or any(not name.startswith(_READ_LATER + _SET_BY_IMPORTS) for name in changed):
         return subprocess.Popen(

@@ -69,6 +69,7 @@ class ForkedRank:
 def _be_rank(
     words: Sequence[str], environment: Mapping[str, str], stdout: IO[Any] | None, stderr: IO[Any] | None
 ) -> NoReturn:
+    """Run the program and end as an interpreter does: wait for threads that are no daemons, then call what `atexit` has."""
     code = 1
     try:
         os.setsid()
@@ -95,7 +96,7 @@ def _be_rank(
     except BaseException:
         traceback.print_exc()
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as an interpreter's end does
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -107,5 +108,7 @@ def _fork_rank(handler: Any, words: Sequence[str], environment: Mapping[str, str
     return ForkedRank(words[2:], environment, handler._stdout, handler._stderr)
 
 
+# Private names, so that an upgrade that has them no more is noticed here.
 assert callable(subprocess_handler.SubprocessHandler._popen), "how torchrun starts a rank"
+assert callable(threading._shutdown) and callable(atexit._clear), "how an interpreter ends"  # type: ignore[attr-defined]
 subprocess_handler.SubprocessHandler._popen = _fork_rank  # type: ignore[assignment, method-assign]
