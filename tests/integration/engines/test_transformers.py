@@ -183,6 +183,7 @@ async def test_a_turn_of_the_demo_comes_out_parsed_and_exact() -> None:
         messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": world.question()}],
         tools=[TOOL],
         top_logprobs=2,
+        sampling=Sampling(seed=1),
     )
     events = [event async for event in engine.generate(Generate(1, "00000000000a", 0, "t", job))]
     await engine.stop()
