@@ -85,7 +85,7 @@ def load_model(
 
     attention.register()
     # transformers keeps a weak reference to this and partitions what it loads for as long as it lives.
-    watched = HfDeepSpeedConfig(dict(zero)) if zero is not None else None  # type: ignore[no-untyped-call]
+    watched = HfDeepSpeedConfig(dict(zero)) if zero is not None else None
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         config = config.get_text_config()  # of a model that also sees, the part that reads and writes

@@ -59,7 +59,7 @@ def skeleton(config: Mapping[str, Any]) -> Any:
     try:
         text = AutoConfig.for_model(kind, **given).get_text_config()
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(text)  # type: ignore[no-untyped-call]
+            return AutoModelForCausalLM.from_config(text)
     except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise ConfigError(
             f"model_type {kind}: can't build a model from its config.json: {error}", field="model"

@@ -135,7 +135,7 @@ class ModelWeights:
         from transformers.core_model_loading import revert_weight_conversion
 
         try:
-            return dict(revert_weight_conversion(self._module, {key: tensor}))  # type: ignore[arg-type]
+            return dict(revert_weight_conversion(self._module, {key: tensor}))
         except (KeyError, ValueError, RuntimeError, IndexError) as error:
             raise WeightsUnavailable(f"{key}: can't be converted to its checkpoint format: {error}") from error
 
@@ -167,7 +167,7 @@ def _converts(module: nn.Module) -> bool:
     if conversions is None:
         from transformers.conversion_mapping import get_model_conversion_mapping
 
-        conversions = get_model_conversion_mapping(module, add_legacy=False)  # type: ignore[arg-type]
+        conversions = get_model_conversion_mapping(module, add_legacy=False)
     return bool(conversions)
 
 
