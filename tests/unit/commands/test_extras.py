@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +21,12 @@ from tests.support.stack import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OFFERED: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+@functools.cache
+def distributions_of_modules() -> Mapping[str, list[str]]:
+    """Reads the lists of files of all that is installed: seconds."""
+    return metadata.packages_distributions()
 
 
 def brought_by(extra: str) -> set[str]:
@@ -50,7 +57,7 @@ def required(name: str, extras: set[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("module", EXTRAS)
 def test_an_extra_brings_the_module_that_was_missing(module: str) -> None:
-    distributions = metadata.packages_distributions().get(module, [module])
+    distributions = distributions_of_modules().get(module, [module])
     assert {canonicalize_name(name) for name in distributions} & brought_by(EXTRAS[module])
 
 
