@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import hangs, second_tries, sections
+from tests.support import forked, hangs, second_tries, sections
 from tests.support.redis_server import RedisServer
 from tests.support.sources import SOURCES
 
@@ -50,6 +50,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        forked.keep_environment()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

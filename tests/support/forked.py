@@ -9,6 +9,7 @@ the documentation are (tests/integration/face/test_documented.py), by the comman
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -43,6 +45,15 @@ _WORKER = (
     "steno_worker.engines.transformers.engine",
     "uvloop",
 )
+_VLLM = (
+    "steno_cli.main",
+    "steno_cli.commands.serve",
+    "steno_cli.terminal.flags",
+    "steno_worker.main",
+    "steno_worker.engines.vllm.engine",
+    "tests.support.forked_engines",
+    "uvloop",
+)
 _COMMAND = (
     "steno_cli.main",
     "steno_cli.commands.doctor",
@@ -54,13 +65,17 @@ _COMMAND = (
     "steno_cli.terminal.flags",
     "steno_rollouts.build",
 )
-_TORCHRUN = ("steno_cli.torchrun", "tests.support.forked_ranks")
+RANKS = ("steno_cli.torchrun", "tests.support.forked_ranks")
+"""For torchrun and its ranks."""
 _COMMANDS = ("doctor", "env", "groups", "rollout", "runs", "sessions", "tasks")
 _LITELLM = (*_PROXY, "steno_cli.commands.upstream", "steno_worker.engines.litellm.text", "uvloop")
 _READ_LATER = ("STENO_", "XDG_DATA_HOME", "PYTEST_", "PYTHONUNBUFFERED", "COLUMNS")
 """Variables that nothing reads while it is imported: they may differ from those of the process that forks."""
-_SET_BY_IMPORTS = ("LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_")
-"""By litellm's engine, DeepSpeed and torch, where a test has imported them. What forks has them as its own imports set them."""
+_SET_MEANWHILE = (
+    "LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_",  # imports of litellm, DeepSpeed, torch
+    "LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_", "VLLM_",  # vLLM, which makes an engine
+)  # fmt: skip
+"""Variables that others set in the process of a running test. What forks has those that its own imports set."""
 _CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 """What DeepSpeed and torch look at while they are imported. Only programs that have the first one like this are forks."""
 
@@ -102,18 +117,33 @@ Started = Program | subprocess.Popen[bytes]
 
 
 class _Forker:
-    """A process that has imported `modules` and forks on demand; it ends with the one that made it."""
+    """A process that has imported `modules` and forks on demand: one for all processes of pytest, and it ends with them."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [sys.executable, "-m", "tests.support.forked", str(theirs.fileno()), *modules]
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-            if modules == _TORCHRUN:
+        run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+        address = f"\0steno-tests-{run}-{'-'.join(modules)}"[:100]  # no file: it is gone with its last socket
+        while (found := _connected(address)) is None:
+            self._listen(address, run, modules)
+        self._socket = found
+
+    @staticmethod
+    def _listen(address: str, run: int, modules: Sequence[str]) -> None:
+        """Start the process, unless another one of this run's does. Whoever connects waits for its imports."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                time.sleep(0.01)  # it was bound since, and is not listened at yet
+                return
+            listener.listen(64)
+            environment = {**IMPORTED_IN, "PYTHONUNBUFFERED": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            if modules == RANKS:
                 environment |= _CPU
-            self.process = subprocess.Popen(
-                words,
-                pass_fds=[theirs.fileno()],
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.forked", str(listener.fileno()), str(run), *modules],
+                pass_fds=[listener.fileno()],
                 env=environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -129,13 +159,29 @@ class _Forker:
             ).encode()
             socket.send_fds(self._socket, [order], [nothing.fileno(), out.fileno(), err.fileno(), theirs.fileno()])
         pid = self._socket.recv(64)
-        assert pid, f"the process that forks ended with {self.process.wait()}"
+        assert pid, "the process that forks is gone; what it said stands above"
         return Program(args, int(pid), status)
 
 
+def _connected(address: str) -> socket.socket | None:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        found.connect(address)
+    except ConnectionRefusedError:
+        found.close()
+        return None
+    return found
+
+
 _forkers: dict[tuple[str, ...], _Forker] = {}
-AT_FIRST = dict(os.environ)
-"""The environment that forked programs have imported in."""
+IMPORTED_IN = dict(os.environ)
+"""The environment that forked programs have imported in: once all tests are collected, that of then, since imports of tests set
+variables too (vLLM's a dozen)."""
+
+
+def keep_environment() -> None:
+    IMPORTED_IN.clear()
+    IMPORTED_IN.update(os.environ)
 
 
 def run(
@@ -164,12 +210,24 @@ def start(
     this Python's `-m steno` that tests start often, or torchrun on CPUs."""
     err = err or out
     modules = _modules(command)
-    imported_in = {**AT_FIRST, "CUDA_VISIBLE_DEVICES": ""} if modules == _TORCHRUN else AT_FIRST
+    imported_in = {**IMPORTED_IN, "CUDA_VISIBLE_DEVICES": ""} if modules == RANKS else IMPORTED_IN
     changed = {name for name in {*environment, *imported_in} if environment.get(name) != imported_in.get(name)}
-    if modules is None or any(not name.startswith(_READ_LATER + _SET_BY_IMPORTS) for name in changed):
+    if modules is None or any(not name.startswith(_READ_LATER + _SET_MEANWHILE) for name in changed):
         return subprocess.Popen(
             command, cwd=cwd, env=dict(environment), stdout=out, stderr=err, stdin=subprocess.DEVNULL
         )
+    return fork(modules, command, environment, cwd, out, err)
+
+
+def fork(
+    modules: tuple[str, ...],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    out: IO[bytes],
+    err: IO[bytes],
+) -> Program:
+    """`python -m MODULE ARGUMENT...` as a fork of a process that has imported `modules`, whatever is in its environment."""
     if modules not in _forkers:
         _forkers[modules] = _Forker(modules)
     return _forkers[modules].start(list(command), environment, cwd, out, err)
@@ -177,61 +235,66 @@ def start(
 
 def _modules(command: Sequence[str]) -> tuple[str, ...] | None:
     if list(command[:3]) == [sys.executable, "-m", "steno_cli.torchrun"]:
-        return _TORCHRUN
+        return RANKS
     if list(command[:3]) != [sys.executable, "-m", "steno"]:
         return None
     words = set(command[4:])
     match command[3]:
         case "proxy":
             return _LITELLM if "--upstream" in words else _PROXY
-        case "worker" if words.isdisjoint({"vllm", "litellm"}):  # with no word about it, the engine is transformers
-            return _WORKER
+        case "worker" if "litellm" not in words:  # with no word about it, the engine is transformers
+            return _VLLM if "vllm" in words else _WORKER
         case name if name in _COMMANDS:
             return _COMMAND
     return None
 
 
-def _fork_on_demand(orders: socket.socket) -> str:
-    """Until the other end is gone. Returns in each fork, which has become what it is to run: the name of its module."""
-    running: dict[
-        int, tuple[int, socket.socket]
-    ] = {}  # by the descriptor that can be read once it has ended: pid, status
+def _fork_on_demand(listener: socket.socket, run: int) -> str:
+    """Until the run has ended. Returns in each fork, which has become what it is to run: the name of its module."""
+    run_ended = os.pidfd_open(run)
+    clients: list[socket.socket] = []
+    running: dict[int, tuple[int, socket.socket]] = {}  # by what can be read once it has ended: pid, status
     while True:
-        for ready in select.select([orders, *running], [], [])[0]:
-            if ready is not orders:
+        for ready in select.select([run_ended, listener, *clients, *running], [], [])[0]:
+            if ready == run_ended:
+                os._exit(0)
+            elif ready is listener:
+                clients.append(listener.accept()[0])
+            elif isinstance(ready, socket.socket):
+                data, descriptors, _, _ = socket.recv_fds(ready, 1 << 20, 4)
+                if not data:
+                    clients.remove(ready)
+                    ready.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    for number, descriptor in enumerate(descriptors[:3]):
+                        os.dup2(descriptor, number)
+                    for descriptor in (*descriptors, *running, run_ended):
+                        os.close(descriptor)
+                    for one in (listener, *clients, *(status for _, status in running.values())):
+                        one.close()
+                    order = json.loads(data)
+                    os.chdir(order["cwd"])
+                    os.environ.clear()
+                    os.environ.update(order["environment"])
+                    sys.argv = [order["module"], *order["args"]]
+                    return str(order["module"])
+                for descriptor in descriptors[:3]:
+                    os.close(descriptor)
+                running[os.pidfd_open(pid)] = pid, socket.socket(fileno=descriptors[3])
+                ready.send(str(pid).encode())
+            else:
                 pid, status = running.pop(ready)
                 os.close(ready)
                 with status, contextlib.suppress(BrokenPipeError):
                     status.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-                continue
-            data, descriptors, _, _ = socket.recv_fds(orders, 1 << 20, 4)
-            if not data:
-                os._exit(0)
-            pid = os.fork()
-            if pid == 0:
-                for number, descriptor in enumerate(descriptors[:3]):
-                    os.dup2(descriptor, number)
-                for descriptor in (*descriptors, *running):
-                    os.close(descriptor)
-                for _, status in running.values():
-                    status.close()
-                orders.close()
-                order = json.loads(data)
-                os.chdir(order["cwd"])
-                os.environ.clear()
-                os.environ.update(order["environment"])
-                sys.argv = [order["module"], *order["args"]]
-                return str(order["module"])
-            for descriptor in descriptors[:3]:
-                os.close(descriptor)
-            running[os.pidfd_open(pid)] = pid, socket.socket(fileno=descriptors[3])
-            orders.send(str(pid).encode())
 
 
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    program = _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
+    program = _fork_on_demand(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
     runpy.run_module(program, run_name="__main__", alter_sys=True)

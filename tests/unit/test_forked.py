@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support import forked
@@ -19,16 +20,16 @@ PROXY = [sys.executable, "-m", "steno", "proxy"]
 
 
 @pytest.fixture
-def as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests before this one may have set what imports read."""
-    for name in {*os.environ, *forked.AT_FIRST}:
-        if name in forked.AT_FIRST:
-            monkeypatch.setenv(name, forked.AT_FIRST[name])
+    for name in {*os.environ, *forked.IMPORTED_IN}:
+        if name in forked.IMPORTED_IN:
+            monkeypatch.setenv(name, forked.IMPORTED_IN[name])
         else:
             monkeypatch.delenv(name)
 
 
-def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(tmp_path: Path, as_at_first: None) -> None:
+def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(tmp_path: Path, as_imported: None) -> None:
     port, log = free_port(), tmp_path / "proxy.log"
     with process([*PROXY, "--host", "127.0.0.1"], log, {"STENO_PORT": str(port)}, cwd=tmp_path) as child:
         assert isinstance(child, forked.Program)
@@ -43,17 +44,19 @@ def test_it_is_a_process_with_an_environment_and_a_folder_of_its_own(tmp_path: P
 
 
 def test_programs_are_forks_also_where_a_test_has_imported_litellm_and_deepspeed(
-    tmp_path: Path, as_at_first: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, as_imported: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which set these, and a run of all tests imports both."""
-    for name in ("LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"):
+    """Which set these, and a run of all tests imports both; vLLM sets the last two."""
+    for name in (
+        "LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR", "VLLM_X", "LD_PRELOAD",
+    ):  # fmt: skip
         monkeypatch.setenv(name, "1")
     with (tmp_path / "log").open("wb") as out:
         child = forked.start([*PROXY, "--help"], os.environ, ROOT, out)
     assert isinstance(child, forked.Program) and child.wait(60) == 0
 
 
-def test_what_a_command_prints_and_what_it_says_come_apart(as_at_first: None) -> None:
+def test_what_a_command_prints_and_what_it_says_come_apart(as_imported: None) -> None:
     done = forked.run([sys.executable, "-m", "steno", "sessions", "list", "--proxy", "http://127.0.0.1:9"])
     assert (done.returncode, done.stdout) == (1, "") and "127.0.0.1:9" in done.stderr
 
@@ -86,7 +89,7 @@ sys.exit(int(number) if number != "TERM" else os.kill(os.getpid(), 15))
 
 @pytest.mark.parametrize(("codes", "code"), [(("0", "0"), 0), (("0", "3"), 3), (("TERM", "0"), 1)])
 def test_ranks_of_torchrun_are_processes_of_their_own_and_end_as_such(
-    tmp_path: Path, as_at_first: None, codes: tuple[str, str], code: int
+    tmp_path: Path, as_imported: None, codes: tuple[str, str], code: int
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     command = [sys.executable, "-m", "steno_cli.torchrun", "--standalone", "--nproc-per-node", "2", "rank.py", *codes]
@@ -99,9 +102,37 @@ def test_ranks_of_torchrun_are_processes_of_their_own_and_end_as_such(
 
 
 @pytest.mark.parametrize(
-    ("words", "forks"), [((), True), (("--engine", "transformers"), True), (("--engine", "vllm"), False)]
+    ("words", "engine"),
+    [
+        ((), "transformers"),
+        (("--engine", "scripted"), "transformers"),
+        (("--engine", "vllm"), "vllm"),
+        (("--engine", "litellm"), None),
+    ],
 )
-def test_workers_are_forks_unless_their_engine_imports_more(words: tuple[str, ...], forks: bool) -> None:
+def test_workers_are_forks_of_what_has_imported_their_engine(words: tuple[str, ...], engine: str | None) -> None:
     """The default engine is transformers."""
     modules = forked._modules([sys.executable, "-m", "steno", "worker", "--proxy", "ws://127.0.0.1:1", *words])
-    assert (modules is not None and "steno_worker.main" in modules) == forks
+    assert (f"steno_worker.engines.{engine}.engine" in modules) if modules else engine is None
+
+
+STARTS = """
+import os, sys, psutil
+from tests.support import forked
+command = [sys.executable, "-m", "steno", "proxy", "--host", "127.0.0.1", "--port", "0"]
+with open(sys.argv[1], "wb") as out:
+    child = forked.start(command, os.environ, forked.ROOT, out)
+    print(psutil.Process(child.pid).ppid(), file=open(sys.argv[1] + ".forker", "w"))
+    child.kill()
+    child.wait()
+"""
+
+
+def test_processes_of_one_run_share_what_forks_and_it_ends_with_the_run(tmp_path: Path) -> None:
+    """The run is whoever starts the processes of xdist, else the process itself."""
+    run = "import subprocess, sys\nfor one in [subprocess.Popen([*sys.argv[1:], name]) for name in 'ab']: one.wait()"
+    command = [sys.executable, "-c", run, sys.executable, "-c", STARTS]
+    environment = {**os.environ, "PYTEST_XDIST_WORKER": "gw0", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+    subprocess.run(command, env=environment, cwd=tmp_path, timeout=120, check=True)
+    [forker] = {int((tmp_path / f"{name}.forker").read_text()) for name in "ab"}
+    until(lambda: not psutil.pid_exists(forker))

@@ -22,13 +22,7 @@ def watch(folder: Path) -> None:
     Stepper.step = watched  # type: ignore[method-assign]
 
 
-def main(folder: Path) -> None:
-    """`steno train` with the settings in FOLDER/train.yaml, in a process of its own."""
-    sys.argv = ["spy", str(folder), "train", "--config", str(folder / "train.yaml")]
-    _run()
-
-
-def _run() -> None:
+def main() -> None:
     watch(Path(sys.argv.pop(1)))
     from steno_cli.main import main as steno
 
@@ -36,4 +30,4 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
-    _run()
+    main()

@@ -7,29 +7,25 @@ engine, random numbers. So a case is played alone as it is in company, and one t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing import connection, forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 import torch
 
+from tests.support import forked
 from tests.support.ports import free_port
 from tests.support.processes import SLOW_S
+from tests.support.sources import ROOT
 
 RANK = "tests.integration.trainer.rank"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-_IMPORTS = "tests.integration.trainer.imports"
 
 
 def start_ranks(count: int, module: str, *arguments: str, launcher: str = "torchrun") -> subprocess.Popen[str]:
@@ -73,35 +69,32 @@ def launch(count: int, module: str, folder: Path, *, launcher: str = "torchrun")
 
 
 @contextlib.contextmanager
-def forked(count: int, module: str, folder: Path) -> Iterator[list[ForkServerProcess]]:
-    """`module.main(FOLDER)` in `count` processes that are told what torchrun tells its own, or in one plain process. What they
+def forked_ranks(count: int, module: str, folder: Path, *more: str) -> Iterator[list[forked.Program]]:
+    """`module FOLDER MORE...` in `count` processes that are told what torchrun tells its own, or in one plain process. What they
     print is in FOLDER/said. Leaving the block kills them."""
-    context, ranks = _forks(), []
-    (folder / "said").touch()
+    command, ranks = [sys.executable, "-m", module, str(folder), *more], []
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    try:
-        for rank in range(count):
-            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-            environment = meeting | {name: str(value) for name, value in told.items()} if count > 1 else {}
-            ranks.append(context.Process(target=_be_rank, args=(module, folder, environment), daemon=True))
-            ranks[-1].start()
-        yield ranks
-    finally:
-        for process in ranks:
-            if process.pid is not None:
+    with (folder / "said").open("ab") as said:
+        try:
+            for rank in range(count):
+                told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+                environment = meeting | {name: str(value) for name, value in told.items()} if count > 1 else {}
+                environment = {**os.environ, **_ENVIRONMENT, "DS_ACCELERATOR": "cpu", **environment}
+                ranks.append(forked.fork(forked.RANKS, command, environment, ROOT, said, said))
+            yield ranks
+        finally:
+            for process in ranks:
                 process.kill()
-                process.join()
+                process.wait()
 
 
-def fork(count: int, module: str, folder: Path) -> None:
+def fork(count: int, module: str, folder: Path, *more: str) -> None:
     """To the end of all, or of the first that fails, and then of the others. Fails with what they said."""
     deadline = time.monotonic() + SLOW_S
-    with forked(count, module, folder) as ranks:
-        while None in (ended := [process.exitcode for process in ranks]) and not any(ended):
+    with forked_ranks(count, module, folder, *more) as ranks:
+        while None in (ended := [process.poll() for process in ranks]) and not any(ended):
             assert time.monotonic() < deadline, f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
-            # By what was seen above: one that ended since then must end this wait, too.
-            running = [process.sentinel for process, code in zip(ranks, ended, strict=True) if code is None]
-            connection.wait(running, deadline - time.monotonic())
+            time.sleep(0.02)
     assert not any(ended), f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
 
 
@@ -114,23 +107,3 @@ def run_ranks(count: int, job: dict[str, Any], folder: Path, *, launcher: str | 
     else:
         launch(count, RANK, folder, launcher=launcher)
     return torch.load(folder / "result.pt", weights_only=False)
-
-
-def _forks() -> Any:
-    """Started by the first test that asks; it ends with pytest."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_IMPORTS])
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**_ENVIRONMENT, "DS_ACCELERATOR": "cpu"}.items():
-            patch.setenv(name, value)
-        forkserver.ensure_running()
-    return context
-
-
-def _be_rank(module: str, folder: Path, environment: dict[str, str]) -> None:
-    said = os.open(folder / "said", os.O_WRONLY | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    os.environ.update(environment)
-    importlib.import_module(_IMPORTS)  # it is there; where it failed, this says why
-    importlib.import_module(module).main(folder)

@@ -62,7 +62,7 @@ def train(folder: Path, samples: list[Sample], model: Path, **settings: Any) -> 
         **settings,
     }  # fmt: skip
     (folder / "train.yaml").write_text(json.dumps(given))
-    fork(1, "tests.integration.loop.spy", folder)
+    fork(1, "tests.integration.loop.spy", folder, "train", "--config", str(folder / "train.yaml"))
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -6,6 +6,7 @@ Slow to start, so that all of it is one story on one pair: the tests run in this
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ ARGUMENTS = [
     "--max-model-len=4096",
     "--tool-call-parser=hermes",
 ]
+PYTHON = str(Path(sys.executable).with_name("python3"))
+"""By this name its programs are not forks (`tests.support.forked`): vLLM spawns its processes, as where users start it."""
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 600, "ignore_eos": True}
 """Goes on after the call that ends the model's answer, so that there is time to be killed in."""
 
@@ -48,7 +51,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, list
             for number, port in enumerate(ports):
                 name = f"w{number}"
                 words = [*VLLM, "--worker-id", name, "--metrics-port", str(port), "--drain-s", "300"]
-                stack.start_worker(*words, "--", *ARGUMENTS, name=name)
+                stack.start_worker(*words, "--", *ARGUMENTS, name=name, python=PYTHON)
             until(lambda: len(stack.get("/workers")["items"]) == 2, stack)
             yield stack, ports
     finally:

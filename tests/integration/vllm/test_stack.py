@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from steno.models import TINY
 from tests.integration.agents.support import check_forked, fork
 from tests.integration.vllm.drawing import gathered
+from tests.support import forked
 from tests.support.stack import ROOT, Stack, running
 
 pytestmark = pytest.mark.vllm
@@ -125,6 +126,6 @@ def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> N
 )
 def test_a_worker_says_what_is_wrong_with_its_arguments(extra: list[str], said: str) -> None:
     command = [sys.executable, "-m", "steno", "worker", "--engine", "vllm", "--model", str(TINY), *extra]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = forked.run(command)
     assert ended.returncode not in (0, 1) and said in " ".join((ended.stderr + ended.stdout).split())
     assert "Traceback" not in ended.stderr
