@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -121,17 +122,16 @@ class _Forker:
 
     def __init__(self, modules: Sequence[str]) -> None:
         run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-        address = f"\0steno-tests-{run}-{'-'.join(modules)}"[:100]  # no file: it is gone with its last socket
-        while (found := _connected(address)) is None:
-            self._listen(address, run, modules)
+        while (found := _connected(address(run, modules))) is None:
+            self._listen(run, modules)
         self._socket = found
 
     @staticmethod
-    def _listen(address: str, run: int, modules: Sequence[str]) -> None:
+    def _listen(run: int, modules: Sequence[str]) -> None:
         """Start the process, unless another one of this run's does. Whoever connects waits for its imports."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             try:
-                listener.bind(address)
+                listener.bind(address(run, modules))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
@@ -161,6 +161,11 @@ class _Forker:
         pid = self._socket.recv(64)
         assert pid, "the process that forks is gone; what it said stands above"
         return Program(args, int(pid), status)
+
+
+def address(run: int, modules: Sequence[str]) -> str:
+    """Of the socket of what forks. It is no file: it is gone with its last descriptor."""
+    return f"\0steno-tests-{run}-{hashlib.sha256(' '.join(modules).encode()).hexdigest()[:16]}"
 
 
 def _connected(address: str) -> socket.socket | None:

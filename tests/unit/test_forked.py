@@ -116,6 +116,12 @@ def test_workers_are_forks_of_what_has_imported_their_engine(words: tuple[str, .
     assert (f"steno_worker.engines.{engine}.engine" in modules) if modules else engine is None
 
 
+def test_what_forks_is_another_process_for_other_imports() -> None:
+    kinds = [("proxy",), ("proxy", "--upstream", "x"), ("worker",), ("worker", "--engine", "vllm"), ("tasks",)]
+    sets = [forked._modules([sys.executable, "-m", "steno", *words]) for words in kinds] + [forked.RANKS]
+    assert len({forked.address(1, modules) for modules in sets if modules}) == len(sets)
+
+
 STARTS = """
 import os, sys, psutil
 from tests.support import forked
