@@ -50,7 +50,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
-        forked.keep_environment()
+        forked.tests_are_collected()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -121,9 +121,8 @@ class _Forker:
     """A process that has imported `modules` and forks on demand: one for all processes of pytest, and it ends with them."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-        while (found := _connected(address(run, modules))) is None:
-            self._listen(run, modules)
+        while (found := _connected(address(_run, modules))) is None:
+            self._listen(_run, modules)
         self._socket = found
 
     @staticmethod
@@ -184,9 +183,16 @@ IMPORTED_IN = dict(os.environ)
 variables too (vLLM's a dozen)."""
 
 
-def keep_environment() -> None:
+_run = os.getpid()
+"""The process that those which fork end with: who has xdist's processes, else this one."""
+
+
+def tests_are_collected() -> None:
+    """Called in each process of pytest. Programs of tests that use this module are runs of their own."""
+    global _run
     IMPORTED_IN.clear()
     IMPORTED_IN.update(os.environ)
+    _run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
 def run(

@@ -125,20 +125,34 @@ def test_what_forks_is_another_process_for_other_imports() -> None:
 STARTS = """
 import os, sys, psutil
 from tests.support import forked
+if "collected" in sys.argv:
+    forked.tests_are_collected()
 command = [sys.executable, "-m", "steno", "proxy", "--host", "127.0.0.1", "--port", "0"]
-with open(sys.argv[1], "wb") as out:
+with open("log-" + sys.argv[-1], "wb") as out:
     child = forked.start(command, os.environ, forked.ROOT, out)
-    print(psutil.Process(child.pid).ppid(), file=open(sys.argv[1] + ".forker", "w"))
+    print(psutil.Process(child.pid).ppid(), flush=True)
     child.kill()
     child.wait()
 """
 
 
-def test_processes_of_one_run_share_what_forks_and_it_ends_with_the_run(tmp_path: Path) -> None:
-    """The run is whoever starts the processes of xdist, else the process itself."""
-    run = "import subprocess, sys\nfor one in [subprocess.Popen([*sys.argv[1:], name]) for name in 'ab']: one.wait()"
-    command = [sys.executable, "-c", run, sys.executable, "-c", STARTS]
+def starts(folder: Path, *command: str) -> set[int]:
+    """Whose fork the program of each process was. Returns once nobody has their standard output any more."""
     environment = {**os.environ, "PYTEST_XDIST_WORKER": "gw0", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
-    subprocess.run(command, env=environment, cwd=tmp_path, timeout=120, check=True)
-    [forker] = {int((tmp_path / f"{name}.forker").read_text()) for name in "ab"}
+    done = subprocess.run(
+        [sys.executable, "-c", *command], env=environment, cwd=folder, timeout=120, check=True, stdout=subprocess.PIPE
+    )
+    return {int(line) for line in done.stdout.split()}
+
+
+def test_processes_of_one_run_share_what_forks_and_it_ends_with_the_run(tmp_path: Path) -> None:
+    """The run is whoever starts the processes of xdist."""
+    run = "import subprocess, sys\nfor one in [subprocess.Popen([*sys.argv[1:], name]) for name in 'ab']: one.wait()"
+    [forker] = starts(tmp_path, run, sys.executable, "-c", STARTS, "collected")
+    until(lambda: not psutil.pid_exists(forker))
+
+
+def test_a_program_of_a_test_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """It inherits the variables of the process of xdist that started it, which goes on."""
+    [forker] = starts(tmp_path, STARTS, "a")
     until(lambda: not psutil.pid_exists(forker))

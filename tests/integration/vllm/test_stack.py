@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steno.models import TINY
+from steno_cli.demo.record import LAW
 from tests.integration.agents.support import check_forked, fork
 from tests.integration.vllm.drawing import gathered
 from tests.support import forked
@@ -65,6 +66,8 @@ def test_the_demos_agent_finishes_and_its_record_is_exact(stack: Stack) -> None:
 
 def test_a_fork_is_sampled_after_the_very_ids_of_its_origin(stack: Stack) -> None:
     """The demo's agent again, with the same task: two turns are told from the record, the third is sampled by the engine."""
+    made = httpx.post(f"{stack.url}/sessions/origin", json={"sampling": LAW.model_dump()})
+    assert made.status_code == 200, made.text
     run_agent(stack, "origin", 7)
     origin = stack.turns("origin")
     fork(stack, "origin", origin[1], "fork")
