@@ -179,12 +179,12 @@ def _connected(address: str) -> socket.socket | None:
 
 _forkers: dict[tuple[str, ...], _Forker] = {}
 IMPORTED_IN = dict(os.environ)
-"""The environment that forked programs have imported in: once all tests are collected, that of then, since imports of tests set
-variables too (vLLM's a dozen)."""
+"""The environment in which the processes that fork import. It is taken again once all tests are collected: what tests import sets
+variables too (vLLM sets a dozen)."""
 
 
 _run = os.getpid()
-"""The process that those which fork end with: who has xdist's processes, else this one."""
+"""When this process ends, the processes that fork end: xdist's controller, or this process."""
 
 
 def tests_are_collected() -> None:

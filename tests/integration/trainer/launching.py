@@ -69,7 +69,7 @@ def launch(count: int, module: str, folder: Path, *, launcher: str = "torchrun")
 
 
 @contextlib.contextmanager
-def forked_ranks(count: int, module: str, folder: Path, *more: str) -> Iterator[list[forked.Program]]:
+def running_ranks(count: int, module: str, folder: Path, *more: str) -> Iterator[list[forked.Program]]:
     """`module FOLDER MORE...` in `count` processes that are told what torchrun tells its own, or in one plain process. What they
     print is in FOLDER/said. Leaving the block kills them."""
     command, ranks = [sys.executable, "-m", module, str(folder), *more], []
@@ -91,7 +91,7 @@ def forked_ranks(count: int, module: str, folder: Path, *more: str) -> Iterator[
 def fork(count: int, module: str, folder: Path, *more: str) -> None:
     """To the end of all, or of the first that fails, and then of the others. Fails with what they said."""
     deadline = time.monotonic() + SLOW_S
-    with forked_ranks(count, module, folder, *more) as ranks:
+    with running_ranks(count, module, folder, *more) as ranks:
         while None in (ended := [process.poll() for process in ranks]) and not any(ended):
             assert time.monotonic() < deadline, f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
             time.sleep(0.02)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.weights.files.copies import WeightsCopy
-from tests.integration.trainer.launching import RANK, end, forked_ranks, run_ranks, start_ranks
+from tests.integration.trainer.launching import RANK, end, run_ranks, running_ranks, start_ranks
 from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference
 from tests.support.processes import SLOW_S, until
@@ -44,7 +44,7 @@ def kill_after_a_checkpoint(folder: Path, job: dict[str, Any]) -> None:
     """Let two ranks take steps until there is a checkpoint, and one step or more after it; then SIGKILL them."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(job | {"forever": True}))
-    with forked_ranks(2, RANK, folder) as ranks:
+    with running_ranks(2, RANK, folder) as ranks:
         until(lambda: (folder / "saved").exists() or any(rank.poll() is not None for rank in ranks))
         assert [rank.poll() for rank in ranks] == [None, None], (folder / "said").read_text()
     assert not (folder / "result.pt").exists()
