@@ -85,6 +85,7 @@ def _state(run: RunAccount) -> dict[str, Any]:
     return kept | {"totals": dict(run.totals), "ledger": dict(run.ledger)}
 
 
+@example([("end", 1, 1), ("open", 1, 0), ("end", 1, 3)])  # ended before its group was there, then deleted
 @given(ACTS)
 def test_what_is_said_again_changes_nothing_more_and_what_is_refused_nothing_at_all(
     drawn: list[tuple[str, int, int]],
