@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -70,7 +71,7 @@ def test_every_setting_metric_route_and_error_is_documented() -> None:
     for program in PROGRAMS.values():
         assert [name for name in program.model_fields if f"`{name}`" not in settings] == []
     assert [metric.name for metric in proxy_metrics() if metric.name not in metrics] == []
-    assert [path for path in create_app(ProxySettings()).openapi()["paths"] if f" {path}`" not in api] == []
+    assert [path for path in _paths() if f" {path}`" not in api] == []
     assert [code for code, kind in BY_CODE.items() if kind.status != 500 and f"`{code}`" not in api] == []
 
 
@@ -284,8 +285,20 @@ def _check_chart(words: list[str]) -> None:
             assert f"kind: {word.partition('/')[0]}\n" in templates
 
 
+@functools.cache
+def _app() -> Any:
+    return whole_app()
+
+
+@functools.cache
+def _paths() -> dict[str, Any]:
+    """Of the REST interface: path -> operations."""
+    paths: dict[str, Any] = create_app(ProxySettings()).openapi()["paths"]
+    return paths
+
+
 def _check_steno(words: list[str]) -> None:
-    command = whole_app()
+    command = _app()
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
@@ -296,8 +309,7 @@ def _check_steno(words: list[str]) -> None:
 def _check_curl(words: list[str]) -> None:
     url = next(word for word in words if word.startswith("http"))
     method = "post" if "-d" in words else "get"
-    paths = create_app(ProxySettings()).openapi()["paths"]
-    patterns = [re.sub(r"\{\w+\}", "[^/]+", path) for path, operations in paths.items() if method in operations]
+    patterns = [re.sub(r"\{\w+\}", "[^/]+", path) for path, operations in _paths().items() if method in operations]
     assert any(re.fullmatch(pattern, urlsplit(url).path) for pattern in patterns), f"no route takes {method} {url}"
 
 
