@@ -1,7 +1,8 @@
-"""`.ci/run` runs sections two at a time: here its functions run, with sections of their own."""
+"""`.ci/run` runs some sections at a time: here its functions run, with sections of their own."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from tests.support.sources import ROOT
 
 
-def two_at_a_time(folder: Path, sections: dict[str, str], *names: str) -> tuple[int, str]:
+def at_a_time(folder: Path, sections: dict[str, str], count: int, *names: str) -> tuple[int, str]:
     """The exit code, and what was printed. sections: what each does, in a copy of `.ci/run` that has these alone."""
     written = (ROOT / ".ci/run").read_text()
     start = "# `.ci/run NAME` runs one section"
@@ -24,7 +25,7 @@ def two_at_a_time(folder: Path, sections: dict[str, str], *names: str) -> tuple[
     (folder / ".ci/run").chmod(0o755)
     (folder / "tmp").mkdir()
     done = subprocess.run(
-        [folder / ".ci/run", "two_at_a_time", *names],
+        [folder / ".ci/run", "at_a_time", str(count), *names],
         env=os.environ | {"SHARED": str(folder), "TMPDIR": str(folder / "tmp")},
         capture_output=True,
         text=True,
@@ -34,14 +35,22 @@ def two_at_a_time(folder: Path, sections: dict[str, str], *names: str) -> tuple[
     return done.returncode, done.stdout
 
 
-def test_two_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path) -> None:
-    meet = 'echo {0} began; touch "$SHARED/{0}"; until [ -e "$SHARED/{1}" ]; do sleep 0.05; done; echo {0} ended'
-    sections = {"one": meet.format("one", "two"), "two": meet.format("two", "one"), "three": "echo three ended"}
-    code, said = two_at_a_time(tmp_path, sections, "one", "two", "three")
+@pytest.mark.parametrize("count", [2, 3])
+def test_so_many_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path, count: int) -> None:
+    names = ["one", "two", "three"]
+    meet = (
+        f'echo {{0}} began | tee -a "$SHARED/log"; until [ "$(grep -c began "$SHARED/log")" -ge {count} ]; do sleep 0.05; done;'
+        ' echo {0} ended | tee -a "$SHARED/log"'
+    )
+    code, said = at_a_time(tmp_path, {name: meet.format(name) for name in names}, count, *names)
     assert code == 0, said
-    for name in ("one", "two"):
+    for name in names:
         assert re.search(rf"#### {name}: exit code 0 after \d s\033\[0m\n{name} began\n{name} ended\n", said)
     assert said.count("exit code 0") == 3
+    running = itertools.accumulate(
+        1 if line.endswith("began") else -1 for line in (tmp_path / "log").read_text().splitlines()
+    )
+    assert max(running) == count
 
 
 @pytest.mark.parametrize("failing", ["one", "two"])
@@ -52,7 +61,7 @@ def test_once_a_section_has_failed_none_begins_and_its_exit_code_is_told(tmp_pat
         other: 'until ls "$TMPDIR"/*/failed; do sleep 0.05; done 2>/dev/null; echo went on',
         "three": "echo three ended",
     }
-    code, said = two_at_a_time(tmp_path, sections, "one", "two", "three")
+    code, said = at_a_time(tmp_path, sections, 2, "one", "two", "three")
     assert code == 7, said
     assert re.search(rf"#### {failing}: exit code 7 after \d s\033\[0m\nbefore\n", said)
     assert "went on" in said and "three" not in said
