@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_a_trial_is_told_its_task_and_nothing_of_the_operators(rollout: Rollout,
         "task_id": "t", "id": "t", "question": "why?", "limits": {"max": 3},
     }  # fmt: skip
     everything = json.dumps(variables)
-    assert "42" not in variables.values() and "g0" not in everything and ADMIN not in everything
+    assert "42" not in variables.values() and not re.search(r"\bg0\b", everything) and ADMIN not in everything
     assert "STENO_ADMIN_KEY" not in variables and "GOOGLE_API_KEY" not in variables
     assert sessions("told")[0].reward == 0.25
     with Steno(rollout.stack.url, ADMIN) as steno:
