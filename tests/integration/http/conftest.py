@@ -56,7 +56,7 @@ class Proxy:
 
     async def turns(self, trial_id: str, at_least: int = 0) -> list[Any]:
         """On record, once there are so many. What a parrot said is looked at: each token as it was drawn (I1)."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(turns := await self.store.turns(trial_id)) < at_least:
                 await asyncio.sleep(0.005)
         if self.only_parrots:

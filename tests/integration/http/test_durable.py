@@ -55,7 +55,7 @@ def test_killed_right_after_the_last_event_the_turn_is_in_redis(
                 if '"finish_reason":"' in line:
                     os.kill(stack.proxy.pid, signal.SIGKILL)
                     break
-        stack.proxy.wait(10)
+        stack.proxy.wait(60)
     [turn] = asyncio.run(recorded(redis_url, trial_id))
     assert (turn.finish_reason, turn.partial) == ("stop", False) and turn.completion_tokens > 3
 
@@ -71,7 +71,7 @@ def test_killed_before_the_last_event_the_agent_saw_no_end(redis_url: str, worke
                 seen.append(line)
                 if len(seen) == 7:  # of some thirty
                     os.kill(stack.proxy.pid, signal.SIGKILL)
-        stack.proxy.wait(10)
+        stack.proxy.wait(60)
     assert not any('"finish_reason":"' in line or "[DONE]" in line for line in seen)
     assert asyncio.run(recorded(redis_url, trial_id)) == []
 

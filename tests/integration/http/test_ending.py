@@ -154,7 +154,7 @@ async def test_an_answer_in_one_piece_whose_client_left_was_not_delivered() -> N
                 "/t/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3
             )
         store.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while [turn.delivered for turn in await proxy.turns("t", 1)] != [0]:
                 await asyncio.sleep(0.005)
 

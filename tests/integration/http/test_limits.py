@@ -92,7 +92,7 @@ async def test_a_session_whose_time_is_over_ends_though_nobody_asks() -> None:
     async with running(sweep_s=0.05) as proxy:
         await limited(proxy, max_idle_s=0.2)
         await proxy.chat("t", "x")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await end_of(proxy))[0] == "open":
                 await asyncio.sleep(0.01)
         assert await end_of(proxy) == ("completed", "limit:max_idle_s")

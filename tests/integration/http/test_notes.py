@@ -23,7 +23,7 @@ async def test_dropped_tools_are_counted_on_the_session(proxy: Proxy) -> None:
             )
     [tool] = proxy.engine.requests[0].job.tools
     assert tool["function"]["name"] == "bash" and tool["function"]["parameters"]["properties"]["command"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (session := await proxy.steno.session("t")).notes or session.notes.counts.get("dropped", 0) < 5:
             await asyncio.sleep(0.05)
     [note] = session.notes.newest

@@ -26,7 +26,7 @@ def test_a_proxy_told_to_stop_says_goodbye_to_its_workers(worker: list[str], tmp
     with running(tmp_path / "run", worker) as stack:
         stack.proxy.terminate()
         assert stack.proxy.wait(20) == 0
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while "the proxy stops" not in (log := (tmp_path / "run" / "worker.log").read_text()):
             assert time.monotonic() < until, log
             time.sleep(0.05)

@@ -308,7 +308,7 @@ async def test_a_client_that_leaves_keeps_what_was_closed(proxy: Proxy) -> None:
         async for line in response.aiter_lines():
             if line == "event: response.output_text.delta":
                 break
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (turns := await proxy.turns("t")) or turns[0].finish_reason == OPEN:
             await asyncio.sleep(0.01)
     assert (turns[0].finish_reason, turns[0].partial) == ("cancelled", True)

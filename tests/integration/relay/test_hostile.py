@@ -54,7 +54,7 @@ async def farewell(websocket: ClientConnection) -> tuple[str | None, int | None]
     """(code of the Goodbye, close code) of a socket that the proxy closes."""
     goodbye = None
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 packet = msgspec.msgpack.decode(await websocket.recv(decode=False), type=PacketToWorker)
                 goodbye = next((frame.code for frame in packet.frames if isinstance(frame, Goodbye)), goodbye)
