@@ -89,11 +89,11 @@ def _keep(
 ) -> None:
     outcome, final = str(trial.outcome), int(trial.final)
     if before is None and not first:
-        # It ended before its group was there, so its tokens are counted as late, and bring the group nothing. So it stays.
+        # It ended before its group was there, so its tokens are counted as late, and bring the group nothing.
         kept = TrialAccount(life=trial.life, outcome=str(NotTrained.LATE), final=1, tokens={})
     elif before is None:
         kept = TrialAccount(life=trial.life, outcome=outcome, final=final, tokens=dict(trial.tokens))
-    elif before.outcome == NotTrained.UNSCORED or (
+    elif before.outcome == NotTrained.UNSCORED or (  # what was late stays late
         trial.outcome == NotTrained.DELETED and before.outcome != NotTrained.LATE
     ):
         kept = replace(before, outcome=outcome, final=before.final | final)
