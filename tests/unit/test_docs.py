@@ -285,9 +285,7 @@ def _check_chart(words: list[str]) -> None:
             assert f"kind: {word.partition('/')[0]}\n" in templates
 
 
-@functools.cache
-def _app() -> Any:
-    return whole_app()
+_app = functools.cache(whole_app)
 
 
 @functools.cache
