@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from steno.client.client import AsyncSteno
+from steno.contracts.policy import Update
 from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
@@ -28,6 +29,7 @@ from steno_trainer.weights.files.differences import WeightsDifferences
 from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
+from steno_trainer.weights.stream import UploadClient, Uploader
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 from tests.support.processes import until
 from tests.support.stack import Stack, _spawn, running
@@ -183,14 +185,27 @@ def test_an_update_that_nobody_could_take_reaches_the_worker_that_comes_afterwar
         check_served(stack, "after", "run/1", model)
 
 
-def test_two_workers_are_brought_to_it_by_one_upload(stack: Stack, tmp_path: Path) -> None:
+def test_two_workers_are_brought_to_it_by_one_upload(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one shard, begun when both receive: a worker is sent again what it missed before."""
+    serve = Uploader.serve
+
+    async def once_both_receive(uploader: Uploader, client: UploadClient, update: Update) -> bool:
+        both = [worker.state for worker in update.workers] == ["receiving", "receiving"]
+        return await serve(uploader, client, update) if both or uploader.bytes_sent else False
+
+    monkeypatch.setattr(Uploader, "serve", once_both_receive)
     stack.start_worker("--worker-id", "second", name="second")
     until(lambda: len(stack.get("/workers")["items"]) == 2)
+    model = model_after(1)
+    _, probe = sources(model)
     with publisher(stack, StreamTransport(WeightsCopies(tmp_path / "copies"))) as sending:
-        publication = sending.publish(PolicyVersion("run", 1), *sources(model_after(1)))
+        publication = sending.publish(PolicyVersion("run", 1), ModelWeights(model), probe)
         update = sending.wait(publication, PATIENCE_S)
         assert [worker.state for worker in update.workers] == ["served", "served"]
-        assert publication.bytes_sent < 2 * publication.spec.manifest.size
+        [shard] = publication.spec.manifest.shards
+        assert publication.bytes_sent == shard.size
 
 
 def test_a_proxy_killed_in_an_update_gets_it_again_when_it_is_back(tmp_path: Path) -> None:
