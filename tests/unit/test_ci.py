@@ -54,7 +54,7 @@ def test_so_many_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path
 
 
 @pytest.mark.parametrize("failing", ["one", "two"])
-def test_once_a_section_has_failed_none_begins_and_its_exit_code_is_told(tmp_path: Path, failing: str) -> None:
+def test_once_a_section_has_failed_none_begins_and_its_words_come_last(tmp_path: Path, failing: str) -> None:
     other = {"one": "two", "two": "one"}[failing]
     sections = {
         failing: 'echo before; sh -c "exit 7"',
@@ -64,4 +64,5 @@ def test_once_a_section_has_failed_none_begins_and_its_exit_code_is_told(tmp_pat
     code, said = at_a_time(tmp_path, sections, 2, "one", "two", "three")
     assert code == 7, said
     assert re.search(rf"#### {failing}: exit code 7 after \d s\033\[0m\nbefore\n", said)
+    assert said.endswith(f"#### {failing} failed; the end of what it said:\033[0m\nbefore\n")
     assert "went on" in said and "three" not in said
