@@ -55,7 +55,15 @@ def main() -> int:
     print(json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=2))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0 if result["flat"] and not result["failed"] and result["streams_open"] == args.streams else 1
+    wrong = {
+        f"{result['failed']} requests failed": result["failed"] > 0,
+        f"{result['streams_open']} streams are open, not {args.streams}": result["streams_open"] != args.streams,
+        f"grew by more than {MOST_GROWTH:.0%}: {result['growth']}": not result["flat"],
+    }
+    for message, applies in wrong.items():
+        if applies:
+            print(f"soak: {message}", file=sys.stderr)
+    return 1 if any(wrong.values()) else 0
 
 
 def soak(stack: Stack, worker: int, folder: Path, seconds: float, streams: int, sessions: int) -> dict[str, Any]:
