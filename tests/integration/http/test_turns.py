@@ -108,10 +108,10 @@ async def test_silences_are_filled_with_comments_also_before_the_first_token() -
             raw, comments = b"", 0
             async for data in response.aiter_raw():
                 raw += data
-                if raw.count(b": keepalive\n") == 2 and not gates[0].is_set():
+                if raw.count(b": keepalive\n") >= 2 and not gates[0].is_set():
                     assert b"data" not in raw
                     gates[0].set()
-                if raw.count(b": keepalive\n") == 4:
+                if raw.count(b": keepalive\n") >= 4:
                     gates[1].set()
             comments = raw.count(b": keepalive\n")
         assert comments >= 4 and raw.endswith(b"data: [DONE]\n\n")

@@ -39,11 +39,13 @@ async def test_a_proxy_holds_a_few_chunks_of_what_it_passes_on(tmp_path: Path) -
 
             async with asyncio.timeout(300):
                 while update.state == "running":
-                    for want in update.wants:
+                    # A worker that has not begun to receive is sent again what it missed.
+                    both = [worker.state for worker in update.workers] == ["receiving"] * 2
+                    for want in update.wants if both or sent else ():
                         await steno.upload_shard(update.update_id, want.shard, want.offset, zeros(want.offset))
                     update = await steno.update(update.update_id, wait_s=10)
         assert (update.state, [worker.received for worker in update.workers]) == ("done", [MODEL_BYTES] * 2)
-        assert sent < 1.5 * MODEL_BYTES, "one upload serves both"
+        assert sent < 1.5 * MODEL_BYTES, "one upload serves both"  # one that takes nothing for 5 s is left behind
         assert all(peer.most_ahead <= CREDIT_BYTES for peer in peers)
         grown_mb = resident_mb(stack.proxy.pid, "VmHWM") - before_mb
         assert grown_mb < 64, f"{grown_mb:.0f} MB for {MODEL_BYTES / MIB:.0f} MB of weights and two workers"
