@@ -14,7 +14,12 @@ from tests.support.sources import ROOT
 
 
 def at_a_time(folder: Path, sections: dict[str, str], count: int, *names: str) -> tuple[int, str]:
-    """The exit code, and what was printed. sections: what each does, in a copy of `.ci/run` that has these alone."""
+    """The exit code, and what was printed."""
+    return run(folder, sections, "at_a_time", str(count), *names)
+
+
+def run(folder: Path, sections: dict[str, str], *words: str) -> tuple[int, str]:
+    """The exit code, and what was printed. sections: what each does, in a copy of `.ci/run` that has these too."""
     written = (ROOT / ".ci/run").read_text()
     start = "# `.ci/run NAME` runs one section"
     assert written.count(start) == 1
@@ -25,8 +30,9 @@ def at_a_time(folder: Path, sections: dict[str, str], count: int, *names: str) -
     (folder / ".ci/run").chmod(0o755)
     (folder / "tmp").mkdir()
     done = subprocess.run(
-        [folder / ".ci/run", "at_a_time", str(count), *names],
-        env=os.environ | {"SHARED": str(folder), "TMPDIR": str(folder / "tmp")},
+        [folder / ".ci/run", *words],
+        env=os.environ
+        | {"SHARED": str(folder), "TMPDIR": str(folder / "tmp"), "STENO_TEST_SECOND_TRIES": str(folder / "tries")},
         capture_output=True,
         text=True,
         check=False,
@@ -66,3 +72,15 @@ def test_once_a_section_has_failed_none_begins_and_its_words_come_last(tmp_path:
     assert re.search(rf"#### {failing}: exit code 7 after \d s\033\[0m\nbefore\n", said)
     assert said.endswith(f"#### {failing} failed; the end of what it said:\033[0m\nbefore\n")
     assert "went on" in said and "three" not in said
+
+
+@pytest.mark.parametrize(("passes_from", "code", "counted"), [(1, 0, ""), (2, 0, "soak\n"), (3, 5, "")])
+def test_a_program_that_fails_is_tried_once_more_and_counted(
+    tmp_path: Path, passes_from: int, code: int, counted: str
+) -> None:
+    again = f'echo x >>"$SHARED/log"; [ "$(wc -l <"$SHARED/log")" -ge {passes_from} ] || exit 5; echo said'
+    ended, said = run(tmp_path, {"soak": f"found=$(again sh -c '{again}'); echo found $found"}, "soak")
+    assert (ended, said) == (code, "" if code else "found said\n")
+    assert (tmp_path / "log").read_text() == "x\n" * min(passes_from, 2)
+    tries = tmp_path / "tries"
+    assert (tries.read_text() if tries.exists() else "") == counted
