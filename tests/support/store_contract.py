@@ -261,13 +261,13 @@ class StoreContract(ListContract, RecordingContract):
         await asyncio.sleep(0)
         third = turn(2, parent=made[1])
         await store.commit("watched", third, row(third, parent=1), now=1.0)
-        cursor, event = await asyncio.wait_for(following, 3)
+        cursor, event = await asyncio.wait_for(following, 30)
         assert (event["type"], event["index"], event["turn_id"]) == ("turn", 2, third.turn_id)
         assert event["completion_tokens"] == third.completion_tokens
         last = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         await store.complete("watched", status="completed", **END)
-        end, event = await asyncio.wait_for(last, 3)
+        end, event = await asyncio.wait_for(last, 30)
         assert (event["type"], event["reward"]) == ("completed", 1.0)
         assert await rest_of(events) == []
         assert [at for at, _ in await rest_of(store.events("watched", after=cursor))] == [end]
@@ -291,7 +291,7 @@ class StoreContract(ListContract, RecordingContract):
         last = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         await store.delete("removed", now=1.0, tombstone_s=60.0)
-        assert (await asyncio.wait_for(last, 3))[1]["type"] == "deleted"
+        assert (await asyncio.wait_for(last, 30))[1]["type"] == "deleted"
 
 
 async def rest_of(events: AsyncIterator[Any]) -> list[Any]:

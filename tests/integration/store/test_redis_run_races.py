@@ -261,7 +261,7 @@ async def test_who_waits_when_the_store_is_closed_is_told(server: RedisServer, s
     for _ in range(steps):
         await asyncio.sleep(0)
     await store.close()
-    told = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 10.0)
+    told = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 60.0)
     assert [type(one) for one in told] == [StoreUnavailable] * 3
 
 
