@@ -42,6 +42,6 @@ async def spoken(folder: Path, says: str = "naïve 😀 words", **settings: Any)
 
 
 async def kept(proxy: Proxy, key: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await proxy.store.token_texts.touch(key):
             await asyncio.sleep(0.01)

@@ -93,7 +93,7 @@ class UpdatePeer:
         await self._flush()
         welcomed = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(welcomed))
-        await asyncio.wait_for(welcomed, 20)
+        await asyncio.wait_for(welcomed, 60)
         return self
 
     async def die(self) -> None:

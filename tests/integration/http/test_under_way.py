@@ -23,7 +23,7 @@ async def test_the_end_of_an_answer_is_there_while_it_is_sampled_and_not_after()
     async with running(ParrotEngine(lambda request: say)) as proxy:
         assert await live(proxy, "alive") == []
         asking = asyncio.create_task(proxy.chat("alive", "go on"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (found := await live(proxy, "alive")) or found[0]["tokens"] < len(text) + 7:
                 await asyncio.sleep(0.01)
         [answer] = found
@@ -41,7 +41,7 @@ async def test_two_completions_of_a_request_are_both_there_and_a_call_by_its_nam
     say = Say(calls=[("a", "read", "{}"), ("b", "bash", '{"command": "ls"}')], gates={2: gate})
     async with running(ParrotEngine(lambda request: say)) as proxy:
         asking = asyncio.create_task(proxy.chat("alive", "go on", n=2))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while [each["tokens"] for each in await live(proxy, "alive")] != [2, 2]:
                 await asyncio.sleep(0.01)
         for answer in await live(proxy, "alive"):

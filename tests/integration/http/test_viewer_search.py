@@ -85,7 +85,7 @@ async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path) -
             end = {"reward": 1.0, "end_reason": "completed", "metrics": {}}
             await proxy.store.complete("old", status="completed", now=began + 60, **end)
             archiver = Archiver(proxy.store, ObjectStorage(str(tmp_path)))
-            async with asyncio.timeout(20):  # while the proxy's own archives, nobody else does
+            async with asyncio.timeout(60):  # while the proxy's own archives, nobody else does
                 while not await archiver.round(now=time.time(), retention_s=60.0):
                     await asyncio.sleep(0.05)
             assert await found(proxy, text="def rule_7(tokens)") == ["by-hand", "old"]
