@@ -191,7 +191,7 @@ def one(name: str, python: str, after_s: float) -> dict[str, Any]:
 
 def _agent(url: str, admin: dict[str, str], trial: str) -> dict[str, str]:
     """Register a trial; the headers that its agent sends."""
-    answer = httpx.post(f"{url}/sessions/{trial}", headers=admin).raise_for_status()
+    answer = httpx.post(f"{url}/sessions/{trial}", headers=admin, timeout=60).raise_for_status()
     return {"authorization": f"Bearer {answer.json()['api_key']}"}
 
 
@@ -221,11 +221,16 @@ def _deployment(python: str) -> Iterator[tuple[str, int, dict[str, str]]]:
             with contextlib.ExitStack() as stack:
                 child = stack.enter_context(process(command, log, given, cwd=root))
                 psutil.Process(child.pid).cpu_affinity([int(PROXY_CORE)])
-                until(lambda: httpx.get(url + "/healthz").status_code == 200, lambda: log.read_text()[-2000:])
+                until(
+                    lambda: httpx.get(url + "/healthz", timeout=60).status_code == 200, lambda: log.read_text()[-2000:]
+                )
                 for i in range(2):
                     worker_key = {"STENO_WORKER_KEY": keys["STENO_WORKER_KEY"], "STENO_WORKER_WORKER_ID": f"bench-{i}"}
                     stack.enter_context(process(worker, Path(folder) / f"worker-{i}.log", worker_key))
-                until(lambda: len(httpx.get(url + "/workers", headers=headers).json()["items"]) == 2, "no workers")
+                until(
+                    lambda: len(httpx.get(url + "/workers", headers=headers, timeout=60).json()["items"]) == 2,
+                    "no workers",
+                )
                 yield url, child.pid, headers
     finally:
         redis.close()

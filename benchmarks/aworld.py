@@ -306,7 +306,7 @@ def _start(launcher: Launcher) -> str:
         "1024",
     )
     child = launcher.spawn(cores, "worker", *steno, "worker", "--proxy", f"ws://127.0.0.1:{port}", *script)
-    while httpx.get(f"{url}/readyz").json().get("status") != "ok":
+    while httpx.get(f"{url}/readyz", timeout=60).json().get("status") != "ok":
         if child.poll() is not None:
             raise RuntimeError((launcher.folder / "worker.log").read_text())
         time.sleep(0.1)

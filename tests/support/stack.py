@@ -25,7 +25,7 @@ from tests.support.ports import free_port
 from tests.support.sources import ROOT
 from tests.support.wire_recorder import VARIABLE, WireRecorder
 
-_HTTP = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
+_HTTP = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=60)
 """One for all that is polled; a connection of its own for each request, since servers are killed and told to stop."""
 
 

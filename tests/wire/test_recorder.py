@@ -36,7 +36,7 @@ async def test_it_writes_what_was_asked_and_answered_without_prose_and_keys(tmp_
                 assert (await agent.get("/sessions/seen")).status_code == 200
 
             def turns_of(trial: str) -> list[dict[str, Any]]:
-                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns").json()["items"])
+                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns", timeout=60).json()["items"])
 
             await asyncio.to_thread(recorder.write, tmp_path, turns_of)
     one, two = read(tmp_path / "seen.jsonl").exchanges
@@ -60,7 +60,7 @@ async def test_a_stream_that_breaks_breaks_through_it_and_what_came_of_it_is_wri
                     await agent.post("/broken/v1/chat/completions", json=ASKED)
 
             def turns_of(trial: str) -> list[dict[str, Any]]:
-                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns").json()["items"])
+                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns", timeout=60).json()["items"])
 
             await asyncio.to_thread(recorder.write, tmp_path, turns_of)
     [exchange] = read(tmp_path / "broken.jsonl").exchanges
@@ -81,7 +81,7 @@ async def test_a_failure_in_one_piece_is_known_for_the_turn_that_broke(tmp_path:
                 assert (first.status_code, again.status_code) == (503, 200)
 
             def turns_of(trial: str) -> list[dict[str, Any]]:
-                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns").json()["items"])
+                return list(httpx.get(f"{proxy.url}/sessions/{trial}/turns", timeout=60).json()["items"])
 
             await asyncio.to_thread(recorder.write, tmp_path, turns_of)
     broke, whole = read(tmp_path / "whole.jsonl").exchanges

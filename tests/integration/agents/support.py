@@ -116,10 +116,10 @@ def prompt_ids(turns: list[Turn], turn: Turn) -> list[int]:
 
 def fork(stack: Stack, origin: str, turn: Turn, trial_id: str) -> None:
     """End a trial, and register one that begins with it up to this turn."""
-    ended = httpx.post(f"{stack.url}/sessions/{origin}/complete", json={"reward": 1.0})
+    ended = httpx.post(f"{stack.url}/sessions/{origin}/complete", json={"reward": 1.0}, timeout=60)
     assert ended.status_code == 200, ended.text
     spec = {"fork_of": {"trial_id": origin, "turn_id": turn["turn_id"]}}
-    made = httpx.post(f"{stack.url}/sessions/{trial_id}", json=spec)
+    made = httpx.post(f"{stack.url}/sessions/{trial_id}", json=spec, timeout=60)
     assert made.status_code == 200, made.text
 
 

@@ -211,7 +211,9 @@ def test_a_public_url_that_is_not_reached_stops_the_rollouts_before_a_trial_runs
         rollout.stack = stack
         options = ("--run", "far", "--group-size", "2", "--stop-after-failures", "0")
         said = rollout(rollout.tasks({"id": "t", "image": NAME}), *options, command=["touch", "ran"], code=1)
-        found = httpx.get(f"{stack.url}/sessions", headers={"authorization": f"Bearer {ADMIN}"}).json()["items"]
+        found = httpx.get(f"{stack.url}/sessions", headers={"authorization": f"Bearer {ADMIN}"}, timeout=60).json()[
+            "items"
+        ]
     assert (
         "http://127.0.0.1:9/steno/healthz was asked from inside" in said
         and "can't connect to http://127.0.0.1:9" in said

@@ -68,8 +68,8 @@ def test_the_readmes_lines_record_a_session_and_read_it_back(tmp_path: Path) -> 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with (
-        serving(proxy, port, tmp_path / "proxy.log", lambda: httpx.get(f"{url}/readyz").status_code == 200),
-        serving(worker, port, tmp_path / "worker.log", lambda: httpx.get(f"{url}/readyz").json()["models"]),
+        serving(proxy, port, tmp_path / "proxy.log", lambda: httpx.get(f"{url}/readyz", timeout=60).status_code == 200),
+        serving(worker, port, tmp_path / "worker.log", lambda: httpx.get(f"{url}/readyz", timeout=60).json()["models"]),
     ):
         usage = json.loads(said(chat, port, tmp_path))["usage"]
         assert (

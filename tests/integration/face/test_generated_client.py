@@ -27,7 +27,7 @@ def generated(locked: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The package, made without one warning. `api("sessions", "read_session")` is the module of an operation."""
     folder: Path = tmp_path_factory.mktemp("generated")
     document = folder / "openapi.json"
-    document.write_bytes(httpx.get(f"{locked.url}/openapi.json").raise_for_status().content)
+    document.write_bytes(httpx.get(f"{locked.url}/openapi.json", timeout=60).raise_for_status().content)
     config = Config.from_sources(
         ConfigFile(post_hooks=[]), MetaType.NONE, document, "utf-8", overwrite=False, output_path=folder / PACKAGE
     )
@@ -80,7 +80,7 @@ def test_a_refusal_is_read_as_one(generated: Any, locked: Stack) -> None:
 
 def test_every_example_is_taken(locked: Stack) -> None:
     """One after the other, as somebody would who follows the document."""
-    document = httpx.get(f"{locked.url}/openapi.json").json()
+    document = httpx.get(f"{locked.url}/openapi.json", timeout=60).json()
     assert document["servers"][0]["url"] == "/"
     asked = {
         operation["operationId"]: (method, path, operation)
@@ -102,6 +102,6 @@ def test_every_example_is_taken(locked: Stack) -> None:
 
 
 def test_operations_have_short_names_of_their_own(locked: Stack) -> None:
-    document = httpx.get(f"{locked.url}/openapi.json").json()
+    document = httpx.get(f"{locked.url}/openapi.json", timeout=60).json()
     names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
     assert len(names) == len(set(names)) and not [name for name in names if "__" in name or len(name) > 32]

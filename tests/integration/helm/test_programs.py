@@ -145,7 +145,7 @@ def test_proxy_and_redis_start_as_the_chart_starts_them_and_helm_test_passes(tmp
     with running(command, env, tmp_path / "proxy.log") as proxy:
         until_it_succeeds(alive, {}, proxy, tmp_path / "proxy.log")
         ready = agents_url + proxy_pod["readinessProbe"]["httpGet"]["path"]
-        assert httpx.get(ready).status_code == 503  # no Redis yet, and the kubelet leaves it running
+        assert httpx.get(ready, timeout=60).status_code == 503  # no Redis yet, and the kubelet leaves it running
         with running([*redis_pod["command"], *words, "--port", str(redis_port), "--bind", "127.0.0.1"], password,
                      tmp_path / "redis.log") as server:  # fmt: skip
             until_it_succeeds(probe, password, server, tmp_path / "redis.log")
@@ -167,8 +167,8 @@ def test_proxy_and_redis_start_as_the_chart_starts_them_and_helm_test_passes(tmp
             swapped = subprocess.run([*test[:-2], control_url, agents_url], capture_output=True, text=True)
             assert swapped.returncode != 0 and "and not 404" in swapped.stderr
             bearer = {"authorization": "Bearer ak-one"}
-            assert httpx.get(control_url + "/metrics", headers=bearer).status_code == 200
-            answer = httpx.post(control_url + "/sessions/my-trial", headers=bearer)
+            assert httpx.get(control_url + "/metrics", headers=bearer, timeout=60).status_code == 200
+            answer = httpx.post(control_url + "/sessions/my-trial", headers=bearer, timeout=60)
             assert answer.json()["urls"]["openai"] == "http://run-steno.training.svc:8080/my-trial/v1"
             proxy.terminate()
             assert proxy.wait(60) == 0

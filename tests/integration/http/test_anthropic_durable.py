@@ -276,7 +276,10 @@ def test_killed_after_a_block_closed_the_block_is_in_redis_and_a_new_proxy_goes_
     seen = []
     with stack_running(tmp_path / "one", worker, proxy=["--redis-url", redis_url]) as stack:
         url = f"{stack.url}/{trial_id}/v1/messages"
-        with pytest.raises(httpx.HTTPError), httpx.stream("POST", url, json=asked | {"stream": True}) as response:
+        with (
+            pytest.raises(httpx.HTTPError),
+            httpx.stream("POST", url, json=asked | {"stream": True}, timeout=60) as response,
+        ):
             for line in response.iter_lines():
                 seen.append(line)
                 if line == "event: content_block_stop":

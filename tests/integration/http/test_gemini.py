@@ -257,7 +257,7 @@ async def test_keys_by_header_and_by_query_and_none_in_the_log(caplog: pytest.Lo
         key, other = proxy.agent_key("t"), proxy.agent_key("other")
         assert (await client(proxy, "t", key).models.generate_content(model="m", contents="hi")).text == "hello"
         body = {"contents": [{"parts": [{"text": "hi"}]}]}
-        async with httpx.AsyncClient(base_url=proxy.url) as bare:
+        async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as bare:
             path = "/t/v1beta/models/m:generateContent"
             for query, status in (
                 (f"?key={key}", 200),

@@ -39,7 +39,7 @@ def test_nobody_asks_again_at_a_proxy_that_stops_while_its_streams_end(worker: l
         stack.wait_for_model()
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         with (
-            httpx.Client(base_url=stack.url) as kept,
+            httpx.Client(base_url=stack.url, timeout=60) as kept,
             httpx.stream("POST", stack.url + "/t/v1/chat/completions", json=body, timeout=60) as response,
         ):
             assert response.status_code == 200
@@ -72,17 +72,19 @@ def test_a_head_without_end_is_not_kept(tmp_path: Path) -> None:
                 with pytest.raises(ConnectionError):
                     for _ in range(1000):  # 64 MB
                         client.sendall(piece)
-        assert httpx.get(stack.url + "/healthz").status_code == 200
+        assert httpx.get(stack.url + "/healthz", timeout=60).status_code == 200
         assert peak_mb(stack.proxy.pid) < 120
 
 
 def test_large_heads_within_bounds_and_long_bodies_are_served(tmp_path: Path) -> None:
     with running(tmp_path / "run", None) as stack:
         body = b'{"messages": "' + b"a" * 2**20 + b'"}'
-        response = httpx.post(stack.url + "/t/v1/chat/completions", content=body, headers={"x-a": "a" * 30_000})
+        response = httpx.post(
+            stack.url + "/t/v1/chat/completions", content=body, headers={"x-a": "a" * 30_000}, timeout=60
+        )
         assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
         chunks = (b" " * 1000 for _ in range(1000))
-        assert httpx.post(stack.url + "/t/v1/chat/completions", content=chunks).status_code == 400
+        assert httpx.post(stack.url + "/t/v1/chat/completions", content=chunks, timeout=60).status_code == 400
 
 
 def peak_mb(pid: int) -> int:

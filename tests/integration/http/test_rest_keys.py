@@ -24,7 +24,7 @@ async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() 
         mine, other = group.trials
         assert mine.api_key and other.api_key and mine.api_key != other.api_key
         body = {"messages": [{"role": "user", "content": "x"}]}
-        async with httpx.AsyncClient(base_url=proxy.url) as http:
+        async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as http:
 
             async def status(method: str, path: str, key: str | None, **json_body: Any) -> int:
                 headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -59,7 +59,7 @@ async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> Non
         await proxy.steno.create_group(GroupSpec(group_id="h", size=1))
         await proxy.steno.register("alone")
         headers = {"x-api-key": group.harness_key or ""}
-        async with httpx.AsyncClient(base_url=proxy.url, headers=headers) as http:
+        async with httpx.AsyncClient(base_url=proxy.url, headers=headers, timeout=60) as http:
             assert (await http.get("/groups/g")).status_code == 200
             assert (await http.get("/sessions/g.0")).status_code == 200
             assert (await http.post("/sessions/g.0/task-step", json={"name": "one"})).json()["task_step"] == "one"
@@ -85,7 +85,7 @@ async def test_a_runs_key_makes_its_groups_reads_and_completes_its_trials_and_op
             assert (await steno.complete("g.0", Completion(reward=1.0))).reward == 1.0
             assert (await steno.rollouts_over("mine/1")).over and (await steno.run("mine/1")).rollouts_over
             assert (await steno.session("g.1")).run_id == "mine/1" and (await steno.samples("g.1")) == []
-        async with httpx.AsyncClient(base_url=proxy.url, headers={"x-api-key": key}) as http:
+        async with httpx.AsyncClient(base_url=proxy.url, headers={"x-api-key": key}, timeout=60) as http:
             refused = [
                 ("POST", "/groups", {"group_id": "theirs", "run_id": "other", "size": 1}), ("POST", "/groups", {"size": 1}),
                 ("POST", "/groups", {"run_id": "mine", "size": 1}), ("GET", "/groups/theirs", None),
@@ -105,7 +105,7 @@ async def test_a_runs_key_makes_its_groups_reads_and_completes_its_trials_and_op
             taken = {"group_id": "theirs", "run_id": "mine/1", "size": 1}
             answer = await http.post("/groups", json=taken)
             assert answer.status_code == 409 and "sk-" not in answer.text, "another run has the name"
-        async with httpx.AsyncClient(base_url=proxy.url, headers={"x-api-key": "rk-steno-forged"}) as http:
+        async with httpx.AsyncClient(base_url=proxy.url, headers={"x-api-key": "rk-steno-forged"}, timeout=60) as http:
             for run in ("mine/1", None):
                 assert (await http.post("/groups", json={"run_id": run, "size": 1})).status_code == 403
     async with running(worker=False) as proxy:
@@ -131,7 +131,7 @@ async def test_a_trial_that_is_taken_over_has_another_key_and_no_word_of_the_fir
             assert (refused.granted, refused.launcher, refused.epoch) == (False, "one", 1) and 50 < refused.left_s <= 60
             (taken,) = await two.claim("g", ClaimRequest(launcher="two", trial_ids=["g.0"], gone=["one"]))
             assert (taken.granted, taken.epoch) == (True, 2) and taken.trial.api_key != group.trials[0].api_key
-            async with httpx.AsyncClient(base_url=proxy.url) as http:
+            async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as http:
                 for agent, status in ((group.trials[0].api_key, 403), (taken.trial.api_key, 200)):
                     body = {"messages": [{"role": "user", "content": "x"}]}
                     headers = {"authorization": f"Bearer {agent}"}
@@ -157,7 +157,7 @@ async def test_the_key_is_taken_from_each_header_that_clients_use(header: str) -
         trial = await proxy.steno.register("t")
         value = f"Bearer {trial.api_key}" if header == "authorization" else trial.api_key
         body = {"messages": [{"role": "user", "content": "x"}]}
-        async with httpx.AsyncClient(base_url=proxy.url, headers={header: value or ""}) as http:
+        async with httpx.AsyncClient(base_url=proxy.url, headers={header: value or ""}, timeout=60) as http:
             assert (await http.post("/t/v1/chat/completions", json=body)).status_code == 200
 
 

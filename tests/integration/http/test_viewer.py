@@ -85,7 +85,7 @@ async def test_neither_a_cookie_nor_a_viewer_key_writes_anything() -> None:
 
 async def test_the_cookie_is_for_this_page_alone_and_for_a_while(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     async with running(**KEYS, worker=False) as proxy:
-        async with httpx.AsyncClient(base_url=proxy.url, headers=OWN) as browser:
+        async with httpx.AsyncClient(base_url=proxy.url, headers=OWN, timeout=60) as browser:
             said = (await browser.post("/ui/login", json={"key": "viewer"})).headers["set-cookie"].lower()
             assert "httponly" in said and "samesite=strict" in said and f"max-age={viewer_cookie.LASTS_S}" in said
             assert (await browser.get("/sessions")).status_code == 200
@@ -121,7 +121,7 @@ async def test_another_replica_takes_the_cookie_and_it_ends_with_its_key() -> No
 
 
 async def test_the_page_is_told_to_run_nothing_but_its_own_files() -> None:
-    async with running(**KEYS, worker=False) as proxy, httpx.AsyncClient(base_url=proxy.url) as browser:
+    async with running(**KEYS, worker=False) as proxy, httpx.AsyncClient(base_url=proxy.url, timeout=60) as browser:
         led = await browser.get("/ui")
         assert led.status_code == 307 and led.headers["location"] == "ui/"
         page = await browser.get("/ui/")
@@ -150,7 +150,7 @@ def test_modules_name_files_that_are_there_and_make_no_html() -> None:
 
 
 async def test_without_keys_there_is_nothing_to_log_in_to() -> None:
-    async with running() as proxy, httpx.AsyncClient(base_url=proxy.url) as browser:
+    async with running() as proxy, httpx.AsyncClient(base_url=proxy.url, timeout=60) as browser:
         assert (await browser.get("/ui/state")).json()["keys"] is False
         assert (await browser.get("/sessions")).status_code == 200
         assert (await browser.get("/ui/", headers={"host": "evil.example"})).status_code == 403

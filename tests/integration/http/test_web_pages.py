@@ -176,7 +176,7 @@ async def test_with_keys_the_key_guards_and_any_page_that_has_one_may_ask() -> N
                 name for name in answer.headers if name.startswith("access-control")
             ]  # its page may not read it
             assert (await proxy.http.get("/sessions", headers=page)).status_code == 200
-            async with httpx.AsyncClient(base_url=proxy.url) as stranger:
+            async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as stranger:
                 assert (await stranger.get("/sessions", headers=page)).status_code == 401
 
 

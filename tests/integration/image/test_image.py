@@ -73,7 +73,7 @@ def test_the_image_makes_its_keys_once_and_records_an_agents_turn(container: str
         keys = keys_in(log.read_text())
         assert set(keys) == {"admin", "worker"}
         check_health(container, STENO_PORT=port)
-        assert httpx.get(f"{url}/sessions").status_code == 401
+        assert httpx.get(f"{url}/sessions", timeout=60).status_code == 401
         with (tmp_path / "worker.log").open("wb") as out:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "steno", "worker", "--proxy", f"ws://127.0.0.1:{port}", "--engine", "scripted",
@@ -96,7 +96,7 @@ def test_the_image_makes_its_keys_once_and_records_an_agents_turn(container: str
     again = tmp_path / "again.log"
     with started(container, again, port):
         assert keys_in(again.read_text()) == {}, "keys are shown once"
-        assert httpx.get(f"{url}/sessions", headers={"x-api-key": keys["admin"]}).status_code == 200
+        assert httpx.get(f"{url}/sessions", headers={"x-api-key": keys["admin"]}, timeout=60).status_code == 200
 
 
 def _when_served(agent: httpx.Client, worker: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
         until = time.monotonic() + 180
         while True:
             try:
-                if httpx.get(f"{walk.url}/readyz").json().get("status") == "ok":
+                if httpx.get(f"{walk.url}/readyz", timeout=60).json().get("status") == "ok":
                     break
             except httpx.TransportError:
                 pass

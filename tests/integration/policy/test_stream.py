@@ -175,7 +175,7 @@ async def test_uploads_that_nobody_can_want_are_refused(fleet: Fleet) -> None:
 async def test_only_the_operator_posts_polls_and_uploads() -> None:
     async with running(admin_key="the operator's") as fleet:
         agent = fleet.app.state.services.keys.agent_key("trial")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{fleet.port}") as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{fleet.port}", timeout=60) as http:
             for method, path in (
                 ("GET", "/policy"), ("POST", "/policy/updates"), ("GET", "/policy/updates/x"),
                 ("PUT", "/policy/updates/x/shards/model-0.safetensors?offset=0"),

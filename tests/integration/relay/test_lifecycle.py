@@ -100,7 +100,7 @@ async def test_the_page_of_workers_says_what_the_hub_knows() -> None:
         await running.worker(CountingEngine(pace_s=0.01), worker_id="w1")
         stream = running.open(100)
         await stream.next()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as client:
             (view,) = (await client.get("/workers")).json()["items"]
             schema = (await client.get("/openapi.json")).json()["paths"]["/workers"]["get"]["responses"]["200"]
         assert (view["id"], view["in_flight"], view["healthy"], view["connected"]) == ("w1", 1, True, True)

@@ -44,7 +44,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def until_served(stack: Stack) -> None:
     until = time.monotonic() + 120
-    while httpx.get(f"{stack.url}/readyz").json().get("status") != "ok":
+    while httpx.get(f"{stack.url}/readyz", timeout=60).json().get("status") != "ok":
         assert time.monotonic() < until, stack.logs()
         time.sleep(0.1)
 

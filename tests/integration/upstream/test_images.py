@@ -126,4 +126,4 @@ def test_a_model_that_takes_none_refuses_it_by_name_and_nothing_is_recorded(fron
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages.0.content.1.image_url")
     assert "the model takes text only, no images" in error["message"]
-    assert httpx.get(f"{front.url}/sessions/blind").status_code == 404
+    assert httpx.get(f"{front.url}/sessions/blind", timeout=60).status_code == 404

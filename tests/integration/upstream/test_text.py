@@ -35,7 +35,7 @@ def test_the_answer_its_usage_and_its_record(front: Stack) -> None:
 
 def test_a_text_only_session_has_no_samples_and_says_why(front: Stack) -> None:
     ask(front, "unsampled", "hello")
-    answer = httpx.get(f"{front.url}/sessions/unsampled/samples")
+    answer = httpx.get(f"{front.url}/sessions/unsampled/samples", timeout=60)
     assert answer.status_code == 409 and "text_only" in answer.json()["error"]["message"]
 
 

@@ -210,7 +210,7 @@ def test_an_agent_that_leaves_frees_the_server(stack: Stack, server: str) -> Non
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert turns[0]["finish_reason"] == "cancelled" and 0 < len(turns[0]["completion_ids"]) < 1800
-    while "vllm:num_requests_running" in (lines := httpx.get(server.removesuffix("/v1") + "/metrics").text):
+    while "vllm:num_requests_running" in (lines := httpx.get(server.removesuffix("/v1") + "/metrics", timeout=60).text):
         if any(line.startswith("vllm:num_requests_running{") and line.endswith(" 0.0") for line in lines.splitlines()):
             break
         assert time.monotonic() < deadline

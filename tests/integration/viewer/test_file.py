@@ -44,7 +44,7 @@ async def test_exported_turns_are_shown_as_they_were_recorded(
         async with looking(browser, proxy.url) as looker:
             await looker.go("sessions/parser-05.0", "section.turn")
             assert await looker.page.locator(".conversation").inner_text() == of_file
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             assert (await client.get("/sessions", headers={"host": "evil.example"})).status_code == 403
             assert (await client.get("/sessions", headers={"sec-fetch-site": "cross-site"})).status_code == 403
             turns = (await client.get("/sessions/parser-05.0/turns?limit=1000")).json()["items"]

@@ -66,7 +66,7 @@ def test_the_demos_agent_finishes_and_its_record_is_exact(stack: Stack) -> None:
 
 def test_a_fork_is_sampled_after_the_very_ids_of_its_origin(stack: Stack) -> None:
     """The demo's agent again, with the same task: two turns are told from the record, the third is sampled by the engine."""
-    made = httpx.post(f"{stack.url}/sessions/origin", json={"sampling": LAW.model_dump()})
+    made = httpx.post(f"{stack.url}/sessions/origin", json={"sampling": LAW.model_dump()}, timeout=60)
     assert made.status_code == 200, made.text
     run_agent(stack, "origin", 7)
     origin = stack.turns("origin")
@@ -112,7 +112,7 @@ def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> N
         process.kill()
     assert worker.wait(60) == 1
     deadline = time.monotonic() + 20
-    while httpx.get(stack.base_url("probe") + "/models").json()["data"]:
+    while httpx.get(stack.base_url("probe") + "/models", timeout=60).json()["data"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     request = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

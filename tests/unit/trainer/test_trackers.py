@@ -40,7 +40,7 @@ def test_prometheus_serves_the_last_step_and_the_ledger() -> None:
         ledger.trained("a/1", 20)
         ledger.untrained("a/1", Reason.STALE, 10)
         tracker.log(7, VALUES, ledger.total())
-        text = httpx.get(f"http://127.0.0.1:{tracker.port}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{tracker.port}/metrics", timeout=60).text
     finally:
         tracker.close()
     lines = set(text.splitlines())
