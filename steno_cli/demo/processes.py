@@ -84,7 +84,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 async def until_healthy(url: str, proxy: DemoProcess) -> None:
-    async with httpx.AsyncClient() as http, deadline("the proxy did not come up"):
+    async with httpx.AsyncClient(timeout=READY_S) as http, deadline("the proxy did not come up"):
         while True:
             proxy.check()
             with contextlib.suppress(httpx.TransportError):
@@ -95,13 +95,17 @@ async def until_healthy(url: str, proxy: DemoProcess) -> None:
 
 async def until_served(trial: Trial, *children: DemoProcess) -> None:
     headers = {"authorization": f"Bearer {trial.api_key}"} if trial.api_key else {}
-    async with httpx.AsyncClient(headers=headers) as http, deadline("no worker announced a model"):
+    async with (
+        httpx.AsyncClient(headers=headers, timeout=READY_S) as http,
+        deadline("no worker announced a model"),
+    ):
         while True:
             for child in children:
                 child.check()
-            answer = await http.get(f"{trial.urls['openai']}/models")
-            if answer.is_success and answer.json().get("data"):
-                return
+            with contextlib.suppress(httpx.TransportError):
+                answer = await http.get(f"{trial.urls['openai']}/models")
+                if answer.is_success and answer.json().get("data"):
+                    return
             await asyncio.sleep(0.2)
 
 

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import StenoError
 from steno.contracts.records import Turn, bytes_to_floats, bytes_to_ids
+from steno_cli.demo.processes import READY_S
 
 SHOWN_TOKENS = 16
 TOKEN_COLUMNS = 2
@@ -103,7 +104,7 @@ async def show_where_to_look(console: Console, url: str, trial_id: str, keep: bo
     console.print(
         "Where to look next" if keep else "Where to look next (`./scripts/demo --keep` goes on serving these)"
     )
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=READY_S) as http:
         for path in paths:
             answer = await http.get(path)
             if not answer.is_success:
