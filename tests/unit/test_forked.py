@@ -74,9 +74,9 @@ def test_what_imports_could_read_is_given_to_a_program_that_is_started(tmp_path:
     with (tmp_path / "log").open("wb") as out:
         environment = {**os.environ, "OMP_NUM_THREADS": "3"}
         child = forked.start([*PROXY, "--help"], environment, ROOT, out)
-        assert isinstance(child, subprocess.Popen) and child.wait(60) == 0
+        assert isinstance(child, subprocess.Popen) and child.wait(300) == 0
         other = forked.start([sys.executable, "--version"], os.environ, ROOT, out)
-        assert isinstance(other, subprocess.Popen) and other.wait(60) == 0
+        assert isinstance(other, subprocess.Popen) and other.wait(300) == 0
 
 
 RANK = """

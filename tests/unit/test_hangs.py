@@ -10,7 +10,7 @@ from pathlib import Path
 INI = """
 [pytest]
 asyncio_mode = auto
-timeout = 1
+timeout = 4
 """
 CONFTEST = """
 import asyncio

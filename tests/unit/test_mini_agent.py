@@ -46,6 +46,6 @@ def test_an_exception_of_the_agent_is_in_its_log(server: Path, tmp_path: Path) -
 def test_an_agent_that_hangs_is_killed_in_time(server: Path, tmp_path: Path) -> None:
     assert run_mini(server, ["end"], tmp_path, {}, tmp_path / "first.log") == 7
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"took longer than 2 s: asked hang"):
-        run_mini(server, ["hang"], tmp_path, {}, tmp_path / "mini.log", within_s=2)
+    with pytest.raises(RuntimeError, match=r"took longer than 8 s: asked hang"):
+        run_mini(server, ["hang"], tmp_path, {}, tmp_path / "mini.log", within_s=8)
     assert time.monotonic() - started < 60

@@ -99,7 +99,7 @@ async def test_at_the_deadline_it_is_told_the_last_reason() -> None:
     def take() -> str:
         raise reasons.pop(0)
 
-    task = asyncio.create_task(queue.wait("a", "r", take, FULL, timeout_s=0.05))
+    task = asyncio.create_task(queue.wait("a", "r", take, FULL, timeout_s=1.0))
     await settle()
     queue.wake()
     with pytest.raises(NoWorker, match="no worker is there"):

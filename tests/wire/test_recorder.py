@@ -22,7 +22,7 @@ async def test_it_writes_what_was_asked_and_answered_without_prose_and_keys(tmp_
     engine = ParrotEngine(lambda request: Say("I look.", "Hm.", [("own", "look", '{"at": "pwd"}')]))
     async with running(engine) as proxy:
         with WireRecorder(proxy.port) as recorder:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=20) as agent:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=60) as agent:
                 headers = {"authorization": "Bearer secret-key", "x-stainless-retry-count": "0"}
                 first = await agent.post("/seen/v1/chat/completions", json=ASKED, headers=headers)
                 [turn] = await proxy.turns("seen", 1)
@@ -55,7 +55,7 @@ async def test_it_writes_what_was_asked_and_answered_without_prose_and_keys(tmp_
 async def test_a_stream_that_breaks_breaks_through_it_and_what_came_of_it_is_written(tmp_path: Path) -> None:
     async with running(ParrotEngine(lambda request: Say("I look for it.", fail_after=3))) as proxy:
         with WireRecorder(proxy.port) as recorder:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=20) as agent:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=60) as agent:
                 with pytest.raises(httpx.RemoteProtocolError):
                     await agent.post("/broken/v1/chat/completions", json=ASKED)
 
@@ -72,7 +72,7 @@ async def test_a_failure_in_one_piece_is_known_for_the_turn_that_broke(tmp_path:
     saying = [Say("I look for it.", fail_after=3), Say("Done.")]
     async with running(ParrotEngine(lambda request: saying.pop(0))) as proxy:
         with WireRecorder(proxy.port) as recorder:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=20) as agent:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{recorder.port}", timeout=60) as agent:
                 body = ASKED | {"stream": False}
                 first = await agent.post("/whole/v1/chat/completions", json=body)
                 again = await agent.post(

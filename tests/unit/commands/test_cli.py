@@ -25,7 +25,7 @@ def steno(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STENO_")}
     return subprocess.run(
         [sys.executable, "-m", "steno", *words],
-        capture_output=True, text=True, timeout=60, env=kept | {"COLUMNS": "120", "NO_COLOR": "1"} | environment,
+        capture_output=True, text=True, timeout=300, env=kept | {"COLUMNS": "120", "NO_COLOR": "1"} | environment,
     )  # fmt: skip
 
 

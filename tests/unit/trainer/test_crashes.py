@@ -41,7 +41,7 @@ from steno_trainer.step.step import StepReport
 from steno_trainer.step.step_plan import StepBatch
 from tests.support.groups import end, group, speak
 
-RUN, PER_STEP, BOUND, STEPS, ALL_S = "r", 2, 1, 8, 30.0
+RUN, PER_STEP, BOUND, STEPS, ALL_S = "r", 2, 1, 8, 120.0
 POINTS = (
     "before lease", "after lease", "in assembly", "after backward", "after update", "before checkpoint", "after checkpoint",
     "before publish", "after publish", "before acknowledge", "after acknowledge", "after used",
