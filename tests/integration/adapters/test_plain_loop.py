@@ -162,7 +162,7 @@ def test_what_was_cancelled_ends_its_trials_also_where_the_collector_is_closed_a
     def stall(call: AgentCall) -> float:
         ask(call)
         playing.set()
-        threading.Event().wait(5)
+        threading.Event().wait(30)
         return 1.0
 
     with Collector(stack.url, "closed", agent=stall) as collector:
@@ -208,11 +208,11 @@ def test_a_group_that_a_killed_process_held_is_served_again_and_no_other(stack: 
 
 def test_a_group_is_held_for_as_long_as_its_process_lives(stack: Stack) -> None:
     with (
-        Collector(stack.url, "holds", agent=talk, lease_ttl_s=1.0) as collector,
+        Collector(stack.url, "holds", agent=talk, lease_ttl_s=8.0) as collector,
         Collector(stack.url, "holds") as other,
     ):
         [group] = collector.collect([{"task_id": "x"}], 2)
-        assert other.lease(wait_s=3.0) == []  # three times as long as a lease lasts
+        assert other.lease(wait_s=12.0) == []  # longer than a lease lasts
         collector.acknowledge([group])
 
 

@@ -146,11 +146,11 @@ async def test_at_its_time_limit_a_confined_command_may_clean_up(
 ) -> None:
     mark = f"600.{uuid.uuid4().int % 10**9}"
     polite = f"trap 'echo bye; exit 3' TERM; sleep {mark} & wait"
-    ended = await executor(60.0).run(job(folder, "sh", "-c", polite, timeout_s=3))
+    ended = await executor(60.0).run(job(folder, "sh", "-c", polite, timeout_s=10))
     assert ended == Exit(3, timed_out=True) and (folder / "stdout.log").read_text() == "bye\n"
     await gone(mark)
     deaf = f"trap '' TERM; while :; do sleep {mark}; done"
-    assert await executor(0.2).run(job(folder, "sh", "-c", deaf, timeout_s=2)) == Exit(-9, timed_out=True)
+    assert await executor(0.2).run(job(folder, "sh", "-c", deaf, timeout_s=10)) == Exit(-9, timed_out=True)
     await gone(mark)
 
 

@@ -57,7 +57,7 @@ def test_two_hundred_trials_in_flight_survive_their_launcher(durable: Stack, tmp
     options = ("--run", "killed", "--group-size", str(SIZE), "--in-flight", str(TRIALS), "--confine", "off")
     command = ["bash", str(folder / "agent.sh")]
     with rollout.start(tasks, *options, "--purpose", "train", command=command) as first:
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 400
         while len(ran.read_text().split()) < TRIALS or spoke.read_bytes().count(b"\n") < SPOKEN:
             assert time.monotonic() < limit and first.poll() is None, durable.logs()
             time.sleep(0.1)

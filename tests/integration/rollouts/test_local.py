@@ -70,7 +70,7 @@ async def test_what_a_command_leaves_behind_is_ended_with_it(folder: Path) -> No
 
 async def test_at_its_time_limit_a_command_may_clean_up_and_is_then_ended_with_its_children(folder: Path) -> None:
     polite = "trap 'echo bye; exit 3' TERM; sleep 600 & echo $! > child.pid; touch up; wait"
-    ended = await LocalExecutor(grace_s=60).run(job(folder, "sh", "-c", polite, timeout_s=3))
+    ended = await LocalExecutor(grace_s=60).run(job(folder, "sh", "-c", polite, timeout_s=10))
     assert ended == Exit(3, timed_out=True)
     assert (folder / "stdout.log").read_text() == "bye\n"
     await gone(folder / "work" / "child.pid")
@@ -78,7 +78,7 @@ async def test_at_its_time_limit_a_command_may_clean_up_and_is_then_ended_with_i
 
 async def test_a_command_that_ignores_sigterm_is_killed(folder: Path) -> None:
     deaf = "trap '' TERM; echo $$ > own.pid; while :; do sleep 1; done"
-    ended = await LocalExecutor(grace_s=0.2).run(job(folder, "sh", "-c", deaf, timeout_s=2))
+    ended = await LocalExecutor(grace_s=0.2).run(job(folder, "sh", "-c", deaf, timeout_s=10))
     assert ended == Exit(-9, timed_out=True)
     assert not alive(folder / "work" / "own.pid")
 

@@ -108,7 +108,16 @@ def test_a_trial_that_fails_ends_with_its_reason(
     rollout: Rollout, sessions: Sessions, code: str, reason: str, status: str, detail: str
 ) -> None:
     run = f"failing-{abs(hash(code))}"
-    options = ("--run", run, "--group-size", "1", "--retries", "0", "--timeout-s", "3")
+    options = (
+        "--run",
+        run,
+        "--group-size",
+        "1",
+        "--retries",
+        "0",
+        "--timeout-s",
+        "3" if reason == "timeout" else "300",
+    )
     said = rollout(rollout.tasks({"id": "t"}), *options, command=python(code), code=1)
     session = sessions(run)[0]
     assert (session.status, session.end_reason, session.reward) == (status, reason, None)
@@ -251,12 +260,16 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
 
 
 def test_a_second_ctrl_c_leaves_a_command_no_time(rollout: Rollout, sessions: Sessions) -> None:
-    deaf = "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('begun').touch(); time.sleep(600)"
+    deaf = (
+        "import pathlib, signal, time; signal.signal(15, lambda *_: pathlib.Path('told').touch());"
+        "pathlib.Path('begun').touch(); time.sleep(600)"
+    )
     options = ("--run", "twice", "--group-size", "1", "--grace-s", "500")
     with rollout.start(rollout.tasks({"id": "a"}), *options, command=python(deaf)) as process:
         try:
             _until(lambda: bool(list((rollout.folder / "work").glob("*/work/begun"))))
             process.send_signal(signal.SIGINT)
+            _until(lambda: bool(list((rollout.folder / "work").glob("*/work/told"))))
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2)
             process.send_signal(signal.SIGINT)
