@@ -8,7 +8,7 @@ import random
 import uvloop
 
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 
 
 def test_a_cancellation_is_never_lost(server: RedisServer) -> None:
@@ -19,7 +19,7 @@ def test_a_cancellation_is_never_lost(server: RedisServer) -> None:
             await store.expire(now=1.0, retention_s=1e9)
 
     async def run() -> None:
-        store = RedisStore(server.url)
+        store = RedisStore(server.url, **PATIENT)
         await store.open()
         dice = random.Random(1)
         for _ in range(1000):

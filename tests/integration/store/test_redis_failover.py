@@ -17,7 +17,7 @@ from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.policy_contract import spec
 from tests.support.recordings import row, session, turn
-from tests.support.redis_server import RedisSentinel, RedisServer
+from tests.support.redis_server import PATIENT, RedisSentinel, RedisServer
 from tests.support.store_contract import StoreContract
 from tests.support.tcprelay import TcpRelay
 from tests.support.waiting import insist
@@ -57,7 +57,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 @contextlib.asynccontextmanager
 async def opened(url: str, wait: ReplicaWait | None) -> AsyncIterator[RedisStore]:
-    store = RedisStore(url, wait=wait)
+    store = RedisStore(url, wait=wait, **PATIENT)
     yield store
     await store.close()
 

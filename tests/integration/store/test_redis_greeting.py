@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from steno.contracts.errors import StoreUnavailable
+from steno_cli.doctor import redis_checks
 from steno_cli.doctor.findings import FindingLevel
 from steno_cli.doctor.redis_checks import check_redis
 from steno_proxy.redis_url import read_redis_url
+from steno_proxy.store.redis.link import greeting
 from steno_proxy.store.redis.link.greeting import refusal
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 
 PROTECTED = (
     b"-DENIED Redis is running in protected mode because protected mode is enabled and no password is set for the default "
@@ -22,6 +24,13 @@ PROTECTED = (
     b"computers to Redis you may adopt one of the following solutions: 1) Just disable protected mode\r\n"
 )
 """Word for word what Redis 7.0 says to an address that is not loopback, before it closes the connection."""
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How soon it says something is no matter."""
+    monkeypatch.setattr(greeting, "WITHIN_S", 30.0)
+    monkeypatch.setattr(redis_checks, "TIMEOUT_S", 30.0)
 
 
 @asynccontextmanager
@@ -35,11 +44,12 @@ async def protected() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("form", ["redis://{}/0", "redis+cluster://{},{}", "redis+sentinel://{}/steno"])
 async def test_protected_mode_is_named_with_what_to_do(form: str) -> None:
     async with protected() as port:
         url = form.format(f"127.0.0.1:{port}", f"127.0.0.1:{port}")
-        store = RedisStore(url)
+        store = RedisStore(url, **PATIENT)
         try:
             with pytest.raises(StoreUnavailable) as refused:
                 await store.open()
@@ -52,12 +62,13 @@ async def test_protected_mode_is_named_with_what_to_do(form: str) -> None:
         assert "protected mode" in found[0].advice and "requirepass" in found[0].advice
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_full_house_is_named() -> None:
     server = RedisServer()
     try:
         with server.client() as client:
             client.config_set("maxclients", 1)
-            store = RedisStore(server.url)
+            store = RedisStore(server.url, **PATIENT)
             try:
                 with pytest.raises(StoreUnavailable, match=r"max number of clients reached.*raise its maxclients"):
                     await store.ping()
