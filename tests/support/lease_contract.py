@@ -319,7 +319,7 @@ class LeaseContract:
         await lease(store, 20.0, epoch=1)
         with store.runs.watch(RUN) as woken:
             await store.runs.take_over(RUN, "t2", now=50.0)
-            await asyncio.wait_for(woken.wait(), 10)
+            await asyncio.wait_for(woken.wait(), 60)
 
     # -- waiting
 
@@ -328,12 +328,12 @@ class LeaseContract:
         await speak(store, "g.0", 5)
         with store.runs.watch(RUN) as woken, store.runs.watch("other") as other:
             await end(store, "g.0")
-            await asyncio.wait_for(woken.wait(), 10)
+            await asyncio.wait_for(woken.wait(), 60)
             assert not other.is_set()
             woken.clear()
             [one] = await lease(store)
             await store.runs.release(one.lease_id, now=21.0)
-            await asyncio.wait_for(woken.wait(), 10)
+            await asyncio.wait_for(woken.wait(), 60)
 
     async def test_deadlines_pass_without_a_trainer(self, store: SessionStore) -> None:
         await group(store, "g", 2, deadline_s=5.0)

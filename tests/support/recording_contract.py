@@ -252,7 +252,7 @@ class RecordingContract:
         events = store.events("watched")
         first = asyncio.ensure_future(anext(events))
         await store.commit("watched", whole, row(whole), now=2.0)
-        seen = [await asyncio.wait_for(first, 10), await anext(events)]
+        seen = [await asyncio.wait_for(first, 60), await anext(events)]
         assert [(event["turn_id"], event["partial"]) for _, event in seen] == [
             (whole.turn_id, False),
             (later.turn_id, False),
@@ -267,7 +267,7 @@ class RecordingContract:
         await store.commit("left-open", left, row(left), now=1.0)
         await store.commit("left-open", then, row(then, parent=0), now=1.0)
         events = store.events("left-open")
-        seen = [(await asyncio.wait_for(anext(events), 10))[1] for _ in range(2)]
+        seen = [(await asyncio.wait_for(anext(events), 60))[1] for _ in range(2)]
         assert [event["finish_reason"] for event in seen] == [OPEN, "tool_calls"]
 
     async def test_a_frozen_session_takes_the_rest_of_an_open_turn_as_partial_only(self, store: SessionStore) -> None:
