@@ -50,6 +50,13 @@ class Fleet:
                 await asyncio.sleep(0.01)
         return update
 
+    async def past_deadline(self, update_id: str, ready: str) -> None:
+        """Its deadline comes once this worker is ready."""
+        run = self.policies._run(update_id)
+        await until(lambda: run.members[ready].state == "ready")
+        run.since = 0.0
+        self.policies._tick()
+
     def eligible(self) -> list[str]:
         """Workers that new turns may go to, asked of the hub as a turn asks."""
         return sorted(w.id for w in self.hub._workers.values() if w.eligible and all(map(w.serves, w.models)))

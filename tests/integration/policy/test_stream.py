@@ -41,9 +41,11 @@ async def test_a_worker_without_room_is_left_behind_and_served_later(
     monkeypatch.setattr(upload, "PATIENCE_S", 0.5)
     fast = await fleet.worker("fast", credit=200_000)
     slow = await fleet.worker("slow", credit=50_000)
-    asked = spec(1, size=MIB, deadline_s=3.0, **STREAM)
+    asked = spec(1, size=MIB, **STREAM)
     slow.hold = True
-    done = await publish(fleet, asked)
+    publishing = asyncio.create_task(publish(fleet, asked))
+    await fleet.past_deadline((await fleet.steno.post_update(asked)).update_id, "fast")
+    done = await publishing
     assert (done.state, fast.version, slow.version) == ("done", "run-a/1", "base/0")
     assert fleet.eligible() == ["fast"]
     slow.hold = False

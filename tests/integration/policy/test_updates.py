@@ -10,6 +10,7 @@ import pytest
 from steno.contracts.errors import BadRequest, Conflict, NotFound
 from steno.contracts.policy import PatchEntry, Probe, ShardEntry, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Prepare, Progress
+from steno_proxy.policies import member
 from tests.integration.policy.conftest import Fleet
 from tests.support.policy_contract import spec
 from tests.support.waiting import until
@@ -166,10 +167,14 @@ async def test_the_only_worker_dies_between_ready_and_served_and_its_successor_f
     assert (done.state, second.version) == ("done", "run-a/1")
 
 
-async def test_at_the_deadline_those_that_are_ready_load_and_the_slow_one_follows_later(fleet: Fleet) -> None:
+async def test_at_the_deadline_those_that_are_ready_load_and_the_slow_one_follows_later(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "FIRST_RETRY_S", member.MOST_RETRY_S)
     fast = await fleet.worker("fast")
     slow = await fleet.worker("slow", auto=False)
-    update = await fleet.steno.post_update(spec(1, deadline_s=1.0))
+    update = await fleet.steno.post_update(spec(1))
+    await fleet.past_deadline(update.update_id, "fast")
     done = await fleet.ended(update.update_id)
     assert (done.state, fast.version) == ("done", "run-a/1")
     assert [(w.worker_id, w.state, w.error) for w in done.workers if w.worker_id == "slow"] == [
