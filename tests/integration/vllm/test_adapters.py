@@ -68,7 +68,10 @@ class Adapters:
         return adapter_update(self.model_dir, model, self._folder / f"a{step}", step, **fields)
 
     async def push(self, step: int, **fields: object) -> float:
-        return await self.engine.load_weights(staged(self.spec(step, **fields)))
+        return await self.load(self.spec(step, **fields))
+
+    async def load(self, spec: UpdateSpec) -> float:
+        return await self.engine.load_weights(staged(spec))
 
     def wanted(self, drawn: Drawn, version: str) -> list[float]:
         return gathered(torch.log_softmax(logits_of(self.models[version], drawn), -1), drawn.ids)
@@ -98,10 +101,11 @@ async def until(drawn: list[Drawn], more: int) -> None:
 async def test_a_request_in_flight_goes_on_by_each_adapter_that_comes(engine: VllmTokens, adapters: Adapters) -> None:
     """The first one comes while the engine samples by the model alone. The probe is asked while others sample."""
     drawn = [Drawn(ask(engine, PROMPT)), Drawn(ask(engine, "another"))]
+    specs = [adapters.spec(step) for step in (1, 2)]  # here: it takes long, and the engine goes on meanwhile
     running = [asyncio.create_task(follow(engine, one, f"across-{index}")) for index, one in enumerate(drawn)]
-    for step in (1, 2):
+    for step, spec in enumerate(specs, 1):
         await until(drawn, 30)
-        await adapters.push(step)
+        await adapters.load(spec)
         assert await engine.score([5, 6, 7, 8, 9]) == pytest.approx(
             logprobs_of(adapters.models[f"run/{step}"], [5, 6, 7, 8, 9]), abs=1e-3
         )
@@ -132,10 +136,10 @@ async def test_the_same_prompt_is_said_by_the_newest_adapter_also_from_the_cache
 async def test_keep_leaves_nothing_of_the_old_adapter_to_new_requests(engine: VllmTokens, adapters: Adapters) -> None:
     prompt, across = ask(engine, PROMPT), Drawn(ask(engine, "another"))
     await draw(engine, prompt, Sampling(max_tokens=8))
-    before = engine.version
+    before, spec = engine.version, adapters.spec(5, kv="keep")
     running = asyncio.create_task(follow(engine, across, "kept"))
     await until([across], 30)
-    await adapters.push(5, kv="keep")
+    await adapters.load(spec)
     await running
     assert {(step.version, step.mixed_kv) for step in across.steps} == {(before, False), ("run/5", True)}
     for cached in (False, True):

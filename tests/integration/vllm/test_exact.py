@@ -135,7 +135,7 @@ async def test_a_temperature_that_vllm_would_change_is_refused(tokens):
 
 async def test_a_delta_that_spans_an_update_is_two_steps(tokens):
     """A slow consumer gets everything since its last look as one output of vLLM's, across the change of version."""
-    steps = tokens.sample("spanning", ask(tokens, "nice"), Sampling(max_tokens=400, ignore_eos=True), Job())
+    steps = tokens.sample("spanning", ask(tokens, "nice"), Sampling(max_tokens=1500, ignore_eos=True), Job())
     seen = [await anext(steps)]
     await draw(tokens, ask(tokens, "today"), Sampling(max_tokens=8, ignore_eos=True))
     await tokens.llm.update_weight_version("run-a/1")
@@ -145,5 +145,5 @@ async def test_a_delta_that_spans_an_update_is_two_steps(tokens):
     assert len(seen[1].ids) > 1 and len(seen[2].ids) > 1
     rest = [step async for step in steps]
     assert {step.version for step in rest} == {"run-a/1"}
-    assert sum(len(step.ids) for step in seen + rest) == 400
+    assert sum(len(step.ids) for step in seen + rest) == 1500
     await tokens.llm.update_weight_version("base/0")

@@ -65,7 +65,10 @@ class Pushed:
         return update_of(model, self._folder / f"w{step}", step, **fields)
 
     async def push(self, step: int, **fields: object) -> float:
-        return await self.engine.load_weights(staged(self.spec(step, **fields)))
+        return await self.load(self.spec(step, **fields))
+
+    async def load(self, spec: UpdateSpec) -> float:
+        return await self.engine.load_weights(staged(spec))
 
 
 def staged(spec: UpdateSpec) -> StagedUpdate:
@@ -100,6 +103,7 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
     engine: VllmTokens, pushed: Pushed
 ) -> None:
     await pushed.push(3)
+    specs = [pushed.spec(step) for step in (4, 5)]  # here: it takes long, and the engine goes on meanwhile
     law = Sampling(max_tokens=1500, ignore_eos=True)
     drawn = [Drawn(ask(engine, PROMPT)), Drawn(ask(engine, "another"))]
 
@@ -108,12 +112,12 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
             one.steps.append(step)
 
     running = [asyncio.create_task(follow(one, f"across-{index}")) for index, one in enumerate(drawn)]
-    for step in (4, 5):
+    for spec in specs:
         before = [len(one.ids) for one in drawn]
         async with asyncio.timeout(120):
             while any(len(one.ids) < had + 30 for one, had in zip(drawn, before, strict=True)):
                 await asyncio.sleep(0.01)
-        await pushed.push(step)
+        await pushed.load(spec)
     await asyncio.gather(*running)
     for one in drawn:
         versions = [step.version for step in one.steps for _ in step.ids]
@@ -126,7 +130,7 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
 async def test_keep_leaves_nothing_of_the_old_weights_to_new_requests(engine: VllmTokens, pushed: Pushed) -> None:
     prompt, across = ask(engine, PROMPT), Drawn(ask(engine, "another"))
     await draw(engine, prompt, Sampling(max_tokens=8))
-    before = engine.version
+    before, spec = engine.version, pushed.spec(6, kv="keep")
 
     async def follow() -> None:
         async for step in engine.sample("kept", across.prompt_ids, Sampling(max_tokens=1500, ignore_eos=True), Job()):
@@ -136,7 +140,7 @@ async def test_keep_leaves_nothing_of_the_old_weights_to_new_requests(engine: Vl
     async with asyncio.timeout(120):
         while len(across.ids) < 30:
             await asyncio.sleep(0.01)
-    await pushed.push(6, kv="keep")
+    await pushed.load(spec)
     await running
     assert {(step.version, step.mixed_kv) for step in across.steps} == {(before, False), ("run/6", True)}
     for cached in (False, True):
