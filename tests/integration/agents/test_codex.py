@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.agents.codex_script import FIXED, SLOW_THOUGHT, STEPS, SUBTASK, SUMMARY
 from tests.integration.agents.support import (
+    TASK_S,
     is_answering,
     npm_programs,
     output,
@@ -135,7 +136,7 @@ async def test_what_it_keeps_of_a_connection_that_broke_is_recognised(stack: Sta
     async with TcpRelay("127.0.0.1", stack.port) as relay:
         base_url = f"http://127.0.0.1:{relay.port}/torn/v1"
         agent = asyncio.create_task(asyncio.to_thread(codex, base_url, tmp_path, f"{TASK} SLOW"))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(TASK_S):
             while not await asyncio.to_thread(is_answering, stack, "torn", SLOW_THOUGHT):
                 await asyncio.sleep(0.05)
         relay.cut()
