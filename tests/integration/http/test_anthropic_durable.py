@@ -259,7 +259,7 @@ SCRIPT = """
 def say(request):
     if any(message["role"] == "assistant" for message in request["messages"]):
         return "then"
-    call = {"function": {"name": "f", "arguments": {"text": "one two three four five six seven"}}}
+    call = {"function": {"name": "f", "arguments": {"text": "one two three four five six seven " * 30}}}
     return {"content": "ab", "tool_calls": [call], "pace_s": 0.05}
 """
 
@@ -271,6 +271,7 @@ def test_killed_after_a_block_closed_the_block_is_in_redis_and_a_new_proxy_goes_
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     worker = ["--engine", "scripted", "--script", f"{script}:say", "--model", str(ROOT / "steno/models/tiny")]
+    worker += ["--drain-s", "0.1"]
     trial_id = f"block-{uuid.uuid4().hex}"
     asked = {"max_tokens": 100, "messages": [ASKED], "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
     seen = []
@@ -291,7 +292,7 @@ def test_killed_after_a_block_closed_the_block_is_in_redis_and_a_new_proxy_goes_
         assert (turn["finish_reason"], turn["partial"], turn["reply"]["content"]) == (OPEN, True, "ab")
         assert turn["completion_ids"]
         url = f"{stack.url}/{trial_id}/v1/messages"
-        answer = httpx.post(url, json=asked | {"messages": [ASKED, TEXT, MORE]}, timeout=30)
+        answer = httpx.post(url, json=asked | {"messages": [ASKED, TEXT, MORE]}, timeout=60)
         assert answer.status_code == 200
         cut, then = stack.turns(trial_id)
         assert (cut["finish_reason"], cut["completion_ids"]) == ("cancelled", turn["completion_ids"])

@@ -22,7 +22,8 @@ from tests.support.stack import ROOT, running
 SCRIPT = """
 def say(request):
     text = request["messages"][-1]["content"]
-    return {"content": "one two three four five six", "pace_s": 0.05 if text == "slowly" else 0.0}
+    words = "one two three four five six " * (40 if text == "at length" else 1)
+    return {"content": words.strip(), "pace_s": 0.0 if text == "x" else 0.05}
 """
 
 
@@ -31,7 +32,7 @@ def worker(tmp_path: Path) -> list[str]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     model = ["--model", str(ROOT / "steno/models/tiny")]
-    return ["--engine", "scripted", "--script", f"{script}:say", *model]
+    return ["--engine", "scripted", "--script", f"{script}:say", *model, "--drain-s", "0.1"]
 
 
 async def recorded(redis_url: str, trial_id: str) -> list[Any]:
@@ -50,7 +51,7 @@ def test_killed_right_after_the_last_event_the_turn_is_in_redis(
     trial_id = f"after-{uuid.uuid4().hex}"
     with running(tmp_path / "run", worker, proxy=["--redis-url", redis_url]) as stack:
         body = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
-        with httpx.stream("POST", f"{stack.base_url(trial_id)}/chat/completions", json=body, timeout=30) as response:
+        with httpx.stream("POST", f"{stack.base_url(trial_id)}/chat/completions", json=body, timeout=60) as response:
             for line in response.iter_lines():
                 if '"finish_reason":"' in line:
                     os.kill(stack.proxy.pid, signal.SIGKILL)
@@ -64,12 +65,12 @@ def test_killed_before_the_last_event_the_agent_saw_no_end(redis_url: str, worke
     trial_id = f"before-{uuid.uuid4().hex}"
     seen: list[str] = []
     with running(tmp_path / "run", worker, proxy=["--redis-url", redis_url]) as stack:
-        body = {"messages": [{"role": "user", "content": "slowly"}], "stream": True}
+        body = {"messages": [{"role": "user", "content": "at length"}], "stream": True}
         url = f"{stack.base_url(trial_id)}/chat/completions"
-        with pytest.raises(httpx.HTTPError), httpx.stream("POST", url, json=body, timeout=30) as response:
+        with pytest.raises(httpx.HTTPError), httpx.stream("POST", url, json=body, timeout=60) as response:
             for line in response.iter_lines():
                 seen.append(line)
-                if len(seen) == 7:  # of some thirty
+                if len(seen) == 7:  # of many hundreds
                     os.kill(stack.proxy.pid, signal.SIGKILL)
         stack.proxy.wait(60)
     assert not any('"finish_reason":"' in line or "[DONE]" in line for line in seen)
@@ -82,12 +83,12 @@ def test_a_proxy_told_to_stop_finishes_its_streams(redis_url: str, worker: list[
     with running(tmp_path / "run", worker, proxy=["--redis-url", redis_url]) as stack:
         body = {"messages": [{"role": "user", "content": "slowly"}], "stream": True}
         url = f"{stack.base_url(trial_id)}/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=30) as response:
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
             for line in response.iter_lines():
                 seen.append(line)
                 if len(seen) == 7:
                     stack.proxy.send_signal(signal.SIGTERM)
-        assert stack.proxy.wait(20) == 0
+        assert stack.proxy.wait(60) == 0
     assert "data: [DONE]" in seen
     [turn] = asyncio.run(recorded(redis_url, trial_id))
     assert (turn.finish_reason, turn.partial) == ("stop", False)
