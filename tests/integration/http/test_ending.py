@@ -44,10 +44,9 @@ async def test_a_client_that_leaves_cancels_the_generation_and_its_partial_turn_
 async def test_a_client_that_leaves_an_unstreamed_request_cancels_it_too() -> None:
     gate = asyncio.Event()
     async with running(ParrotEngine(lambda request: Say("abc", gates={2: gate}))) as proxy:
-        with pytest.raises(httpx.ReadTimeout):
-            await proxy.http.post(
-                "/t/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3
-            )
+        client = asyncio.create_task(proxy.http.post(CHAT, json=BODY))
+        await until(lambda: proxy.engine.requests)
+        client.cancel()
         await until(lambda: proxy.engine.cancelled)
 
 
@@ -149,10 +148,11 @@ async def test_a_proxy_told_to_stop_keeps_what_does_not_finish_in_time(proxy: Pr
 async def test_an_answer_in_one_piece_whose_client_left_was_not_delivered() -> None:
     store = SlowStore()
     async with running(store=store) as proxy:
-        with pytest.raises(httpx.ReadTimeout):
-            await proxy.http.post(
-                "/t/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3
-            )
+        client = asyncio.create_task(proxy.http.post(CHAT, json=BODY))
+        await store.committing.wait()
+        [asked] = proxy.app.state.turns._running
+        client.cancel()
+        await until(lambda: asked.log.first.client.gone)
         store.go.set()
         async with asyncio.timeout(60):
             while [turn.delivered for turn in await proxy.turns("t", 1)] != [0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ async def one(proxy: Proxy, stream: bool) -> str:
 async def test_the_wall_time_ends_a_turn_that_runs() -> None:
     _, engine = gated()
     async with running(engine) as proxy:
-        await limited(proxy, max_wall_s=0.3)
+        await limited(proxy, max_wall_s=2)
         assert await one(proxy, stream=False) == "403 budget_spent"
         [turn] = await proxy.turns("t")
         assert (turn.partial, turn.finish_reason, turn.completion_tokens) == (True, "cancelled", 2)
@@ -100,12 +101,15 @@ async def test_a_session_whose_time_is_over_ends_though_nobody_asks() -> None:
 
 async def test_a_turn_that_runs_and_an_agent_that_has_not_begun_are_not_idle() -> None:
     gate, engine = gated()
-    async with running(engine, sweep_s=0.05) as proxy:
-        await limited(proxy, max_idle_s=0.2)
-        await asyncio.sleep(0.4)
+    async with running(engine) as proxy:
+        await limited(proxy, max_idle_s=1000)
+        recorder = proxy.app.state.turns.recorder
+        recorder._clock = lambda: time.time() + 2000
+        assert await recorder.end_timed_out() == 0
         asked = asyncio.create_task(proxy.chat("t", "x"))
         await until(lambda: engine.requests)
-        await asyncio.sleep(0.4)
+        recorder._clock = lambda: time.time() + 4000
+        assert await recorder.end_timed_out() == 0
         gate.set()
         assert (await asked).status_code == 200
         assert (await end_of(proxy))[0] == "open"

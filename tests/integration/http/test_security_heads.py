@@ -14,7 +14,7 @@ from tests.support.server import serve
 
 
 class Impatient(BoundedHttp):
-    head_s = 0.5
+    head_s = 2.0
 
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
@@ -22,15 +22,18 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
 async def test_heads_that_do_not_come_or_do_not_end_close_their_connections() -> None:
     async with serve(create_app(ProxySettings()), http=Impatient) as port:
-        for said in (b"", b"G", REQUEST, REQUEST + b"\r\nGET /he"):
+
+        async def says(said: bytes) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(said)
             if said.endswith(b"/he"):  # the second head of a connection
                 await reader.readuntil(b"}")
                 writer.write(b"al")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await reader.read() == b"", said
             writer.close()
+
+        await asyncio.gather(*map(says, (b"", b"G", REQUEST, REQUEST + b"\r\nGET /he")))
 
 
 OFFER = (
@@ -74,16 +77,24 @@ async def test_a_head_sent_byte_by_byte_is_not_waited_for() -> None:
 
 async def test_a_kept_connection_may_be_silent_and_a_body_may_take_its_time() -> None:
     async with serve(create_app(ProxySettings()), http=Impatient) as port:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            for _ in range(3):
+
+        async def is_silent() -> None:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                for _ in range(2):
+                    assert (await client.get("/healthz")).status_code == 200
+                    await asyncio.sleep(2.5)
                 assert (await client.get("/healthz")).status_code == 200
-                await asyncio.sleep(0.8)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = b'{"trial_id": "t"}'
-        writer.write(
-            b"POST /sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n"
-        )
-        await asyncio.sleep(1.2)
-        writer.write(body)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        writer.close()
+
+        async def takes_its_time() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            body = b'{"trial_id": "t"}'
+            writer.write(
+                b"POST /sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                b"content-length: 17\r\n\r\n"
+            )
+            await asyncio.sleep(4.5)
+            writer.write(body)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+        await asyncio.gather(is_silent(), takes_its_time())
