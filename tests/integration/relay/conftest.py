@@ -85,8 +85,13 @@ class Relay:
 
 @contextlib.asynccontextmanager
 async def relay(**settings: Any) -> AsyncIterator[Relay]:
-    """A hub with short deadlines behind a real server."""
-    given: dict[str, Any] = {"heartbeat_s": 0.2, "silence_s": 2.0, "resume_grace_s": 5.0, "worker_key": KEY} | settings
+    """A hub behind a real server. Its deadlines are long: a test that waits for one to pass sets it."""
+    given: dict[str, Any] = {
+        "heartbeat_s": 5.0,
+        "silence_s": 60.0,
+        "resume_grace_s": 60.0,
+        "worker_key": KEY,
+    } | settings
     hub = Hub(RelaySettings(**given), proxy_id="proxy-under-test")
     app = FastAPI()
     app.state.hub = hub

@@ -43,7 +43,7 @@ def hello(name: str = "rogue", **fields: Any) -> Hello:
 
 async def dial(running: Relay, first: bytes | str | None, **headers: str) -> ClientConnection:
     url = f"ws://127.0.0.1:{running.port}/workers/connect"
-    websocket = await connect(url, compression=None, additional_headers=headers)
+    websocket = await connect(url, compression=None, additional_headers=headers, open_timeout=60)
     if first is not None:
         with contextlib.suppress(ConnectionClosed):  # refused by its header already; `farewell` reads why
             await websocket.send(first)
@@ -331,7 +331,7 @@ def _throw_bytes(running: Relay, loop: asyncio.AbstractEventLoop) -> None:
                 assert closed.rcvd is not None
                 assert closed.rcvd.code == 4400
 
-        asyncio.run_coroutine_threadsafe(once(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(once(), loop).result(120)
 
     throw()
 

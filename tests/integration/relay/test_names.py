@@ -89,7 +89,7 @@ async def test_who_says_nothing_is_told_that_it_was_replaced(monkeypatch: pytest
 
 
 async def test_a_key_that_is_revoked_while_a_name_is_asked_for_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "ANSWER_S", 0.5)
+    monkeypatch.setattr(hub, "ANSWER_S", 3.0)
     async with relay(heartbeat_s=500.0, silence_s=600.0) as running:
         older = await dial(running, encode_alone(hello("same"), 0))
         await packets(older, Welcome)
