@@ -20,6 +20,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "steno"
 PLAYWRIGHT = Path(os.environ.get("STENO_TEST_PLAYWRIGHT", CACHE / "playwright-1.65.2"))
 AXE = Path(os.environ.get("STENO_TEST_AXE", CACHE / "axe-core-4.14.1")) / "node_modules/axe-core/axe.min.js"
 SHOTS = os.environ.get("STENO_TEST_SHOTS")
+SLOW_MS = 120_000
 
 
 class Looker:
@@ -41,7 +42,7 @@ class Looker:
     async def go(self, where: str, shows: str) -> None:
         """To `#/where`, until the selector `shows` is there."""
         await self.page.goto(f"{self.url}/ui/#/{where}")
-        await self.page.wait_for_selector(shows, timeout=30_000)
+        await self.page.wait_for_selector(shows)
 
     async def shot(self, name: str) -> None:
         """Kept where STENO_TEST_SHOTS names a folder."""
@@ -67,7 +68,7 @@ async def browser() -> AsyncIterator[Any]:
     program = shutil.which("chromium")
     assert program, "chromium is not installed: apt-get install chromium"
     async with async_playwright() as playwright:
-        found = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        found = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=SLOW_MS)
         yield found
         await found.close()
 
@@ -75,6 +76,7 @@ async def browser() -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def looking(browser: Any, url: str, scheme: str = "light", **options: Any) -> AsyncIterator[Looker]:
     page = await browser.new_page(viewport={"width": 1360, "height": 850}, color_scheme=scheme, **options)
+    page.set_default_timeout(SLOW_MS)
     try:
         yield Looker(page, url)
     finally:

@@ -163,10 +163,10 @@ async def test_an_open_session_grows_as_it_is_recorded(proxy: Proxy, browser: An
         await proxy.chat("alive", "hello")
         await looker.go("sessions/alive", "section.turn")
         await proxy.chat("alive", "hello", {"role": "assistant", "content": "hello"}, "and then?")
-        await looker.page.wait_for_selector("section.turn >> text=and then?", timeout=20_000)
+        await looker.page.wait_for_selector("section.turn >> text=and then?")
         assert await looker.page.locator("section.turn").count() == 2
         await proxy.http.post("/sessions/alive/complete", json={"reward": 0.5})
-        await looker.page.wait_for_selector(".pill.completed", timeout=20_000)
+        await looker.page.wait_for_selector(".pill.completed")
         assert await looker.page.text_content(".fact:has(dt:text('Reward')) dd") == "0.5"
         assert looker.troubles == []
 
@@ -183,7 +183,7 @@ async def test_an_answer_is_shown_as_it_is_sampled_token_by_token_whatever_it_sa
         asking = asyncio.create_task(proxy.chat("alive", "go on"))
         await page.wait_for_selector("section[data-live] >> text=waits for its first token")
         gates[0].set()
-        await page.wait_for_selector("section[data-live] >> text=I think, s", timeout=20_000)
+        await page.wait_for_selector("section[data-live] >> text=I think, s")
         await page.wait_for_selector("section[data-live] >> text=10 tokens so far")
         assert await proxy.store.turns("alive") == []
         gates[10].set()
