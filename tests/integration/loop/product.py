@@ -141,7 +141,8 @@ class Product:
     def train(
         self, *, name: str = "train", die: str | None = None, spy: bool = False, ranks: int = 2, **settings: Any
     ) -> Trainer:
-        """die: "module:Class.method:N", at whose Nth call the first rank is killed. spy: write down the batches."""
+        """die: "module:Class.method:N", at whose Nth call the first rank is killed; with ":told" after it, torchrun is told to
+        stop. spy: write down the batches."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         given = {
@@ -191,14 +192,19 @@ class Product:
 
     def stopped_in_an_update(self, trainer: Trainer) -> str:
         """Stop the worker (SIGSTOP) so that an update has begun and can't end. Returns: the version that it can't get."""
-        weights = trainer.folder / "weights"
         worker = self.stack.workers[0]
+
+        def pushed() -> set[tuple[str, int]]:
+            """Lineages and steps."""
+            found = (path.name.rsplit("-", 1) for path in (trainer.folder / "weights").glob("weights-*"))
+            return {(name.removeprefix("weights-"), int(step)) for name, step in found}
+
         while True:
-            known = set(weights.glob("weights-*"))
-            trainer.until(lambda known=known: set(weights.glob("weights-*")) - known, "no further update")
+            known = pushed()
+            new = trainer.until(lambda known=known: pushed() - known, "no further update")
             worker.send_signal(signal.SIGSTOP)
-            newest = max(weights.glob("weights-*"), key=lambda path: path.stat().st_mtime_ns)
-            version = "/".join(newest.name.removeprefix("weights-").rsplit("-", 1))
+            lineage, step = max(new | (pushed() - known), key=lambda version: version[1])
+            version = f"{lineage}/{step}"
             time.sleep(1.0)  # by now the update would be over, if the worker were there
             if self.in_force() != version:
                 return version

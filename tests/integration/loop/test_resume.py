@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.loop.product import Product, Trainer, rolling, thread
+from tests.integration.loop.product import RUN, SLOW_S, Product, Trainer, rolling, thread
+from tests.support.processes import until
 
 pytestmark = pytest.mark.loop
 TIMED = ("time/", "throughput/", "memory/", "queue/")
@@ -33,12 +33,11 @@ async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Produc
     await thread(one.restart_proxy)
 
     settings = {"total_steps": STEPS, "max_staleness_steps": STEPS, "checkpoint_every": 100, "push": "delta"}
-    stopped = one.train(name="stopped", **settings)
-    await thread(stopped.until, lambda: stopped.steps, "a first step")
-    stopped.process.send_signal(signal.SIGTERM)
-    await thread(stopped.process.wait)
+    stopped = one.train(name="stopped", die="steno_trainer.model.zero_engine:PolicyEngine.update:2:told", **settings)
+    await thread(stopped.process.wait, SLOW_S)
     at = stopped.steps[-1]["step"]
     assert at < STEPS and stopped.saved()["path"][-1][1] == at, stopped.said()
+    await thread(until, lambda: held_by_nobody(one), "its leases are not over")
     resumed = one.train(name="stopped", **settings)
     await thread(resumed.wait)
 
@@ -53,6 +52,12 @@ async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Produc
     assert "was not taken" not in resumed.said() and "does not serve" not in resumed.said()
     assert resumed.saved()["ledger"].to_bytes() == never.saved()["ledger"].to_bytes()
     await thread(one.balance, resumed)
+
+
+def held_by_nobody(one: Product) -> bool:
+    with one.client() as client:
+        groups = client.run(RUN).groups
+    return groups.leased + groups.used == 0
 
 
 def dump(one: Product) -> dict[bytes, tuple[bytes, int | None]]:
