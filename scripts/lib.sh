@@ -119,8 +119,18 @@ install_pins() {
   merged_pins "$@" >"$venv/.pins.txt"
   pip_install "$venv" --no-deps --require-hashes -r "$venv/.pins.txt"
   install_torch "$venv"
-  # The checkout itself, editable: it brings the command `steno`. Not where several checkouts share an environment.
-  [ "$venv" != "$PWD/.venv" ] || "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+  # Not where several checkouts share an environment.
+  [ "$venv" != "$PWD/.venv" ] || install_checkout "$venv"
+  printf '%s\n' "$want" >"$stamp"
+}
+
+# install_checkout VENV: the checkout itself, editable: it brings the command `steno`. Once, since for a moment it is not there, and other
+# programs may be using it.
+install_checkout() {
+  local venv=$1 stamp="$1/.installed-checkout" want
+  want="$PWD $(sha256sum <pyproject.toml)"
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then return; fi
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
   printf '%s\n' "$want" >"$stamp"
 }
 

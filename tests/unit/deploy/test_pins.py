@@ -109,3 +109,18 @@ def test_merged_files_keep_each_pin_with_its_own_hashes(tmp_path: Path) -> None:
     assert merged.stdout == (
         "Some_Name==1 \\\n    --hash=sha256:a1 \\\n    --hash=sha256:a2\nother==3 \\\n    --hash=sha256:b4\n"
     )
+
+
+def test_the_checkout_is_installed_once_for_all_that_ask_for_pins(tmp_path: Path) -> None:
+    """While pip installs it anew, programs beside it find no `steno`."""
+    python, ran = tmp_path / ".venv/bin/python", tmp_path / "ran"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"-e ."*) echo x >>{ran} ;; esac\n')
+    python.chmod(0o755)
+    for name, times in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / f"{name}.txt").write_text("stenotiny==1.0\n")
+        if name == "c":
+            (tmp_path / "pyproject.toml").write_text("# changed\n")
+        done = shell(tmp_path, f'install_pins "$PWD/.venv" {name}.txt')
+        assert done.returncode == 0, done.stderr
+        assert ran.read_text() == "x\n" * times
