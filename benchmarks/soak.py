@@ -142,7 +142,7 @@ def _silent(stack: Stack, streams: int, folder: Path) -> Iterator[None]:
 
 def _load(*words: object) -> str:
     command = [sys.executable, "-m", "benchmarks.load", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":
