@@ -72,8 +72,8 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
 
 def special_texts(port: int) -> list[str]:
     """What the embedded engine has said of its special tokens, once it was asked."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-        until = time.monotonic() + 30
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        until = time.monotonic() + 60
         while not (keys := client.get("/workers/tokenizers").json()["items"]):
             assert time.monotonic() < until, "no texts of tokens are kept"
             time.sleep(0.1)

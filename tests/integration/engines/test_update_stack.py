@@ -38,15 +38,17 @@ def connected(stack: Stack) -> list[str]:
 def test_answers_on_their_way_are_of_three_versions_and_recorded_so(
     stack: Stack, client: Steno, tmp_path: Path, transport: str
 ) -> None:
-    models = {"base/0": perturbed(TINY, 0, scale=0.0)}
-    answers = [Answer(stack, f"trial-{index}", 7000, seed=index) for index in range(2)]
+    models = {f"run/{step}": perturbed(TINY, step) for step in (1, 2)} | {"base/0": perturbed(TINY, 0, scale=0.0)}
+    location = {} if transport == "filesystem" else {"location": ""}
+    specs = {
+        step: update_of(models[f"run/{step}"], tmp_path / f"w{step}", step, transport=transport, **location)
+        for step in (1, 2)
+    }
+    answers = [Answer(stack, f"trial-{index}", 14000, seed=index) for index in range(2)]
     for step in (1, 2):
         had = [answer.chunks for answer in answers]
         until(lambda had=had: all(answer.chunks > before + 20 for answer, before in zip(answers, had, strict=True)))
-        model = models[f"run/{step}"] = perturbed(TINY, step)
-        folder = tmp_path / f"w{step}"
-        location = {} if transport == "filesystem" else {"location": ""}
-        update = publish(client, update_of(model, folder, step, transport=transport, **location), folder)
+        update = publish(client, specs[step], tmp_path / f"w{step}")
         assert update.state == "done", update
         (worker,) = update.workers
         assert worker.state == "served" and worker.pause_s is not None and worker.load_s is not None
@@ -112,7 +114,7 @@ def test_bad_weights_are_named_and_the_old_ones_go_on(stack: Stack, client: Sten
     spec = update_of(perturbed(TINY, 1), folder, 1)
     path = folder / spec.manifest.shards[1].name
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
-    answer = Answer(stack, "trial", 7000)
+    answer = Answer(stack, "trial", 14000)
     until(lambda: answer.chunks > 5)
     update = publish(client, spec, folder)
     assert update.state == "failed"

@@ -99,13 +99,14 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
     worker: Worker, tmp_path: Path
 ) -> None:
     models = [perturbed(TINY, 0, scale=0.0), perturbed(TINY, 1), perturbed(TINY, 2)]
+    updates = [update_of(models[step], tmp_path / f"w{step}", step) for step in (1, 2)]
     prompts = [[5, 6, 7, 8 + stream] for stream in range(3)]
     for stream, prompt in enumerate(prompts, 1):
         worker.generate(stream, prompt, 1500)
-    for step in (1, 2):
+    for update in updates:
         before = worker.tokens(1)
         await worker.until(lambda before=before: worker.tokens(1) > before + 20)
-        assert (await worker.update(update_of(models[step], tmp_path / f"w{step}", step))).state == "served"
+        assert (await worker.update(update)).state == "served"
     await worker.until(lambda: sum(isinstance(frame, Finish) for frame in worker.frames) == 3)
     for stream, prompt in enumerate(prompts, 1):
         deltas = worker.deltas(stream)
@@ -120,10 +121,11 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
 
 
 async def test_keep_goes_on_with_the_cache_that_the_old_weights_made(worker: Worker, tmp_path: Path) -> None:
-    worker.generate(1, [5, 6, 7], 800)
-    await worker.until(lambda: worker.tokens(1) > 20)
     new = perturbed(TINY, 1)
-    assert (await worker.update(update_of(new, tmp_path / "w", 1, kv="keep"))).state == "served"
+    update = update_of(new, tmp_path / "w", 1, kv="keep")
+    worker.generate(1, [5, 6, 7], 1500)
+    await worker.until(lambda: worker.tokens(1) > 20)
+    assert (await worker.update(update)).state == "served"
     assert isinstance(await worker.ended(1), Finish)
     worker.generate(2, [5, 6, 7], 20)
     assert isinstance(await worker.ended(2), Finish)
