@@ -23,8 +23,8 @@ def say(request: dict[str, Any]) -> Any:
         )
     return {
         "think": {"reasoning_content": "hmm", "content": "thought"},
-        "slowly": {"content": "a long story that is told slowly, word by word", "pace_s": 0.1},
-        "for ever": {"content": "and so on " * 500, "pace_s": 0.05},
+        "slowly": {"content": "a long story that is told slowly, word by word", "pace_s": 0.02},
+        "for ever": {"content": "and so on " * 500, "pace_s": 0.2},
         "break off": {"content": "one two three four five six", "fail_after_tokens": 12},
         "429": {"error": ("rate_limited", "come back later")},
         "503": {"error": ("engine_failed", "out of order")},

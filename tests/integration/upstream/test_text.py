@@ -13,7 +13,7 @@ from tests.support.stack import Stack
 
 
 def until_turns(stack: Stack, trial_id: str, count: int) -> list[dict]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(turns := stack.turns(trial_id)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -41,18 +41,30 @@ def test_a_text_only_session_has_no_samples_and_says_why(front: Stack) -> None:
 
 def test_the_first_words_are_shown_while_the_upstream_still_speaks(front: Stack, behind: Stack) -> None:
     before = len(behind.turns("behind"))
-    messages = [{"role": "user", "content": "slowly"}]
-    chunks = sdk(front, "stream").chat.completions.create(
-        model="any", messages=messages, stream=True, stream_options={"include_usage": True}
+    seen = 0
+    with sdk(front, "first").chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "for ever"}], stream=True
+    ) as chunks:
+        for chunk in chunks:
+            seen += bool(chunk.choices and chunk.choices[0].delta.content)
+            if seen > 5:
+                break
+        assert seen > 5
+        assert len(behind.turns("behind")) == before  # on record there when it has ended
+    until_turns(behind, "behind", before + 1)
+
+
+def test_a_stream_is_whole_and_its_usage_is_the_records(front: Stack) -> None:
+    chunks = list(
+        sdk(front, "stream").chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": "slowly"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
     )
-    seen = []
-    for chunk in chunks:
-        if not seen and chunk.choices and chunk.choices[0].delta.content:
-            assert len(behind.turns("behind")) == before  # on record there when it has ended
-        seen.append(chunk)
-    assert text_of(seen) == "a long story that is told slowly, word by word"
-    assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in seen) > 5
-    assert seen[-1].usage.completion_tokens == front.turns("stream")[0]["upstream_tokens"]
+    assert text_of(chunks) == "a long story that is told slowly, word by word"
+    assert chunks[-1].usage.completion_tokens == front.turns("stream")[0]["upstream_tokens"]
 
 
 def test_reasoning_has_its_own_field(front: Stack) -> None:
