@@ -140,7 +140,7 @@ def test_sentinels_are_asked_whether_they_could_fail_over(
     followed: tuple[RedisServer, RedisServer], stack: Stack
 ) -> None:
     primary, _ = followed
-    sentinels = [RedisSentinel(primary.port) for _ in range(3)]
+    sentinels = [RedisSentinel(primary.port, down_after_s=60) for _ in range(3)]
     try:
         for sentinel in sentinels:
             sentinel.knows("steno", others=2, replicas=1)
