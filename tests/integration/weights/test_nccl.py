@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from steno.contracts.errors import Conflict
 from steno.contracts.policy import NcclRendezvous, Update, UpdateSpec, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
+from steno_trainer.weights.nccl import transport
 from steno_trainer.weights.nccl.transport import NcclTransport
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights, TensorMeta
@@ -133,19 +135,38 @@ def test_a_worker_that_fails_is_left_out_of_the_next_group() -> None:
     assert fleet.groups[-1].rounds
 
 
-def test_a_group_that_does_not_form_or_stands_still_is_given_up_at_the_deadline() -> None:
-    fleet, never = Fleet(a=1.0), threading.Event()
+class Ahead:
+    """A clock that tests set forward."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.by_s
+
+
+def test_a_group_that_does_not_form_or_stands_still_is_given_up_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, never, clock = Fleet(a=1.0), threading.Event(), Ahead()
+    monkeypatch.setattr(transport, "time", clock)
     stuck: list[str] = []
+
+    def stand_still(where: str) -> None:
+        stuck.append(where)
+        clock.by_s += 1000.0  # longer than the deadline
+        never.wait(PATIENCE_S)
 
     class Stuck(Recorded):
         def send(self, metas: Any, tensors: Any) -> None:
-            stuck.append("send")
-            never.wait(PATIENCE_S)
+            next(tensors)  # the others are gathering
+            stand_still("send")
 
     def open_group(meeting: NcclRendezvous) -> Recorded:
         if not stuck:
-            stuck.append("open")
-            never.wait(PATIENCE_S)
+            stand_still("open")
         elif len(stuck) == 1:
             return Stuck(meeting, fleet.proxy.sent)
         return fleet.open(meeting)
@@ -160,8 +181,9 @@ def test_a_group_that_does_not_form_or_stands_still_is_given_up_at_the_deadline(
                 yield bucket
 
     source = Counted(qwen(), bucket_bytes=20_000)
+    assert len(source.plan()) > 2 * transport.QUEUED_BUCKETS, "or it has given all before one stands still"
     try:
-        with Publisher(fleet.nccl(open_group, deadline_s=2.0), [fleet.proxy]) as publisher:
+        with Publisher(fleet.nccl(open_group, deadline_s=PATIENCE_S), [fleet.proxy]) as publisher:
             publisher.wait(publisher.publish(at(1), source), PATIENCE_S)
     finally:
         never.set()
