@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu_check import __main__ as program
+from benchmarks.gpu_check import calls as processes
 from benchmarks.gpu_check import machine
 from benchmarks.gpu_check.calls import Calls, Failed, OutOfTime
 from benchmarks.gpu_check.collectives import wrong_anywhere
@@ -66,19 +68,33 @@ def test_a_step_that_is_off_fails_and_says_by_how_much(what: str, value: float) 
     assert beyond("x", 1.0, 1.0) == below("x", 1.0, 1.0) == []
 
 
-def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words(tmp_path: Path) -> None:
-    from time import monotonic
+class Ahead:
+    """A clock that is set forward once a process has said something."""
 
-    calls = Calls(tmp_path, until=monotonic() + 100, small=True)
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def monotonic(self) -> float:
+        said = self._log.exists() and self._log.stat().st_size
+        return time.monotonic() + (100.0 if said else 0.0)
+
+
+def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(tmp_path, until=time.monotonic() + 300, small=True)
     with pytest.raises(Failed, match=r"collectives ended with 1\n[\s\S]*KeyError: 'device'"):
         calls("collectives", {})
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\necho loading\nsleep 600\n")
     slow.chmod(0o700)
-    with pytest.raises(Failed, match="facts took longer than 5 s\nloading"):
-        calls("facts", {}, limit_s=5.0, python=str(slow))
+    monkeypatch.setattr(processes, "time", Ahead(tmp_path / "2-facts.log"))
+    with pytest.raises(Failed, match="facts took longer than 60 s\nloading"):
+        calls("facts", {}, limit_s=60.0, python=str(slow))
     with pytest.raises(OutOfTime, match="facts was not begun"):
-        Calls(tmp_path, until=monotonic() + 1, small=True)("facts", {})
+        Calls(tmp_path, until=time.monotonic() + 1, small=True)("facts", {})
 
 
 def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_run_that_is_told_to_stop_leaves_no_process_behind(tmp_path: Path) -> 
             assert run.poll() is None
             time.sleep(0.05)
         run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 143
+        assert run.wait(60) == 143
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
