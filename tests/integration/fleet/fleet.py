@@ -16,30 +16,38 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("write", "look")
 ]
 SCRIPT = """
-WORDS = " ".join(f"word{n}" for n in range(60))
+from pathlib import Path
+
+WORDS = " ".join(f"word{n}" for n in range(200))
+FEW = " ".join(f"word{n}" for n in range(60))
+
 
 def say(request):
-    asked = request["messages"][-1]["content"]
+    told = Path(__file__).with_name(request["trial_id"] + ".told")
+    # What is to be cut is told slowly, what comes after it is not.
+    pace_s = 0.0 if told.exists() or "whole" in told.name else 0.05
+    told.touch()
+    return {"pace_s": pace_s} | reply(request["messages"][-1]["content"])
+
+
+def reply(asked):
     if asked == "reason":
         return {"content": "So be it.", "reasoning_content": WORDS}
     if asked == "call":
         return {"content": "Look.", "tool_calls": [
             {"function": {"name": "look", "arguments": {"at": "here"}}},
             {"function": {"name": "write", "arguments": {"text": WORDS, "deep": {"er": [1, 2, "}{"]}}}}]}
-    if asked == "stop":
-        return WORDS + " HALT here, and never this"
-    return WORDS
+    return {"content": {"stop": WORDS + " HALT here, and never this", "few": FEW}.get(asked, WORDS)}
 """
 
 
-def scripted(folder: Path, name: str, pace_s: float = 0.01) -> list[str]:
+def scripted(folder: Path, name: str) -> list[str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     model = str(ROOT / "steno/models/tiny")
     return [
         "--engine", "scripted", "--script", f"{script}:say", "--model", model, "--worker-id", name,
-        "--drain-s", "0.1", "--",
-        "pace_s", str(pace_s),
+        "--drain-s", "0.1",
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.integration.fleet.fleet import TOOLS, Answer, ask, kill_speaker, names, scripted, wait_for
+from tests.support.processes import until
 from tests.support.stack import Stack, running
 
 PROXY = ["--resume-grace-s", "0.3", "--queue-s", "300"]
@@ -45,7 +46,7 @@ CUTS: list[tuple[str, Callable[[Answer], bool]]] = [
     ("words", lambda answer: "word10" in answer.content),
     ("reason", lambda answer: "word10" in answer.reasoning),
     ("call", lambda answer: "word10" in answer.calls.get(1, {}).get("arguments", "")),
-    ("stop", lambda answer: "word50" in answer.content),
+    ("stop", lambda answer: "word30" in answer.content),
 ]
 
 
@@ -70,6 +71,11 @@ def test_the_stream_goes_on_from_the_last_token(two: Stack, text: str, cut: Call
     assert (first["start"], first["end"], second["end"]) == (0, second["start"], len(turn["completion_ids"]))
 
 
+def kill_who_answers(stack: Stack, trial: str) -> None:
+    until((stack.folder.parent / f"{trial}.told").exists)
+    kill_speaker(stack)
+
+
 def test_an_answer_in_one_piece_goes_on_too_and_its_conversation_after_it(two: Stack) -> None:
     said = [{"role": "user", "content": "words"}]
     found: list[httpx.Response] = []
@@ -79,7 +85,7 @@ def test_an_answer_in_one_piece_goes_on_too_and_its_conversation_after_it(two: S
         )
     )
     thread.start()
-    kill_speaker(two)
+    kill_who_answers(two, "piece")
     thread.join()
     assert found[0].status_code == 200, found[0].text
     said += [found[0].json()["choices"][0]["message"], {"role": "user", "content": "reason"}]
@@ -105,7 +111,7 @@ def test_what_cant_be_rebuilt_breaks_where_it_was_told_and_starts_again_where_no
         target=lambda: found.append(httpx.post(two.base_url("untold") + "/chat/completions", json=body, timeout=120))
     )
     thread.start()
-    kill_speaker(two)
+    kill_who_answers(two, "untold")
     thread.join()
     assert found[0].status_code == 200, found[0].text
     *lost, whole = two.turns("untold")
@@ -124,7 +130,7 @@ def test_a_worker_that_starts_again_is_another_one_and_a_lone_one_is_waited_for(
             return True
 
         answer = ask(stack, "t", "words", kill_and_start)
-        assert answer.done and answer.content.endswith("word59")
+        assert answer.done and answer.content.endswith("word199")
         [turn] = stack.turns("t")
         assert [span["worker_id"] for span in turn["workers"]] == ["only", "next"]
 
@@ -145,7 +151,7 @@ def test_a_worker_told_to_stop_hands_over_what_it_has_not_finished(two: Stack) -
         return False
 
     answer = ask(two, "stopped", "words", stop)
-    assert answer.done and answer.content.endswith("word59")
+    assert answer.done and answer.content.endswith("word199")
     [turn] = two.turns("stopped")
     assert turn["attempt"] == 1 and turn["workers"][0]["worker_id"] == stopped[0]
 
@@ -157,7 +163,7 @@ async def test_many_at_once_all_go_on_and_every_token_is_on_record_once(two: Sta
 
         async def stream(trial: str) -> Answer:
             answer = Answer()
-            body = {"messages": [{"role": "user", "content": "words"}], "stream": True}
+            body = {"messages": [{"role": "user", "content": "few"}], "stream": True}
             async with client.stream("POST", two.base_url(trial) + "/chat/completions", json=body) as response:
                 async for line in response.aiter_lines():
                     if answer.take(line) and "word5" in answer.content and victim.poll() is None:

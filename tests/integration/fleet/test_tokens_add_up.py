@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack, running
 from tests.support.tcprelay import TcpRelay
-from tests.support.tokens import tokens_add_up
+from tests.support.tokens import counters, tokens_add_up
 from tests.support.waiting import until
 
 AGENTS = 12
@@ -44,12 +44,14 @@ async def test_what_the_engine_sampled_is_what_is_on_record_and_what_is_accounte
             answers = [asyncio.create_task(answer(client, stack, number, begun)) for number in range(AGENTS)]
             for _ in range(3):
                 await begun.acquire()
+                dialled = await count(metrics, "reconnects")
                 relay.cut()
-                await asyncio.sleep(0.3)
+                await counts_more(metrics, "reconnects", dialled)
             relay.pause()
             await until(lambda: "is lost" in (stack.folder / "proxy.log").read_text())
             relay.resume()
             kinds = await asyncio.gather(*answers)
+            await counts_more(metrics, "channels_lost", 0)
         assert "left" in kinds and len(kinds) == AGENTS
         counted = await asyncio.to_thread(tokens_add_up, stack, [metrics])
         assert counted["steno_worker_reconnects_total"] >= 3 and counted["steno_worker_channels_lost_total"] >= 1
@@ -57,6 +59,17 @@ async def test_what_the_engine_sampled_is_what_is_on_record_and_what_is_accounte
         async with httpx.AsyncClient(timeout=120) as client:  # it serves again, and they still add up
             await answer(client, stack, AGENTS, begun)
         await asyncio.to_thread(tokens_add_up, stack, [metrics])
+
+
+async def counts_more(metrics: int, name: str, than: int) -> None:
+    """Until the worker does."""
+    async with asyncio.timeout(60):
+        while await count(metrics, name) <= than:
+            await asyncio.sleep(0.05)
+
+
+async def count(metrics: int, name: str) -> int:
+    return (await asyncio.to_thread(counters, f"http://127.0.0.1:{metrics}/metrics"))[f"steno_worker_{name}_total"]
 
 
 async def answer(client: httpx.AsyncClient, stack: Stack, number: int, begun: asyncio.Semaphore) -> str:
