@@ -14,12 +14,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.support.ports import free_port
+
 
 class Collector:
     """Listens from `__enter__` on, at the same port when it is entered again. spans: as they came; status: what it answers."""
 
-    def __init__(self, port: int = 0) -> None:
-        self.port, self.status = port, 200
+    def __init__(self) -> None:
+        self.port, self.status = free_port(), 200
         self.spans: list[Span] = []
         self.headers: list[dict[str, str]] = []
         self.services: set[str] = set()
@@ -46,7 +48,6 @@ class Collector:
                 """Says nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
         return self

@@ -9,7 +9,7 @@ import pytest
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
 from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
 
 ADMIN, NEXT = "the first admin key", "the next admin key"
@@ -39,12 +39,12 @@ async def test_without_redis_it_starts_is_not_ready_and_serves_once_redis_is_the
 
 
 async def test_a_new_admin_key_ends_no_running_trial_and_a_given_secret_counts(redis_url: str) -> None:
-    async with running(store=RedisStore(redis_url), admin_key=ADMIN) as proxy:
+    async with running(store=RedisStore(redis_url, **PATIENT), admin_key=ADMIN) as proxy:
         key = proxy.agent_key("kept")
-    async with running(store=RedisStore(redis_url), admin_key=NEXT) as proxy:
+    async with running(store=RedisStore(redis_url, **PATIENT), admin_key=NEXT) as proxy:
         assert proxy.agent_key("kept") == key
         assert (await proxy.http.get("/workers")).status_code == 200
-    async with running(store=RedisStore(redis_url), admin_key=NEXT, trial_secret="given") as proxy:
+    async with running(store=RedisStore(redis_url, **PATIENT), admin_key=NEXT, trial_secret="given") as proxy:
         assert proxy.agent_key("kept") != key
 
 
