@@ -59,21 +59,22 @@ class Target:
         headers = {"authorization": f"Bearer {key}"}
         return HTTP.post(f"{self.url}/{trial_id}{CHAT}", json=body, headers=headers, timeout=60)
 
-    def connect(self, timeout_s: float = 30) -> socket.socket:
+    def connect(self, timeout_s: float = 60) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
-    def raw(self, data: bytes, *, half: bool = False, silence_s: float = 1.0) -> bytes:
-        """What comes back for these bytes, until the proxy closes or has been silent for a while. half: we then say no more."""
+    def raw(self, data: bytes, *, answers: int = 1, half: bool = False, silence_s: float = 1.0) -> bytes:
+        """What comes back for these bytes, until the proxy closes or is silent for a while after so many answers.
+        half: we then say no more."""
         with self.connect() as client:
             found = b""
             with contextlib.suppress(ConnectionError, TimeoutError):
                 client.sendall(data)
                 if half:
                     client.shutdown(socket.SHUT_WR)
-                client.settimeout(3)
                 while piece := client.recv(65536):
                     found += piece
-                    client.settimeout(silence_s)
+                    if len(statuses(found)) >= answers:
+                        client.settimeout(silence_s)
             return found
 
     def head(self, path: str, method: str = "POST", trial_key: str | None = None) -> bytes:
@@ -107,7 +108,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    flags = ["--admin-key", ADMIN, "--worker-key", WORKER, "--log-level", "debug", "--body-timeout-s", "2"]
+    flags = ["--admin-key", ADMIN, "--worker-key", WORKER, "--log-level", "debug", "--body-timeout-s", "5"]
     flags += ["--max-body-bytes", str(4 * 2**20)]
     with running(folder / "run", None, proxy=flags) as stack:
         stack.start_worker(

@@ -59,17 +59,17 @@ def test_huge_and_countless_headers_are_refused(proxy: Target) -> None:
 
 def test_many_requests_in_one_packet_are_answered_in_order_each_by_its_own_trial(proxy: Target) -> None:
     both = [proxy.head(f"/{trial}/v1/models", "GET") + b"\r\n" for trial in ("mine", "victim") * 25]
-    found = statuses(proxy.raw(b"".join(both)))
+    found = statuses(proxy.raw(b"".join(both), answers=50))
     assert found == [200, 403] * 25
 
 
 def test_who_asks_whether_to_go_on_is_told_or_refused(proxy: Target) -> None:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     asked = b"expect: 100-continue\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-    assert statuses(proxy.raw(proxy.head("/mine" + CHAT) + asked % len(body) + body)) == [100, 200]
+    assert statuses(proxy.raw(proxy.head("/mine" + CHAT) + asked % len(body) + body, answers=2)) == [100, 200]
     assert statuses(proxy.raw(proxy.head("/mine" + CHAT) + asked % 2**40)) == [413]
     assert statuses(proxy.raw(proxy.head("/victim" + CHAT) + asked % 2**40)) == [403]
-    assert statuses(proxy.raw(proxy.head("/mine" + CHAT) + asked % len(body), silence_s=20))[-1] == 408
+    assert statuses(proxy.raw(proxy.head("/mine" + CHAT) + asked % len(body), answers=2))[-1] == 408
 
 
 def test_no_other_protocol_is_spoken(proxy: Target) -> None:

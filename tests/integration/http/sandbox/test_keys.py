@@ -181,6 +181,7 @@ def test_the_workers_socket_does_not_take_its_key_nor_the_admins(proxy: Target) 
             websockets.sync.client.connect(
                 f"{proxy.url.replace('http', 'ws')}/mine{path}",
                 additional_headers={"authorization": f"Bearer {proxy.key}"},
+                open_timeout=60,
             )
 
 
