@@ -155,17 +155,18 @@ async def test_every_choice_of_a_request_goes_on_by_itself() -> None:
 
 async def test_a_turn_goes_on_at_the_worker_whose_channel_was_lost_once_it_has_another(tmp_path: Path) -> None:
     """Nothing was wrong with it but its network, and it may be the only one."""
-    words = " ".join(f"word{number}" for number in range(60))
+    words = " ".join(f"word{number}" for number in range(200))
     script = tmp_path / "script.py"
-    script.write_text(f"def say(request):\n    return {words!r}\n")
+    script.write_text(
+        "asked = []\n\ndef say(request):\n    asked.append(request)\n"  # slowly until it is cut
+        f'    return {{"content": {words!r}, "pace_s": 0.05 if len(asked) == 1 else 0.0}}\n'
+    )
     fields: dict[str, Any] = {"engine": "scripted", "script": f"{script}:say", "model": str(TINY)}
     async with (
         running(worker=False, resume_grace_s=0.2, queue_s=300) as proxy,
         TcpRelay("127.0.0.1", proxy.port) as network,
     ):
-        given = WorkerSettings(
-            proxy=[f"ws://127.0.0.1:{network.port}"], engine_args=["pace_s", "0.01"], max_backoff_s=0.2, **fields
-        )
+        given = WorkerSettings(proxy=[f"ws://127.0.0.1:{network.port}"], max_backoff_s=0.2, **fields)
         engine = build(given)
         await engine.start()
         worker = Worker(given, engine, WorkerMetrics(CollectorRegistry()))

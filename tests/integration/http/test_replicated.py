@@ -39,7 +39,7 @@ def test_an_answer_ends_when_a_replica_has_it(pair: tuple[RedisServer, RedisServ
     (tmp_path / "script.py").write_text(SCRIPT)
     worker = ["--engine", "scripted", "--script", f"{tmp_path}/script.py:say"]
     worker += ["--model", str(ROOT / "steno/models/tiny")]
-    waits = ["--redis-url", primary.url, "--redis-wait-replicas", "1", "--redis-wait-s", "2"]
+    waits = ["--redis-url", primary.url, "--redis-wait-replicas", "1", "--redis-wait-s", "5"]
     with running(tmp_path / "run", worker, proxy=waits) as stack:
         for number, stream in enumerate((True, False), start=1):
             assert ask(stack, stream).status_code == 200

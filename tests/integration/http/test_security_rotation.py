@@ -56,8 +56,8 @@ class Keys:
         fresh.replace(self.folder / name)
 
     def rotate(self, name: str, *keys: str) -> None:
-        self.write(name, *keys)
         said = self.log().count("new keys:")
+        self.write(name, *keys)
         self.stack.proxy.send_signal(signal.SIGHUP)
         until(lambda: self.log().count("new keys:") > said)
 
@@ -92,7 +92,7 @@ def keys(tmp_path: Path) -> Iterator[Keys]:
         for name in ("a", "b"):
             stack.start_worker(
                 *("--engine", "scripted", "--script", f"{script}:say", "--model", str(ROOT / "steno/models/tiny")),
-                *("--key", f"worker-{name}", "--worker-id", name, "--", "--pace-s", "0.05"),
+                *("--key", f"worker-{name}", "--worker-id", name, "--", "--pace-s", "0.1"),
                 name=f"worker-{name}",
             )
         found = Keys(folder, stack)
