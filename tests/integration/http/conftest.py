@@ -37,12 +37,12 @@ class Proxy:
         self.port, self.app, self.store, self.engine, self.key = port, app, store, engine, key
         self.url = f"http://127.0.0.1:{port}"
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+        self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
         self.steno = AsyncSteno(self.url, key)
         self.only_parrots = False
 
     def openai(self, trial_id: str, key: str = "none") -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/{trial_id}/v1", api_key=key, max_retries=0, timeout=20)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/{trial_id}/v1", api_key=key, max_retries=0, timeout=60)
 
     def agent_key(self, trial_id: str) -> str:
         return self.app.state.services.keys.agent_key(trial_id) or "none"
@@ -90,7 +90,7 @@ async def running(
             await proxy.steno.close()
             if task is not None:
                 task.cancel()  # killed: no test waits for its last acknowledgement, which comes within 0.2 s
-                await asyncio.wait({task}, timeout=10)
+                await asyncio.wait({task}, timeout=60)
 
 
 @pytest.fixture

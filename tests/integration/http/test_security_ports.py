@@ -76,11 +76,15 @@ def test_the_agents_port_has_nothing_of_the_control_plane(two: Two, path: str) -
 
 def test_the_workers_socket_is_on_the_control_port_only(two: Two) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        websockets.sync.client.connect(two.agents.replace("http", "ws") + "/workers/connect", additional_headers=KEY)
+        websockets.sync.client.connect(
+            two.agents.replace("http", "ws") + "/workers/connect", additional_headers=KEY, open_timeout=60
+        )
     assert refused.value.response.status_code == 403
     for path in ("/t/v1/chat/completions", "/t/v1/models"):
         with pytest.raises(InvalidStatus):
-            websockets.sync.client.connect(two.agents.replace("http", "ws") + path, additional_headers=KEY)
+            websockets.sync.client.connect(
+                two.agents.replace("http", "ws") + path, additional_headers=KEY, open_timeout=60
+            )
     assert len(httpx.get(two.control + "/workers", headers=KEY, timeout=30).json()["items"]) == 1
 
 

@@ -127,10 +127,10 @@ async def test_strangers_who_send_much_cost_little_and_keep_no_worker_out(proxy:
 
 async def test_silent_strangers_are_few_and_a_worker_that_shows_its_key_passes_them(proxy: Running) -> None:
     async with contextlib.AsyncExitStack() as open_sockets:
-        for _ in range(MAX_STRANGERS):
-            await open_sockets.enter_async_context(connect(proxy.socket_url, compression=None))
+        sockets = [connect(proxy.socket_url, compression=None, open_timeout=SLOW_S) for _ in range(MAX_STRANGERS)]
+        await asyncio.gather(*map(open_sockets.enter_async_context, sockets))
         with pytest.raises(InvalidStatus) as refused:
-            await connect(proxy.socket_url, compression=None)
+            await connect(proxy.socket_url, compression=None, open_timeout=SLOW_S)
         assert refused.value.response.status_code == 503
         async with worker(proxy):
             await until(lambda: len(proxy.workers()) == 1, SLOW_S)
@@ -142,7 +142,7 @@ async def until_let_in(proxy: Running) -> None:
     async with asyncio.timeout(SLOW_S):
         while True:
             with contextlib.suppress(InvalidStatus):
-                async with connect(proxy.socket_url, compression=None):
+                async with connect(proxy.socket_url, compression=None, open_timeout=SLOW_S):
                     return
             await asyncio.sleep(0.05)
 

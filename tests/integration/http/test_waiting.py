@@ -206,7 +206,7 @@ async def test_all_choices_of_a_request_go_with_the_first() -> None:
 async def test_with_no_worker_at_all_it_is_503_at_once_and_one_that_is_away_is_waited_for() -> None:
     async with running(worker=False) as proxy:
         assert (await proxy.chat("t", "hello")).status_code == 503
-    async with busy(queue_s=60, resume_grace_s=0.3) as (proxy, engine):
+    async with busy(queue_s=60) as (proxy, engine):
         hub = proxy.app.state.hub
         [worker] = hub._workers.values()
         engine.gate.set()
