@@ -1,9 +1,9 @@
 """verl's model servers on a CPU: an actor that answers as theirs do, with the project's tiny model.
 
 What the agent needs to be told is forced after some tokens that are drawn; the log-probabilities are the model's own at the
-temperature that was asked for, of forced tokens too. Every `abort_every`-th answer is broken off in its middle, and new weights
-come: their number, for the weights stay the same. Every second of those is broken off before its first token, and then has no
-log-probabilities, as vLLM's server answers.
+temperature that was asked for, of forced tokens too. Every `abort_every`-th answer that is begun is broken off in its middle, and
+new weights come: their number, for the weights stay the same. Every second of those is broken off before its first token, and
+then has no log-probabilities, as vLLM's server answers.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ModelServer:
             self._waiting += 1
             await self._may_answer.wait()
             self._waiting -= 1
-        self._answers += 1
         step, rest = self.step, self._rest.pop(tuple(prompt_ids), None)
-        due = bool(self._abort_every) and self._answers % self._abort_every == 0
-        if rest is None and due and self._answers // self._abort_every % 2 == 0:
+        self._answers += rest is None
+        due = rest is None and bool(self._abort_every) and self._answers % self._abort_every == 0
+        if due and self._answers // self._abort_every % 2 == 0:
             self.step, self.empty = step + 1, self.empty + 1
             return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": step})
         hung_up_on = "Never mind." in self._tokenizer.decode(prompt_ids)
