@@ -48,6 +48,7 @@ class TrlRun:
     process: subprocess.Popen[str]
     log: Path
     lines: list[dict[str, Any]] = field(default_factory=list)
+    reader: threading.Thread = field(init=False)
 
     @classmethod
     @contextlib.contextmanager
@@ -64,14 +65,14 @@ class TrlRun:
                 text=True,
             )
         run = cls(process, log)
-        reader = threading.Thread(target=run._read)
-        reader.start()
+        run.reader = threading.Thread(target=run._read)
+        run.reader.start()
         try:
             yield run
         finally:
             process.kill()
             process.wait()
-            reader.join()
+            run.reader.join()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -90,8 +91,12 @@ class TrlRun:
 
     def until_step(self, step: int) -> None:
         def reached() -> bool:
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            return any(line["step"] >= step for line in self.steps)
+            ended = self.process.poll() is not None
+            if ended:
+                self.reader.join(60)  # it may have said more than was read
+            found = any(line["step"] >= step for line in self.steps)
+            assert found or not ended, self.log.read_text()[-4000:]
+            return found
 
         until(reached, f"step {step}")
 
