@@ -113,7 +113,7 @@ def test_claude_code_goes_on_from_step_to_step(rollout: Harbor) -> None:
 
 def test_what_each_way_to_end_is_worth(rollout: Harbor, sessions: Sessions) -> None:
     agent = {"environment/agent.py": AGENT}
-    late = "[agent]\ntimeout_sec = 30\n"
+    late = "[agent]\ntimeout_sec = 60\n"
     for name, toml, instruction, tests in (
         ("late", late, f"{TURN}sleep 600\n", CHECK),
         ("failed", "", f"{TURN}exit 7\n", "exit 0"),

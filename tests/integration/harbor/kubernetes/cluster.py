@@ -248,6 +248,7 @@ class Cluster:
             mounts.append(f"--volume={self.folder / volume['secret']['secretName']}:{place}:ro")
         command = spec["containers"][0]["command"]
         given = ["--network=host", "--detach", f"--name={name}", *mounts, self.image, *command]
+        self._status(pod, "Pending", {"waiting": {"reason": "ContainerCreating"}})
         done = await ran("podman", "run", *given)
         assert done == 0, "podman run"
         if name not in self.pods:  # deleted meanwhile

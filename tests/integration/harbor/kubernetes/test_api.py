@@ -31,7 +31,7 @@ pytestmark = pytest.mark.harbor
 
 HERE = Path(__file__).parent
 PODS = Path(driver).with_name("kubernetes") / "pods"
-LEASE_S = 4.5
+LEASE_S = 9.0
 """Of launchers here."""
 
 
