@@ -20,6 +20,7 @@ from benchmarks.gpu_check.collectives import wrong_anywhere
 from benchmarks.gpu_check.parts import SMALL, Check, off
 from benchmarks.gpu_check.verdict import Verdict, below, beyond, failed, judged, not_possible
 from steno_trainer.distributed.ranks import Ranks
+from tests.support.clock import ClockAhead
 
 ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {"logprobs_mean": 0.001, "grad_norm_relative": 0.001, "gradient_cosine": 0.999}
@@ -68,17 +69,17 @@ def test_a_step_that_is_off_fails_and_says_by_how_much(what: str, value: float) 
     assert beyond("x", 1.0, 1.0) == below("x", 1.0, 1.0) == []
 
 
-class Ahead:
-    """A clock that is set forward once a process has said something."""
-
-    sleep = staticmethod(time.sleep)
+class Hastened(ClockAhead):
+    """Set forward once a process has said something."""
 
     def __init__(self, log: Path) -> None:
+        super().__init__()
         self._log = log
 
     def monotonic(self) -> float:
-        said = self._log.exists() and self._log.stat().st_size
-        return time.monotonic() + (100.0 if said else 0.0)
+        if self._log.exists() and self._log.stat().st_size:
+            self.by_s = 100.0
+        return super().monotonic()
 
 
 def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words(
@@ -90,7 +91,7 @@ def test_a_process_that_fails_or_takes_too_long_is_a_failure_with_its_last_words
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\necho loading\nsleep 600\n")
     slow.chmod(0o700)
-    monkeypatch.setattr(processes, "time", Ahead(tmp_path / "2-facts.log"))
+    monkeypatch.setattr(processes, "time", Hastened(tmp_path / "2-facts.log"))
     with pytest.raises(Failed, match="facts took longer than 60 s\nloading"):
         calls("facts", {}, limit_s=60.0, python=str(slow))
     with pytest.raises(OutOfTime, match="facts was not begun"):

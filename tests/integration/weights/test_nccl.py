@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from steno_trainer.weights.nccl import transport
 from steno_trainer.weights.nccl.transport import NcclTransport
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights, TensorMeta
+from tests.support.clock import ClockAhead
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
 
@@ -135,22 +135,10 @@ def test_a_worker_that_fails_is_left_out_of_the_next_group() -> None:
     assert fleet.groups[-1].rounds
 
 
-class Ahead:
-    """A clock that tests set forward."""
-
-    sleep = staticmethod(time.sleep)
-
-    def __init__(self) -> None:
-        self.by_s = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.by_s
-
-
 def test_a_group_that_does_not_form_or_stands_still_is_given_up_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fleet, never, clock = Fleet(a=1.0), threading.Event(), Ahead()
+    fleet, never, clock = Fleet(a=1.0), threading.Event(), ClockAhead()
     monkeypatch.setattr(transport, "time", clock)
     stuck: list[str] = []
 
