@@ -64,7 +64,7 @@ def test_once_a_section_has_failed_none_begins_and_its_words_come_last(tmp_path:
     other = {"one": "two", "two": "one"}[failing]
     sections = {
         failing: 'echo before; sh -c "exit 7"',
-        other: 'until ls "$TMPDIR"/*/failed; do sleep 0.05; done 2>/dev/null; echo went on',
+        other: 'until ls "$TMPDIR"/*/*/failed; do sleep 0.05; done 2>/dev/null; echo went on',
         "three": "echo three ended",
     }
     code, said = at_a_time(tmp_path, sections, 2, "one", "two", "three")
