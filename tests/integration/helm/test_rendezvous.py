@@ -17,14 +17,16 @@ from tests.support.stack import ROOT
 pytestmark = pytest.mark.helm
 
 
-@contextlib.contextmanager
-def node(port: int, address: str, *, is_host: bool) -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture(scope="module")
+def given() -> dict[str, str]:
     pod = environment(pods(render("training"))["run-steno-trainer"])
-    given = {name: value for name, value in pod.items() if not name.startswith("STENO_")}
+    return {"PATH": os.environ["PATH"]} | {name: pod[name] for name in pod if not name.startswith("STENO_")}
+
+
+@contextlib.contextmanager
+def node(given: dict[str, str], port: int, address: str, *, is_host: bool) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.integration.helm.rendezvous_node", str(port), address, str(int(is_host))]
-    child = subprocess.Popen(
-        command, cwd=ROOT, env={"PATH": os.environ["PATH"], **given}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+    child = subprocess.Popen(command, cwd=ROOT, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield child
     finally:
@@ -42,15 +44,14 @@ def meet(*nodes: subprocess.Popen[str]) -> list[list[str]]:
 
 
 @pytest.mark.timeout(300)
-def test_a_node_that_is_new_meets_one_that_stayed() -> None:
-    """torch keeps where the first rank is found from an earlier meeting, and told it to nobody: the new node waited for
-    `read_timeout`, and the one that stayed for it."""
+def test_a_node_that_is_new_meets_one_that_stayed(given: dict[str, str]) -> None:
+    """torch publishes the first rank's address in its node's first round only. The new node waited `read_timeout` for it."""
     port = free_port()
-    with node(port, "127.0.0.1", is_host=True) as first:
-        with node(port, "127.0.0.2", is_host=False) as second:
+    with node(given, port, "127.0.0.1", is_host=True) as first:
+        with node(given, port, "127.0.0.2", is_host=False) as second:
             before = meet(first, second)
             second.kill()  # it is missed after three heartbeats, 15 s
-        with node(port, "127.0.0.2", is_host=False) as new:
+        with node(given, port, "127.0.0.2", is_host=False) as new:
             after = meet(first, new)
     for (one, its_port), (other, others_port) in (before, after):
         assert (one, other) == ("0", "1") and its_port == others_port
