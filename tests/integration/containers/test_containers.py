@@ -211,9 +211,8 @@ def test_a_public_url_that_is_not_reached_stops_the_rollouts_before_a_trial_runs
         rollout.stack = stack
         options = ("--run", "far", "--group-size", "2", "--stop-after-failures", "0")
         said = rollout(rollout.tasks({"id": "t", "image": NAME}), *options, command=["touch", "ran"], code=1)
-        found = httpx.get(f"{stack.url}/sessions", headers={"authorization": f"Bearer {ADMIN}"}, timeout=60).json()[
-            "items"
-        ]
+        admin = {"authorization": f"Bearer {ADMIN}"}
+        found = httpx.get(f"{stack.url}/sessions", headers=admin, timeout=60).json()["items"]
     assert (
         "http://127.0.0.1:9/steno/healthz was asked from inside" in said
         and "can't connect to http://127.0.0.1:9" in said

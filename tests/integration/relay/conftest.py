@@ -86,12 +86,8 @@ class Relay:
 @contextlib.asynccontextmanager
 async def relay(**settings: Any) -> AsyncIterator[Relay]:
     """A hub behind a real server. Its deadlines are long: a test that waits for one to pass sets it."""
-    given: dict[str, Any] = {
-        "heartbeat_s": 5.0,
-        "silence_s": 60.0,
-        "resume_grace_s": 60.0,
-        "worker_key": KEY,
-    } | settings
+    long = {"heartbeat_s": 5.0, "silence_s": 60.0, "resume_grace_s": 60.0}
+    given: dict[str, Any] = long | {"worker_key": KEY} | settings
     hub = Hub(RelaySettings(**given), proxy_id="proxy-under-test")
     app = FastAPI()
     app.state.hub = hub

@@ -108,16 +108,8 @@ def test_a_trial_that_fails_ends_with_its_reason(
     rollout: Rollout, sessions: Sessions, code: str, reason: str, status: str, detail: str
 ) -> None:
     run = f"failing-{abs(hash(code))}"
-    options = (
-        "--run",
-        run,
-        "--group-size",
-        "1",
-        "--retries",
-        "0",
-        "--timeout-s",
-        "3" if reason == "timeout" else "300",
-    )
+    limit_s = "3" if reason == "timeout" else "300"
+    options = ("--run", run, "--group-size", "1", "--retries", "0", "--timeout-s", limit_s)
     said = rollout(rollout.tasks({"id": "t"}), *options, command=python(code), code=1)
     session = sessions(run)[0]
     assert (session.status, session.end_reason, session.reward) == (status, reason, None)

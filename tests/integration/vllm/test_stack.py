@@ -47,9 +47,8 @@ def test_the_demos_agent_finishes_and_its_record_is_exact(stack: Stack) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
     for trial_id in codes:
         turns = stack.turns(trial_id)
-        assert len(turns) > (3 if codes[trial_id] == 0 else 0) and [turn["fork_reason"] for turn in turns] == [
-            None
-        ] * len(turns)
+        assert len(turns) > (3 if codes[trial_id] == 0 else 0)
+        assert {turn["fork_reason"] for turn in turns} == {None}
         assert [turn["parent_id"] for turn in turns] == [None, *(turn["turn_id"] for turn in turns[:-1])]
         ids: list[int] = []
         sampled: list[tuple[int, float]] = []
