@@ -67,8 +67,8 @@ says `Accept: application/msgpack`."""
 _AGENTS_INTRO = """\
 `steno env AGENT TRIAL` registers the trial and prints what points a known agent at it: shell lines to `eval`, the command that
 runs one task without a human (`$TASK`), and the file that some need, or can take instead. `--json` prints the same for programs,
-`--agent-key` saves asking the proxy, `--model` is the name that the agent asks for (any will do: it is recorded, and served by
-what there is).
+`--agent-key` saves asking the proxy, `--model` is the name that the agent asks for (any will do: it is recorded, and the
+workers that are connected serve it).
 
 Below, each as it is printed for the trial `my-trial` on a proxy without keys; with keys, `none` is the agent's own. An agent that
 is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and
@@ -77,9 +77,9 @@ Google's, and the trial's key wherever it would put its provider's."""
 _SEEN_INTRO = f"""\
 ## what else was run
 
-As they are, by hand on {DATES}, each on a task of ten turns with single and parallel calls and reasoning, most also with a tool
-that there is not and an engine that refuses with 503. Where nothing is said, the record is one branch whose turns go on from one
-another token by token, and the refusal was waited out. Not run, since they could not be installed there:
+As they are, by hand on {DATES}, each on a task of ten turns with single and parallel calls and reasoning, most also with a call
+of a tool that does not exist and an engine that refuses with 503. Where nothing is said, the record is one branch whose turns go
+on from one another token by token, and the refusal was waited out. Not run, since they could not be installed there:
 [SWE-agent](#swe-agent), and Crush, whose npm package fetches its program from GitHub."""
 
 _TRAINER_INTRO = """\

@@ -80,7 +80,7 @@ PROXY_PANELS = (
     Panel(
         "Requests with a wrong key",
         "sum by (plane) (rate(steno_proxy_refused_keys_total[5m]))",
-        "A sandbox that tries doors, or somebody with keys of another secret",
+        "A sandbox tries keys that are not its own, or a client has keys of another trial secret",
         "> 1 for 15m",
         "I8",
         name="WrongKeys",
@@ -131,7 +131,7 @@ PROXY_PANELS = (
         name="ArchiveFails",
     ),
     Panel(
-        "Tokens under a bent law, as a share",
+        "Tokens sampled with constraints, as a share",
         "sum(rate(steno_proxy_constrained_tokens_total[15m])) / sum(rate(steno_proxy_completion_tokens_total[15m]))",
         "Recorded and never trained: grammars, truncation, penalties that trials did not neutralise",
         "> 0.05 for 30m",
@@ -141,7 +141,7 @@ PROXY_PANELS = (
     Panel(
         "Turns whose worker was lost, by what became of them",
         "sum by (how) (increase(steno_proxy_failovers_total[1h]))",
-        "`not_resumable` and `no_worker` broke before the agent's eyes; all others it did not notice",
+        "`not_resumable`, `no_worker`: the agent got an error. All others: it saw a pause at most",
         grew('steno_proxy_failovers_total{how=~"not_resumable|no_worker"}', "how"),
         "I9",
         name="TurnsLostWithWorkers",
@@ -186,8 +186,8 @@ PROXY_PANELS = (
         'sum by (dialect) (rate(steno_proxy_recognised_total{how=~"assistant_rewritten|history_rewritten|system_changed|'
         'tools_changed|options_changed|render_differs|render_refused|tokenizer_changed"}[15m])) / sum by (dialect) '
         "(rate(steno_proxy_recognised_total[15m]))",
-        "These are rendered anew and shorten what one sample can train. An agent's own rewriting is a level; a jump after an "
-        "update of an agent, a template or this proxy is a regression",
+        "Their history is rendered anew, so one sample trains fewer tokens. A constant share is the agent's own rewriting; a "
+        "rise after an update of an agent, a template or this proxy is a regression",
         "> 0.2 for 15m",
         "I2",
         name="HistoriesLost",
@@ -223,7 +223,7 @@ PROXY_PANELS = (
     Panel(
         "Items dropped, by type",
         "sum by (dialect, type) (increase(steno_proxy_dropped_items_total[1h]))",
-        "What agents send that no prompt has: each type wants a decision",
+        "What agents send that is left out of prompts: decide for each type whether it should be in",
         grew("steno_proxy_dropped_items_total", "dialect, type"),
         name="ItemsDropped",
     ),
@@ -239,8 +239,9 @@ PROXY_PANELS = (
     Panel(
         "Workers that are suspect",
         "steno_proxy_workers_suspect",
-        "What they sampled could not be (`steno_proxy_unsound_turns_total`): broken weights, a broken kernel, or no worker of "
-        "ours. `GET /workers` says why. Start them again, or bring them new weights with a probe",
+        "They sent tokens or log-probabilities that can't be (`steno_proxy_unsound_turns_total`): broken weights, a broken "
+        "kernel, or a program that is no worker of Steno. `GET /workers` says why. Start them again, or bring them new weights "
+        "with a probe",
         "> 0 for 5m",
         "I1",
         name="WorkersSuspect",
@@ -283,7 +284,7 @@ WORKER_PANELS = (
     Panel(
         "Weights proved",
         "min by (instance) (steno_worker_weights_proved)",
-        "0: a probe of log-probabilities or a load failed, and what it sampled since waits or is condemned",
+        "0: a probe of log-probabilities or a load failed; what was sampled since then waits or is discarded",
         "< 1 for 15m",
         "I10",
         urgent=True,

@@ -143,7 +143,7 @@ class Collector:
     def tasks(self) -> list[Task]:
         """Of the settings. Raises: BadRequest: there are none."""
         if self._prepared is None:
-            raise BadRequest("agent: got no settings, so there are no tasks of theirs", field="agent")
+            raise BadRequest("agent: got no RolloutSettings, and tasks are theirs", field="agent")
         return self._prepared.tasks
 
     # -- groups ---------------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ def trainer_of(view: RunView) -> str:
     if trainer.heard_s is None:
         return f"the trainer {trainer.name} has ended: {start}"
     if not trainer.alive:
-        return f"the trainer {trainer.name} was last heard of {trainer.heard_s:.0f} s ago: look at its log, or {start}"
-    return f"the trainer {trainer.name} was heard of {trainer.heard_s:.0f} s ago"
+        return f"the trainer {trainer.name} sent its last heartbeat {trainer.heard_s:.0f} s ago: look at its log, or {start}"
+    return f"the trainer {trainer.name} is running (last heartbeat {trainer.heard_s:.0f} s ago)"
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class Admission:
         """Why no group is admitted now, for people: what is in hand, who should take it, and what to do if nobody does."""
         groups = view.groups
         text = (
-            f"{groups.in_hand} groups are in hand ({groups.running} running, {groups.ready} ready, {groups.leased} leased) and "
-            f"--groups-per-step {self.groups_per_step} --max-staleness-steps {self.max_staleness_steps} admit no more"
+            f"{groups.in_hand} groups are started and not yet trained ({groups.running} running, {groups.ready} ready, "
+            f"{groups.leased} leased); --groups-per-step {self.groups_per_step} "
+            f"--max-staleness-steps {self.max_staleness_steps} admit no more"
         )
         return (
             f"{text}; {trainer_of(view)}" if groups.ready or groups.leased else f"{text}: running trials must end first"

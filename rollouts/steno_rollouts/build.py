@@ -39,9 +39,9 @@ CLIENT_RETRIES = 8
 """Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
 
 
-UNCONFINED = "trials can read everything of yours: the environment of this process, key files, other trials' folders"
-ADMIN_KEY = "the admin key among it: give these rollouts the run's own key (steno runs key RUN), and no STENO_ADMIN_KEY"
-NO_KEYS = "the proxy asks for no key: a trial can post rewards, its own among them"
+UNCONFINED = "trials are not isolated: they can read your files, this process's environment, key files and other trials' folders"
+ADMIN_KEY = "and with them the admin key: use the run's own key instead (steno runs key RUN), and unset STENO_ADMIN_KEY"
+NO_KEYS = "the proxy has no keys: a trial can post any reward, also its own"
 
 
 def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tuple[Confinement | None, list[str]]:

@@ -317,10 +317,10 @@ class Rollouts:
         return found
 
     def _stopped(self, last: FailedTrial) -> RolloutsStopped:
-        then = "start the same --run again: they are run again" if self.options.resumable else "start again"
+        then = "start the same --run again, which runs them again" if self.options.resumable else "start again"
         return RolloutsStopped(
-            f"stopped: {self.options.stop_after_failures} trials in a row failed before their first turn, {last.trial_id} with "
-            f"{last.verdict.detail} (see {last.folder}); mend that and {then} (--stop-after-failures)"
+            f"stopped: {self.options.stop_after_failures} trials in a row failed before their first turn. The last was "
+            f"{last.trial_id}: {last.verdict.detail} (see {last.folder}). Mend that, then {then} (--stop-after-failures)"
         )
 
     async def _give_up_failed(self, found: Iterable[FailedTrial], results: list[TrialResult]) -> None:

@@ -126,7 +126,7 @@ class Rescoring:
         places = await self.client.groups(self.run_id)
         if not places:
             raise ConfigError(
-                f"--run: no group is on record of run {self.run_id!r}; `steno runs list` names those that there are",
+                f"--run: no group of run {self.run_id!r} is on record; `steno runs list` shows all runs that are",
                 field="run",
             )
         code = self.function.digest()

@@ -36,7 +36,9 @@ def env(
     ] = None,
     context_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Prompt and answer at most, for agents that compact by it; unset: as served."),
+        typer.Option(
+            min=1, help="Most tokens of prompt and answer, for agents that compact by it; unset: the model's."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of shell lines.")] = False,
     url: Url = None,

@@ -109,7 +109,8 @@ async def _served(settings: EvaluateSettings, model: str, run_id: str) -> AsyncI
     require_modules("fastapi", "uvicorn", "vllm" if engine == "vllm" else "torch")
     if "proxy" in settings.model_fields_set:
         raise ConfigError(
-            "proxy and model: either a proxy's workers are evaluated, or a model is served for it", field="model"
+            "proxy and model: give one: --proxy evaluates the workers of a proxy, --model starts a proxy and a worker",
+            field="model",
         )
     port = free_port(0)
     url, admin, worker_key = f"http://127.0.0.1:{port}", secrets.token_urlsafe(24), secrets.token_urlsafe(24)

@@ -43,7 +43,7 @@ def rescore(
     hide: Annotated[
         list[str] | None, typer.Option(help="Task field that was withheld, as in steno rollout.", metavar="FIELD")
     ] = None,
-    purpose: Annotated[Literal["train", "eval"], typer.Option(help="Of the groups to score.")] = "train",
+    purpose: Annotated[Literal["train", "eval"], typer.Option(help="Purpose of the groups to score.")] = "train",
     reward_timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of the function, in seconds.")] = 300.0,
     url: Url = None,
     key: Annotated[

@@ -87,7 +87,9 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
                         await prepared.say_over(client)
                         return results
             except asyncio.CancelledError:
-                out.print(f"cancelled; the same command with --run {run_id} goes on", markup=False, soft_wrap=True)
+                out.print(
+                    f"cancelled; to go on, start the same command with --run {run_id}", markup=False, soft_wrap=True
+                )
                 raise KeyboardInterrupt from None
 
 

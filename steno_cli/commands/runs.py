@@ -123,7 +123,7 @@ def show(
     with connect(url, key, key_file) as steno:
         view = steno.run(run_id)
     if not view.known:
-        raise NotFound(f"nothing is on record of a run {run_id}; `steno runs list` names those that there are")
+        raise NotFound(f"no run {run_id} is on record; `steno runs list` shows all that are")
     if as_json:
         typer.echo(view.model_dump_json())
         return
@@ -134,7 +134,7 @@ def show(
     )
     console().print(f"evaluation: {view.eval_groups.running} running, {view.eval_groups.ended} ended")
     if (trainer := view.trainer) is not None:
-        state = "left" if trainer.heard_s is None else f"heard of {ago(trainer.heard_s)}"
+        state = "ended" if trainer.heard_s is None else f"last heartbeat {ago(trainer.heard_s)}"
         console().print(f"trainer: {trainer.name}, {state}", markup=False, soft_wrap=True)
     if view.to_account_for:
         console().print(ledger_table(view))

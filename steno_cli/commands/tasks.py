@@ -47,7 +47,7 @@ HIDDEN = frozenset(RolloutSettings.model_fields) - frozenset(
 
 
 def check(settings: CheckSettings) -> None:
-    """Run each task twice: its oracle must score 1, and nobody, who does nothing, must score 0.
+    """Run each task twice: its solution (the oracle) must score 1, and a run that does nothing must score 0.
 
     No proxy and no model is needed. The oracle is the task's solution/solve.sh, or the command after --, whose {fields} may be
     withheld ones such as {_answer}. Tasks are scored as in rollouts: by --reward, by tests/test.sh in containers, by a reward
@@ -87,7 +87,8 @@ def _words(verdict: Verdict) -> str:
     got = "has no reward" if verdict.reward is None else f"scored {verdict.reward:g}"
     why = f": {verdict.why}" if verdict.why else ""
     kept = f" (see {verdict.folder})" if verdict.folder else ""
-    return f"{verdict.who} {got}, must score {WANTED[verdict.who]:g}{why}{kept}"
+    who = "the run that does nothing" if verdict.who == "nobody" else verdict.who
+    return f"{who} {got}, must score {WANTED[verdict.who]:g}{why}{kept}"
 
 
 def _show(found: Sequence[CheckedTask], whom: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ def merge(
         Path, typer.Argument(help="Folder of the adapter: CHECKPOINT_DIR/step-…/adapter-….", metavar="ADAPTER")
     ],
     into: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to write, which must not be there.", metavar="DIR")
+        Path, typer.Option("--output", "-o", help="Folder to write; it must not exist yet.", metavar="DIR")
     ],
     model: Annotated[
         str | None, typer.Option(help="The model that it was trained on; unset: the one that the adapter names.")

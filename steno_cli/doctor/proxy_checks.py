@@ -142,7 +142,8 @@ def _agreement(up: list[Worker]) -> Iterator[Finding]:
             versions[card.get("policy", "default")][card.get("policy_version", "base/0")].append(worker["id"])
     for name, by_digest in digests.items():
         if len(by_digest) > 1:
-            yield bad("workers.tokenizers", f"{name}: {_parts(by_digest, 12)}: conversations fork when they move (I2)",
+            which = _parts(by_digest, 12)
+            yield bad("workers.tokenizers", f"{name}: tokenizers differ ({which}): a conversation that moves forks (I2)",
                       "give all workers of a model the same model directory")  # fmt: skip
         else:
             yield ok("workers.tokenizers", f"{name}: one tokenizer")

@@ -222,5 +222,6 @@ def _memory(info: Facts) -> Finding:
         return ok("redis.memory", shown)
     if used > ALMOST_FULL * most:
         return bad("redis.memory", f"{shown} of {most / 2**20:.0f} MiB (maxmemory): when memory is full, turns are refused",
-                   "set archive, raise maxmemory, shorten retention_s, or acknowledge and complete what waits")  # fmt: skip
+                   "set archive, raise maxmemory, shorten retention_s, or complete open sessions and let the trainer acknowledge "
+                   "its groups")  # fmt: skip
     return ok("redis.memory", f"{shown} of {most / 2**20:.0f} MiB (maxmemory)")

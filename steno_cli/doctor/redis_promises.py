@@ -23,9 +23,9 @@ def restart(settings: Facts, info: Facts) -> Finding:
         return bad(check, f"a restart loses {lost}{too}: Redis writes no append-only file (I3)",
                    "CONFIG SET appendonly yes; CONFIG SET appendfsync always; CONFIG REWRITE")  # fmt: skip
     if fsync == "always":
-        return ok(check, "a restart or a power cut loses no turn that an agent was told (appendfsync always)")
+        return ok(check, "a restart or a power cut loses no turn that an agent has received (appendfsync always)")
     if fsync == "everysec":
-        return warning(check, "a restart loses nothing, a power cut up to 2 s of what agents were told (appendfsync everysec)",
+        return warning(check, "a restart loses nothing, a power cut up to 2 s of agents' turns (appendfsync everysec)",
                        "CONFIG SET appendfsync always, if no power cut may lose a turn")  # fmt: skip
     return bad(check, f"a power cut loses what the kernel had not written, often 30 s of turns (appendfsync {fsync})",
                "CONFIG SET appendfsync always (or everysec)")  # fmt: skip
@@ -47,7 +47,7 @@ def failover(info: Facts, waited: int | None) -> Finding:
     if waited:
         return ok(
             check,
-            f"a failover loses no turn that an agent was told: {waited} replicas have it before, {len(following)} follow",
+            f"a failover loses no turn that an agent has received: {waited} replicas have it before, {len(following)} follow",
         )
     if not replicas:
         return ok(check, "Redis has no replica: while it is away, requests get 503")
@@ -56,11 +56,11 @@ def failover(info: Facts, waited: int | None) -> Finding:
     )
     behind = int(info.get("master_repl_offset", 0)) - max(int(facts["offset"]) for facts in replicas)
     if not following:
-        return bad(check, f"a failover loses turns that agents were told: {', '.join(stalled)} stalled, {behind} bytes behind",
-                   advice)  # fmt: skip
+        lost = f"{', '.join(stalled)} stalled, {behind} bytes behind"
+        return bad(check, f"a failover loses turns that agents have received: {lost}", advice)
     known = "does not wait" if waited == 0 else "may not wait (it does not say)"
     return warning(
         check,
-        f"a failover loses the newest turns that agents were told: the proxy {known} for {len(replicas)} replicas",
+        f"a failover loses the newest turns that agents have received: the proxy {known} for {len(replicas)} replicas",
         advice,
     )

@@ -144,7 +144,7 @@ class RunSettings(TrainerSettings):
             raise ConfigError("eval_every and eval_config go together", field="eval_config")
         if self.eval_every is not None and self.eval_every % self.push_every:
             raise ConfigError(
-                f"eval_every: got {self.eval_every}, must be a multiple of push_every, {self.push_every}: pushed weights answer",
+                f"eval_every: got {self.eval_every}, must be a multiple of push_every ({self.push_every})",
                 field="eval_every",
             )
         if self.weights_dir_at_workers is not None and self.transport != "filesystem":
@@ -157,7 +157,7 @@ class RunSettings(TrainerSettings):
             check_url(self.weights_url, "weights_url")
         if self.push == "delta" and self.transport == "nccl":
             raise ConfigError(
-                "push: got delta; with transport: nccl it must be full: no copy is written that differences could be applied to",
+                "push: got delta; with transport: nccl it must be full: no copy is written, and differences need one",
                 field="push",
             )
         if self.push == "adapter" and self.transport == "nccl":
@@ -198,8 +198,6 @@ class RunSettings(TrainerSettings):
                 field="eval_config",
             )
         if self.records is not None and self.annotate:
-            raise ConfigError(
-                "annotate: no proxy is asked with records, so there is nowhere to post to", field="annotate"
-            )
+            raise ConfigError("annotate: must be false with records: no proxy is there to post to", field="annotate")
         if self.records is not None and self.records.suffix not in (".jsonl", ".parquet"):
             raise ConfigError(f"records: got {self.records.name}, must end in .jsonl or .parquet", field="records")

@@ -50,10 +50,12 @@ class StenoAPI(ModelAPI):
     async def generate(self, input: Any, tools: Any, tool_choice: Any, config: GenerateConfig) -> Any:
         sample = SAMPLES.get(RUNNING.get() or "")
         if sample is None:
-            raise RuntimeError("steno: a model of this kind is asked in a sample only: each call belongs to a trial")
+            raise RuntimeError(
+                "steno: this model can be called inside a sample only, since each call belongs to a trial"
+            )
         if sample.scored:
             raise RuntimeError(
-                "steno: asked while a sample is scored, which is no part of its trial: give the scorer another model"
+                "steno: the scorer called this model, and scoring is no part of a trial: give the scorer another model"
             )
         if sample.attempt > 1:
             raise RuntimeError("steno: a trial holds one attempt: --retry-on-error must be 0")

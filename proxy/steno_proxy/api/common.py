@@ -28,7 +28,12 @@ from steno_proxy.workers.hub import Hub
 MSGPACK = "application/msgpack"
 Epoch = Annotated[
     int | None,
-    Header(alias=EPOCH_HEADER, ge=1, le=2**53, description="of a registered trainer: older than the run's: 409"),
+    Header(
+        alias=EPOCH_HEADER,
+        ge=1,
+        le=2**53,
+        description="what a trainer got as it registered; 409: a newer trainer has the run",
+    ),
 ]
 _ROOMY = msgspec.msgpack.Encoder(enc_hook=str)
 

@@ -91,7 +91,7 @@ class Archiver:
             if here.redis != self._store.home:
                 raise ArchiveUnreadable(
                     f"the archive {url} is of the Redis {here.redis}, and this one is {self._store.home}: give each Redis an "
-                    "archive of its own; where this one replaces the other, remove archive.json, and this one lists what is there"
+                    "archive of its own; if this one replaces the other, remove archive.json, and it lists the archived sessions"
                 )
             log.warning("%s has lost its data: taking the archive %s, and listing its sessions again", here.redis, url)
         await self._objects.begin(ArchiveIdentity(mine, self._store.home))

@@ -77,7 +77,7 @@ class Recorder:
         if session.status != "open":
             raise Gone(f"the session has ended ({session.end_reason or session.status})")
         if session.rescore_of is not None:
-            raise Gone("this trial scores a recorded one anew; nothing is sampled in it")
+            raise Gone("this trial is a recorded one that steno rescore scores again; it takes no model calls")
         if not again:
             await self.check(recording)
         return recording

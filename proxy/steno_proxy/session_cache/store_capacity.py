@@ -44,7 +44,8 @@ class StoreCapacity:
         ):
             if before < bound <= share:
                 log.warning(
-                    "Redis uses %.0f %% of its memory: %s; set archive, raise maxmemory, or acknowledge and complete what waits",
+                    "Redis uses %.0f %% of its memory: %s; set archive, raise maxmemory, or complete open sessions and let the "
+                    "trainer acknowledge its groups",
                     share * 100, what,
                 )  # fmt: skip
                 break
@@ -64,6 +65,6 @@ class StoreCapacity:
         if self._share >= FULL:
             raise StoreFull(
                 f"Redis uses {self._share:.0%} of its memory, and from {FULL:.0%} on no new trials are taken; those that run "
-                "go on. Set archive, raise maxmemory, or acknowledge and complete what waits",
+                "go on. Set archive, raise maxmemory, or complete open sessions and let the trainer acknowledge its groups",
                 retry_after_s=RETRY_S,
             )

@@ -229,7 +229,9 @@ class TurnService:
         if spent is not None and not recording.in_flight:
             raise await self.recorder.end(recording.trial_id, spent)
         if spent is not None:
-            raise BudgetSpent(f"{spent} of this trial: running requests may use all that is left")
+            raise BudgetSpent(
+                f"{spent} of this trial: its running requests may use all that is left; send this one again once they have ended"
+            )
 
     def _allowed(self, recording: Recording, job: Job, n: int) -> tuple[Job, dict[str, object]]:
         """The job under the trial's sampling policy and within its budget, and what that changed."""

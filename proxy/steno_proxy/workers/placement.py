@@ -148,7 +148,7 @@ def place(
         offered = [offer for offer in offered if offer[1].name == order.model]
         if not offered:
             raise WorkersAway(
-                f"no worker serves the model {order.model!r} now; `steno models retire` ends the wait for it"
+                f"no worker serves the model {order.model!r} now; start one, or give the model up with `steno models retire`"
             )
     elif has_default and not offered:
         raise WorkersAway(no_default(order.model))
@@ -200,7 +200,7 @@ def to_tokenize(
     said = [offer for offer in meant if TOKENIZES in offer[1].capabilities]
     if not said:
         raise BadRequest(
-            "tokens can't be said of the model that is served: its workers are of an older release, or its upstream gives text"
+            "the model can't be tokenized here: its workers are of an older release, or its upstream gives text and no token ids"
         )
     if has_images(job.messages):
         raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
@@ -215,7 +215,7 @@ def no_default(model: str) -> str:
     """The error message where no worker serves the default policy, which a name that is no model's means."""
     return (
         f"no worker serves the policy {DEFAULT_POLICY!r} now, which the model name {model!r} means; "
-        "`steno models retire` of all models of that policy ends the wait for it"
+        "start one, or give up all models of that policy with `steno models retire`"
     )
 
 

@@ -47,6 +47,6 @@ def test_tasks_are_solved_by_their_oracle_and_not_by_nobody(rollout: Containers)
         ["careless", "1", "1", "failed"], ["good", "1", "0", "ok"], ["wrong", "0", "0", "failed"],
         ["3", "tasks,", "1", "ok,", "2", "failed"],
     ], done.stderr  # fmt: skip
-    assert "'careless': nobody scored 1, must score 0" in done.stderr
+    assert "'careless': the run that does nothing scored 1, must score 0" in done.stderr
     assert "'wrong': oracle scored 0, must score 1" in done.stderr
     assert rollout.left() == [] and len(list((rollout.folder / "work").iterdir())) == 2

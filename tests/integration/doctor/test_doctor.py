@@ -55,7 +55,7 @@ def test_a_deployment_without_keys_on_loopback_is_told_so(
     assert code == 0, found
     assert found["redis.restart"][0][:2] == (
         "ok",
-        "a restart or a power cut loses no turn that an agent was told (appendfsync always)",
+        "a restart or a power cut loses no turn that an agent has received (appendfsync always)",
     )
     assert found["redis.failover"][0][0] == "ok" and "no replica" in found["redis.failover"][0][1]
     assert found["proxy.keys"][0][0] == "warning" and "STENO_ADMIN_KEY" in found["proxy.keys"][0][2]
@@ -133,7 +133,7 @@ def test_what_a_failover_keeps_is_as_the_running_proxy_waits(
         code, found = doctor("--proxy", stack.url, "--redis-url", primary.url)
         [(level, message, _)] = found["redis.failover"]
         assert code == 1 and level == "bad" and "stalled" in message
-        assert ("writes get 503" if waits else "loses turns that agents were told") in message
+        assert ("writes get 503" if waits else "loses turns that agents have received") in message
 
 
 def test_sentinels_are_asked_whether_they_could_fail_over(

@@ -41,7 +41,7 @@ def test_a_run_is_shown_with_its_groups_and_tokens(stack: Stack) -> None:
     assert view["not_trained"]["synthetic"] == view["sampled"]
     nobody = steno(stack, "runs", "show", "nobody")
     assert (nobody.returncode, nobody.stdout) == (1, "")
-    assert "nothing is on record of a run nobody; `steno runs list` names those that there are" in nobody.stderr
+    assert "no run nobody is on record; `steno runs list` shows all that are" in nobody.stderr
 
 
 def test_runs_groups_and_sessions_are_listed_newest_first_and_by_run(stack: Stack) -> None:

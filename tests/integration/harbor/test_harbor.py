@@ -161,7 +161,7 @@ def test_rollouts_that_were_ended_leave_no_sandbox_and_nothing_runs_twice(rollou
 
     assert ended(0, signal.SIGKILL)[0] == -signal.SIGKILL
     code, said = ended(1, signal.SIGINT)
-    assert code == 130 and "cancelled; the same command with --run ended goes on" in said
+    assert code == 130 and "cancelled; to go on, start the same command with --run ended" in said
     assert rollout.left() == [] and "that Harbor left" not in said, "Harbor has removed its sandbox"
     code, said = ended(2, signal.SIGINT, signal.SIGINT)
     assert code == 130 and rollout.left() == [], said
@@ -178,7 +178,7 @@ def test_what_cannot_work_is_said_before_a_group_is_registered(
 ) -> None:
     tasks = rollout.task("t", APART, {"instruction.md": "true\n", "tests/test.sh": CHECK})
     said = rollout(tasks, "--run", "absent", "--agent", "cursor-cli", command=[], code=2)
-    assert "agent: cursor-cli can't be pointed at the proxy: its models are its maker's service's" in said
+    assert "agent: cursor-cli can't be pointed at the proxy: it works with its maker's service only" in said
     said = rollout(tasks, "--run", "absent", "--agent", "no-such", command=[], code=2)
     assert "agent: got 'no-such', must be FILE.py:Class or one of Harbor's: acp, aider" in said
     said = rollout(tasks, "--run", "absent", "--agent", "codex", "--agent-in-image", command=[], code=2)

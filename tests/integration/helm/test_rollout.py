@@ -126,7 +126,7 @@ def test_rollouts_that_lack_something_or_would_have_the_proxys_keys_are_refused(
     assert beside == ["computer-1", "dspy-rlm", "terminus-2"], "as the chart has it"
     for agent in beside:
         given = {"rollout__settings": {"harbor": "/tasks", "agent": agent, "run": "r"}}
-        assert f"{agent} asks the model from the launcher" in refused(**whole | given)
+        assert f"{agent} asks the model from the launcher's pod" in refused(**whole | given)
     assert "rollout.namespace is the release's" in refused(**whole | {"rollout__namespace": NAMESPACE})
     assert "rollout.environmentOptions has queue" in refused(**whole, rollout__environmentOptions={"queue": "q"})
     elsewhere = {"networkPolicy__sandboxes": {"enabled": True, "namespace": "other"}}

@@ -31,7 +31,7 @@ QUIET = {
     "Retries, by what became of them", "Turns that broke", "Items dropped, by type", "Echoes that were not recognised",
     "Share of turns that lost their history, by dialect", "Templates that can't be extended", "Tokens that no record holds",
     "Policy updates, by how they ended", "Updates on workers that failed, by error", "Pause of an update, 95th percentile",
-    "Tokens under a bent law, as a share", "Steps", "Ledger of the run, by what became of its tokens",
+    "Tokens sampled with constraints, as a share", "Steps", "Ledger of the run, by what became of its tokens",
 }  # fmt: skip
 
 

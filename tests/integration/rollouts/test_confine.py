@@ -88,7 +88,7 @@ def test_a_trial_finds_no_key_of_its_operator(
     if confined:
         assert seen == {"found": {}, "posted": []}
         assert session.reward is None and session.end_reason == "no_reward"
-        assert "can read everything of yours" not in said
+        assert "trials are not isolated: they can read your files" not in said
     else:
         places = set(seen["found"])
         assert any(place.endswith("environ") for place in places) and any(place.endswith("cmdline") for place in places)
@@ -96,7 +96,7 @@ def test_a_trial_finds_no_key_of_its_operator(
         assert str(rollout.folder / "work" / "another.0" / "stdout.log") in places
         assert any(place.startswith("ptrace") for place in places) or os.getuid() != 0
         assert ADMIN in seen["posted"] and session.reward == 1.0
-        assert "can read everything of yours" in said
+        assert "trials are not isolated: they can read your files" in said
 
 
 async def test_a_confined_command_has_its_folder_its_output_and_its_exit_code(

@@ -41,7 +41,7 @@ def test_a_checkpoint_is_served_rolled_out_and_counted(tmp_path: Path) -> None:
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "can read everything of yours" in done.stderr and "the admin key" not in done.stderr, (
+    assert "trials are not isolated: they can read your files" in done.stderr and "the admin key" not in done.stderr, (
         "its rollouts have the run's"
     )
     assert "2 tasks, 4 trials with a reward, 0 without" in done.stdout

@@ -304,7 +304,7 @@ async def test_held_back_rollouts_say_what_they_wait_for(stack: Stack, tmp_path:
     await until(lambda: bool(told))
     held = False
     await running
-    assert told[0] is not None and "0 groups are in hand" in told[0] and told[-1] is None
+    assert told[0] is not None and "0 groups are started and not yet trained" in told[0] and told[-1] is None
 
 
 async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Steno) -> None:

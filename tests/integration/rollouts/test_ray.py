@@ -140,7 +140,7 @@ def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
     )  # fmt: skip
     assert "Ray 2." in said and ": 1 of 3 nodes have CPU 1, sandbox 1 for a trial" in said
     assert "there is room for 1 trials at a time, and in_flight is 8: the others wait in Ray" in said
-    assert "trials can read everything of yours" in said, "the node says how trials are confined there"
+    assert "trials are not isolated: they can read your files" in said, "the node says how trials are confined there"
     recorded = sessions("on-ray")
     assert [session.reward for session in recorded] == [0.5, 0.5]
     assert all(session.metrics["turns"] == session.counts.turns == 1 for session in recorded)
@@ -237,7 +237,7 @@ def test_what_runs_on_nodes_ends_with_its_launcher_and_the_run_goes_on(
             _, said = process.communicate(timeout=200)
         finally:
             process.kill()
-    assert process.returncode == 130 and "cancelled; the same command with --run stopped-ray goes on" in said
+    assert process.returncode == 130 and "cancelled; to go on, start the same command with --run stopped-ray" in said
     _until(lambda: not any(_runs(pid) for pid in _pids(notes, "*.begun")))
     (notes / "go").touch()
     rollout(tasks, *options, command=agent(notes, code))

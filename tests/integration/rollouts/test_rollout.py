@@ -177,7 +177,7 @@ def test_what_failed_before_its_first_turn_stops_the_rollouts_and_is_run_again_b
     options = ("--run", "burned", "--group-size", "2", "--in-flight", "6", "--retries", "0", "--key", key)
     options = (*options, "--stop-after-failures", "3")
     said = rollout(tasks, *options, command=[str(agent)], code=1)
-    assert "stopped: 3 trials in a row failed before their first turn, " in said
+    assert "stopped: 3 trials in a row failed before their first turn. The last was " in said
     assert f"with exit code 127: {agent}: 2: exec: {mini}: not found" in said or "exit code 127" in said
     assert "start the same --run again" in said and "0/6 trials, 0 running" in said
     assert "3 failed before their first turn, still open" in said
@@ -240,7 +240,7 @@ def test_ctrl_c_ends_what_runs_says_so_on_record_and_the_same_run_goes_on(rollou
             _, said = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert process.returncode == 130 and "cancelled; the same command with --run stopped goes on" in said
+    assert process.returncode == 130 and "cancelled; to go on, start the same command with --run stopped" in said
     ends = {session.trial_id: session.end_reason for session in sessions("stopped")}
     assert sorted(ends.values(), key=str) == [None, *["cancelled"] * 3]
     assert [row["end_reason"] for row in rollout.rows()] == ["cancelled"] * 3

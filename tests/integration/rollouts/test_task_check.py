@@ -56,7 +56,7 @@ def test_rows_are_solved_by_a_command_that_is_told_all(tmp_path: Path) -> None:
     tasks = rows(tmp_path / "bad.jsonl", "a", "careless", "asks")
     out, said = check(tasks, *scored, oracle=("echo", "{_answer}"), code=1)
     assert "careless 1 1 failed" in " ".join(out.split()) and "3 tasks, 1 ok, 2 failed" in out
-    assert "'careless' (line 2): nobody scored 1, must score 0" in said
+    assert "'careless' (line 2): the run that does nothing scored 1, must score 0" in said
     assert "'asks' (line 3): oracle has no reward, must score 1: " in said and "no proxy is asked" in said
     out, said = check(tasks, *scored, "--filter", "a", oracle=("sh", "-c", "echo {_answer}; echo oops >&2; exit 3"))
     assert "1 task, 1 ok, 0 failed" in out

@@ -111,7 +111,7 @@ STALLED = REPLICA | {"lag": 9, "offset": 10}
         ([], 1, FindingLevel.BAD, "waits for 1 replicas, but 0 follow"),
         ([REPLICA], 0, FindingLevel.WARNING, "does not wait for 1 replicas"),
         ([REPLICA], None, FindingLevel.WARNING, "may not wait (it does not say) for 1 replicas"),
-        ([REPLICA], 1, FindingLevel.OK, "loses no turn that an agent was told"),
+        ([REPLICA], 1, FindingLevel.OK, "loses no turn that an agent has received"),
         ([REPLICA, STALLED], 1, FindingLevel.OK, "1 follow"),
         ([REPLICA, STALLED], 2, FindingLevel.BAD, "stalled: h:1"),
         ([STALLED], 0, FindingLevel.BAD, "90 bytes behind"),

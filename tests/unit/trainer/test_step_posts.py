@@ -51,7 +51,7 @@ async def test_steps_arrive_in_order_and_failures_are_counted_and_warned_of_once
         await posts.close(10.0)
     assert (taker.steps, posts.unposted) == ([3, 4, 5], 3)
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
-        "the proxy did not take step 0 to show it"
+        "the proxy did not take the numbers of step 0"
     ]
 
 

@@ -112,11 +112,11 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
     if not found <= apart:
         raise ConfigError(
             f"model {name}: log-probabilities differ from transformers' own by {found:.3g} nats in the mean, allowed in "
-            f"{precision}: {apart}; its attention or its head is more than what is computed here",
+            f"{precision}: {apart}; the trainer does not compute all of this model's attention or head, so it can't be trained",
             field="model",
         )
     if why is not None and ranks.first:
-        log.warning("model %s: each sample gets a call of its own: %s", name, why)
+        log.warning("model %s: samples are not packed, each gets a forward pass of its own: %s", name, why)
     return why
 
 

@@ -342,13 +342,15 @@ def main() -> None:
     parser.add_argument(
         "--config", type=Path, help="a model's config.json; without: the table of the sample configurations"
     )
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--gpu-gib", type=float, default=80)
-    parser.add_argument("--host-gb", type=float, default=1200, help="of all nodes together")
-    parser.add_argument("--tokens", type=int, help="of the longest sample; default: the longest that fits")
-    parser.add_argument("--sequence-parallel", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs of all nodes together")
+    parser.add_argument("--gpu-gib", type=float, default=80, help="memory of each GPU")
+    parser.add_argument("--host-gb", type=float, default=1200, help="memory of all nodes together")
+    parser.add_argument("--tokens", type=int, help="tokens of the longest sample; default: the longest that fits")
+    parser.add_argument("--sequence-parallel", type=int, default=1, help="ranks that share each sample")
     parser.add_argument("--chunk-tokens", type=int, default=1024)
-    parser.add_argument("--lora-rank", type=int, default=0, help="of an adapter; default: the whole model is trained")
+    parser.add_argument(
+        "--lora-rank", type=int, default=0, help="rank of the adapter; default: the whole model is trained"
+    )
     parser.add_argument(
         "--reference", action="store_true", help="a second model is loaded; with --lora-rank: `reference` names one"
     )

@@ -40,7 +40,7 @@ def check_config(config: Any, *, longest: int) -> None:
             and isinstance(rate, int | float)
             and rate
         ):
-            refuse(name, "0 (with dropout, no log-probability is the policy's); set it in the model's config.json")
+            refuse(name, "0 (with dropout, log-probabilities are random); set it in the model's config.json")
     for name in NARROW:
         if 0 < (getattr(config, name, None) or 0) < longest:
             refuse(name, f"{longest} or more, the longest sample (lower micro_batch_tokens to it)")

@@ -81,7 +81,7 @@ class StepPosts:
                 if not self._warned:
                     self._warned = True
                     logger.warning(
-                        "the proxy did not take step %d to show it (training goes on): %s", one.step.step, error
+                        "the proxy did not take the numbers of step %d (training goes on): %s", one.step.step, error
                     )
             else:
                 self._warned = False

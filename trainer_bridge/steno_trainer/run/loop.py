@@ -317,7 +317,7 @@ class Loop:
             await asyncio.wait({self._pushing})
         if self._newest is None or self._newest.served or not self._newest.patches_refused:
             return
-        logger.warning("no worker took %s by difference: it is sent whole", self._newest.version)
+        logger.warning("no worker took %s by difference: a full copy is sent", self._newest.version)
         self._sending_whole = True
         try:
             await self._publish()

@@ -76,7 +76,7 @@ class TenureHolder:
                 if waited:
                     raise
                 waited, seconds = True, (error.retry_after_s or 0.0) + 0.5
-                log.info("%s; waiting %.0f s to see whether it lives", error.message, seconds)
+                log.info("%s; waiting %.0f s for its next heartbeat", error.message, seconds)
                 sleep(seconds)
             except StenoError as error:
                 if isinstance(error, BadRequest) and UNKNOWN_CALL in error.message:

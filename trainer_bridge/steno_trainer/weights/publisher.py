@@ -120,7 +120,7 @@ class Publisher:
         what is wrong there (a full disk, a release that knows no patches behind a proxy that does not say so) may last."""
         if self._newest is not None and self._newest.patches_refused:
             self._full_left = FULL_AFTER_REFUSAL
-            log.warning("%s was refused by difference: full copies are sent for a while", self._newest.version)
+            log.warning("the differences of %s were refused: the next pushes are full copies", self._newest.version)
         if self._full_left:
             self._full_left -= 1
             return True

@@ -70,7 +70,7 @@ def served_as(hub: Hub, name: str) -> ModelCard | None:
     if len(name) > MAX_MODEL_CHARS:
         raise BadRequest(f"model: longer than {MAX_MODEL_CHARS} characters", field="model")
     if not {".", ".."}.isdisjoint(name.replace("\\", "/").split("/")):
-        raise NotFound("model: no name has . or .. between slashes", field="model")
+        raise NotFound("model: no part of a name between slashes may be . or ..", field="model")
     cards = hub.cards()
     exact = next((card for card in cards if card.name == name), None)
     if exact is not None or not cards or hub.is_model(name):

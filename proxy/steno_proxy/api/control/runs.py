@@ -61,7 +61,7 @@ async def take_over_run(request: Request, run_id: RunId, body: TakeOver) -> Resp
     "/runs/{run_id:path}/trainer/heartbeat",
     dependencies=of_admin,
     response_model=Tenure,
-    summary="A registered trainer lives, or leaves; 409 superseded: it must end",
+    summary="Heartbeat of a registered trainer, or its end; 409 superseded: another trainer has the run, and this one must end",
 )
 async def send_heartbeat(request: Request, run_id: RunId, body: TrainerHeartbeat) -> Response:
     await services(request).store.runs.heartbeat(run_id, body.trainer, body.epoch, leaving=body.leaving)

@@ -54,7 +54,7 @@ def router(reader: Any) -> APIRouter:
     async def read_token_texts(request: Request, key: TokenizerKey) -> Response:
         found = await services(request).store.token_texts.get(key)
         if found is None:
-            raise NotFound(f"the texts of tokenizer {key} are not known: no worker has said them yet")
+            raise NotFound(f"no worker has sent the token texts of tokenizer {key} yet")
         headers = {"cache-control": "private, max-age=86400, immutable"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(found, headers=headers | {"content-encoding": "gzip"}, media_type="application/json")

@@ -56,7 +56,7 @@ def harbor_plan(
     shared = [task.task_id for task in tasks if "shared" in modes(task, settings)]
     warnings = [f"{len(shared)} of {len(tasks)} tasks ({shared[0]}): {SHARED}"] if shared else []
     if python.version != RELEASE:
-        warnings.append(f"Harbor {python.version}: its agents are known here as they were in {RELEASE}")
+        warnings.append(f"Harbor {python.version}: Steno was checked with the agents of Harbor {RELEASE}")
     return plan, tasks, warnings
 
 
@@ -119,7 +119,7 @@ def _with_agent(python: HarborPython, agent: str) -> HarborPlan:
     pointing = POINTINGS.get(agent)
     if pointing is None:
         raise ConfigError(
-            f"agent: {agent}: not known here: Harbor {python.version} has it, {RELEASE} had not", field="agent"
+            f"agent: {agent}: not supported: Harbor {python.version} has it, and Steno was checked with {RELEASE}", field="agent"
         )
     if pointing.refused is not None:
         raise ConfigError(f"agent: {agent} can't be pointed at the proxy: {pointing.refused}", field="agent")

@@ -66,7 +66,7 @@ _COPILOT = {
     "COPILOT_MODEL": "{model}",
 }  # fmt: skip
 _GROK = {"grok_config": {"model": {"{model}": {"base_url": "{openai}"}}}}
-_OWN_SERVICE = "its models are its maker's service's: it takes no other address"
+_OWN_SERVICE = "it works with its maker's service only and takes no other base URL"
 _NO_TURN = "it asks no model"
 
 OWN = Pointing("as it was written", "openai/{model}", _ANY)

@@ -202,7 +202,7 @@ def patch_takers(steno: Steno, policy: str) -> Callable[[], bool]:
             if PATCHES not in card.get("capabilities", [])
         ]
         if without:
-            log.warning("worker %s has a release that knows no patches, so a full copy is written", without[0])
+            log.warning("worker %s is of a release without push: delta, so a full copy is written", without[0])
         return not without
 
     return ask

@@ -139,12 +139,12 @@ class Fleet:
         self._waiting[number] = answer
         try:
             if self._process is None or self._process.stdin is None:
-                raise PodsError("what keeps the pods is not running")
+                raise PodsError("the process that keeps the pods is not running")
             self._process.stdin.write(json.dumps({"id": number, "do": do, **more}) + "\n")
             self._process.stdin.flush()
             return await answer
         except OSError as error:
-            raise PodsError(f"what keeps the pods has ended: {error}") from None
+            raise PodsError(f"the process that keeps the pods has ended: {error}") from None
         finally:
             self._waiting.pop(number, None)
 
@@ -167,11 +167,11 @@ class Fleet:
         if self._closed:
             return
         said = (self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        log.warning("what keeps the pods has ended, and is started again: %s", said)
+        log.warning("the process that keeps the pods has ended, and is started again: %s", said)
         self._process = None
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(PodsError(f"what keeps the pods has ended: {said}"))
+                answer.set_exception(PodsError(f"the process that keeps the pods has ended: {said}"))
         loop = asyncio.get_running_loop()
         loop.call_later(self._pause, self._start, loop)
         self._pause = min(2 * self._pause, PAUSE_S)
