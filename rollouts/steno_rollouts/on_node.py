@@ -127,7 +127,7 @@ class Attempt:
         from steno_rollouts.trials import workdir
         from steno_rollouts.trials.executor import Exit
         from steno_rollouts.trials.play import Assignment, ExecutorPlayer
-        from steno_rollouts.trials.ray.parcels import Answer, bounded, last_part
+        from steno_rollouts.trials.ray.parcels import OF_A_NODE, Answer, bounded, last_part
 
         request, settings = self._request, self._request.settings
         prepared = await asyncio.to_thread(self._prepared)
@@ -143,8 +143,9 @@ class Attempt:
             player = ExecutorPlayer(client, executor, options, prepared.reward)
             try:
                 ended, outcome = await _while_its_own(client, trial.session, player.play(assignment, self._folder))
-            except OSError as error:  # a full disk, say: as the runner has it of this machine's
-                ended, outcome = Exit(None, error=str(error)), CommandOutcome(EndReason.START_FAILED, detail=str(error))
+            except (OSError, *OF_A_NODE) as error:  # a full disk, say: as the runner has it of this machine's
+                said = f"node {self._address}: {error}"
+                ended, outcome = Exit(None, error=said), CommandOutcome(EndReason.START_FAILED, detail=said)
         stdout, stderr = (last_part(self._folder / f"{name}.log", most) for name in ("stdout", "stderr"))
         keep = settings.keeps == "all" or (settings.keeps == "failed" and outcome.reward is None)
         there = await asyncio.to_thread(workdir.dispose, self._folder, keep)

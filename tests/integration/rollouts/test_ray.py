@@ -298,6 +298,39 @@ def test_nodes_are_looked_at_before_anything_is_registered(
     assert sessions("looked") == []
 
 
+def test_a_node_that_comes_later_and_is_not_ready_ends_no_run(cluster: Cluster, rollout: Rollout, notes: Path) -> None:
+    """It has not what the reward function imports. The trial that it got runs elsewhere."""
+    ready = cluster.add(num_cpus=1, resources={"late": 1})
+    (rollout.folder / "score.py").write_text(
+        "import os, pathlib\n"
+        "if 'NOT_READY' in os.environ:\n"
+        f"    pathlib.Path({str(notes)!r}, f'refused.{{os.getpid()}}').touch()\n"
+        "    import no_such_module\n"
+        "def score(task):\n"
+        "    return 1.0\n"
+    )
+    code = "ask(); note('asked')\nif os.environ['STENO_TASK_TASK_ID'] == 'a': wait('go')"
+    options = ("--run", "late-node", "--group-size", "1", "--in-flight", "2", "--retries", "100")
+    options = (*options, "--reward", f"{rollout.folder / 'score.py'}:score")
+    options = (*options, *cluster.options("--ray-cpus", "0.5", "--ray-resources", '{"late": 1}'))
+    tasks = rollout.tasks({"id": "a"}, {"id": "b"})
+    with rollout.start(tasks, *options, command=agent(notes, code)) as process:
+        try:
+            _until(lambda: _pids(notes, "a.asked"))
+            late = cluster.add(num_cpus=1, resources={"late": 1}, env_vars={"NOT_READY": "1"})
+            _until(lambda: len(_pids(notes, "refused")) > 1)
+            cluster.kill(late)
+            (notes / "go").touch()
+            _, said = process.communicate(timeout=200)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    rows = {row["task_id"]: row for row in rollout.rows()}
+    assert (rows["a"]["end_reason"], rows["a"]["attempts"]) == ("completed", 1), said
+    assert rows["b"]["end_reason"] == "completed" and rows["b"]["attempts"] > 2, said
+    cluster.kill(ready)
+
+
 def _folder(node: str) -> str:
     """Of a node's, below the folder of trials' folders."""
     return f"node-{node[:12]}"

@@ -1,18 +1,108 @@
-"""What travels to nodes of Ray's and back, and what its settings may be."""
+"""What travels to nodes of Ray's and back, what comes of it, and what its settings may be."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import ConfigError, Forbidden, StenoError, Unreachable
+from steno.contracts.records import Session
+from steno.contracts.rest import Completion, Trial
+from steno_rollouts import build
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.outcome import CommandOutcome, EndReason
-from steno_rollouts.trials.executor import CannotStart
+from steno_rollouts.on_node import Attempt
+from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
+from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials import runner
+from steno_rollouts.trials.executor import CannotStart, Exit
+from steno_rollouts.trials.play import Assignment, RunnerOptions
 from steno_rollouts.trials.ray import parcels
-from steno_rollouts.trials.ray.cluster import Node
-from steno_rollouts.trials.ray.parcels import Keys, SentFile, bounded, last_part, packed, unpack
+from steno_rollouts.trials.ray.cluster import Node, RayCluster
+from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, SentFile, bounded, last_part, packed, unpack
+from steno_rollouts.trials.ray.player import RayPlayer
+from steno_rollouts.trials.runner import TrialRunner
+from tests.support.ports import free_port
+
+SESSION = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0)
+TRIAL = Trial(session=SESSION, urls=dict.fromkeys(("openai", "anthropic", "gemini"), "http://proxy/g.0"))
+ASSIGNMENT = Assignment(TRIAL, Task("t", {}), "epoch-0")
+WELL = Answer("10.0.0.1", Exit(0), CommandOutcome(EndReason.COMPLETED, 1.0))
+
+
+class Answering:
+    """A cluster whose nodes answer with these, one after the other."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+
+    def join(self) -> None: ...
+
+    def start(self, *_: object) -> object:
+        async def answer() -> bytes:
+            return pickle.dumps(self._answers.pop(0))
+
+        return answer()
+
+
+def ray_player(tmp_path: Path, *answers: Answer) -> RayPlayer:
+    settings = RolloutSettings(tasks=tmp_path, command=["agent"], executor="ray", work_dir=tmp_path)
+    return RayPlayer(cast(RayCluster, Answering(*answers)), settings, "r")
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("executor: podman: not found on PATH"), Unreachable("no answer"), CannotStart("image x: no")]
+)
+async def test_a_node_that_is_not_ready_fails_the_attempt_which_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenoError
+) -> None:
+    monkeypatch.setattr(runner, "SETTLE_S", 0.0)
+    late = Answer("10.0.0.7", problem=(error.code, error.message))
+    ended, outcome = await ray_player(tmp_path, late).play(ASSIGNMENT, tmp_path / "g.0")
+    assert ended == Exit(None, error=f"node 10.0.0.7: {error.message}")
+    assert outcome == CommandOutcome(EndReason.START_FAILED, detail=ended.error)
+
+    async def recorded(_: str) -> Session:
+        return SESSION
+
+    async def complete(_: str, end: Completion) -> Session:
+        return SESSION.model_copy(update=end.model_dump(exclude={"metrics"}))
+
+    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    options = RunnerOptions((), "http://proxy", tmp_path, retries=1)
+    for answers, reason in (((late, WELL), "completed"), ((late, late), "start_failed")):
+        results: list[TrialResult] = []
+        trials = TrialRunner(client, ray_player(tmp_path, *answers), options)
+        await trials.run(ASSIGNMENT, results.append)
+        assert [(result.end_reason, result.attempts) for result in results] == [(reason, 2)]
+    assert results[0].detail == f"node 10.0.0.7: {error.message}"
+
+
+async def test_what_the_proxy_refuses_on_a_node_ends_the_rollouts(tmp_path: Path) -> None:
+    """It would refuse any other node."""
+    refused = Answer("10.0.0.7", problem=(Forbidden.code, "this key does not open the trial"))
+    with pytest.raises(StenoError, match=r"node 10\.0\.0\.7: this key does not open the trial"):
+        await ray_player(tmp_path, refused).play(ASSIGNMENT, tmp_path / "g.0")
+
+
+async def test_an_attempt_on_a_node_that_does_not_reach_the_proxy_brings_back_what_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "CLIENT_RETRIES", 0)
+    settings = RolloutSettings(
+        tasks=tmp_path, command=["sh", "-c", "echo no proxy >&2; exit 1"], executor="ray", confine="off", keep="none",
+        proxy=f"http://127.0.0.1:{free_port()}", work_dir=tmp_path,
+    )  # fmt: skip
+    request = NodeRequest("play", settings, "r", ASSIGNMENT.task, TRIAL)
+    with Attempt(request, None, "0123456789abcdef", "10.0.0.7") as attempt:
+        answer = await attempt.play(Keys())
+    assert answer.problem is None and answer.outcome.reason is EndReason.START_FAILED
+    assert answer.outcome.detail.startswith("node 10.0.0.7: ")
+    assert answer.stderr == b"no proxy\n" and not (tmp_path / "node-0123456789ab" / "g.0").exists()
 
 
 def test_a_tasks_folder_arrives_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
+from steno.contracts.errors import ConfigError, Unreachable
 from steno.contracts.rest import Trial
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import CommandOutcome
@@ -24,6 +25,8 @@ MAX_FOLDER_BYTES = 512 * 2**20
 """Of a task's folder: it goes to each node that plays one of its trials."""
 DETAIL = 1000
 """Characters that are left of what a trial's outcome says, where that is longer than what may come back."""
+OF_A_NODE = (CannotStart, ConfigError, Unreachable)
+"""Errors that say what an attempt lacks on its node. Another node may have it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,8 +79,8 @@ class NodeRequest:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of it. node: its address. folder: the attempt's on that node, where it was kept. problem: what ends these
-    rollouts, as an error's code and message. warnings: what the operator must be told."""
+    """What came of it. node: its address. folder: the attempt's on that node, where it was kept. problem: the error that
+    nothing came of it for, as its code and message. warnings: what the operator must be told."""
 
     node: str
     exit: Exit = field(default_factory=lambda: Exit(None))

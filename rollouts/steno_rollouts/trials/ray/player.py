@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steno.contracts.errors import ConfigError, StenoError, Unreachable
+from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno_rollouts.config import RolloutSettings
@@ -24,7 +24,7 @@ from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.harbor.plan import HarborPlan
 from steno_rollouts.trials.play import Assignment, Player
 from steno_rollouts.trials.ray.cluster import Node, RayCluster, in_a_line
-from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, SentFile, packed
+from steno_rollouts.trials.ray.parcels import OF_A_NODE, Answer, Keys, NodeRequest, SentFile, packed
 
 CANCEL_S = 90.0
 """For a node to end an attempt, beside the time that its command is given: Harbor removes sandboxes, engines containers."""
@@ -71,7 +71,7 @@ class RayPlayer(Player):
         try:
             sent = await self._folder(assignment.task)
         except CannotStart as error:
-            return Exit(None, error=error.message), CommandOutcome(EndReason.START_FAILED, detail=error.message)
+            return _ended(EndReason.START_FAILED, error.message)
         started = self._start(trial.session.trial_id, Keys(trial.api_key, assignment.harness_key), request, sent)
         try:
             answer = await self._answer(started)
@@ -79,11 +79,15 @@ class RayPlayer(Player):
             raise
         except Exception as error:  # Ray's own, of many kinds
             lost = self._cluster.lost(error)
-            reason = EndReason.START_FAILED if lost is None else EndReason.INTERRUPTED
-            detail = in_a_line(error) if lost is None else f"lost on its node: {lost}"
-            return Exit(None, error=detail), CommandOutcome(reason, detail=detail)
+            if lost is None:
+                return _ended(EndReason.START_FAILED, in_a_line(error))
+            return _ended(EndReason.INTERRUPTED, f"lost on its node: {lost}")
         if answer.problem is not None:
-            raise _raised(answer)
+            code, message = answer.problem
+            said = f"node {answer.node}: {message}"
+            if code in {kind.code for kind in OF_A_NODE}:  # it came later, and was not looked at
+                return _ended(EndReason.START_FAILED, said)
+            raise StenoError(said)
         await asyncio.to_thread(_write, folder, answer)
         assert answer.outcome is not None
         return answer.exit, answer.outcome
@@ -160,12 +164,9 @@ def _sent(path: Path) -> SentFile:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _raised(answer: Answer) -> StenoError:
-    """What ends these rollouts, as if it had come up here."""
-    assert answer.problem is not None
-    code, message = answer.problem
-    kind = {Unreachable.code: Unreachable, ConfigError.code: ConfigError}.get(code, StenoError)
-    return kind(f"node {answer.node}: {message}")
+def _ended(reason: EndReason, detail: str) -> tuple[Exit, CommandOutcome]:
+    """Of an attempt of which no more is known."""
+    return Exit(None, error=detail), CommandOutcome(reason, detail=detail)
 
 
 def _make(folder: Path) -> None:
