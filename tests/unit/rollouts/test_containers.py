@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
+from steno.contracts.records import Session
+from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task
@@ -20,11 +24,13 @@ from steno_rollouts.trials.containers.engine import (
     Container,
     ContainerEngine,
     ContainerState,
+    EngineError,
     Mount,
     _last_lines,
 )
+from steno_rollouts.trials.containers.executor import ContainerExecutor
 from steno_rollouts.trials.containers.forward import NotPassedOn, PassedOn, Route
-from steno_rollouts.trials.containers.images import Image
+from steno_rollouts.trials.containers.images import Image, Images
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import Sandbox, digest, sandbox
 
@@ -92,6 +98,61 @@ def test_an_image_says_where_its_work_and_home_are() -> None:
     )
     for config in ({}, {"WorkingDir": "/", "Env": None}, {"WorkingDir": ""}):
         assert Image.of("1", config) == Image("1", PurePosixPath("/work"), brings=False, home=False)
+
+
+@dataclass(frozen=True)
+class Refusing(ContainerEngine):
+    """Docker without containers. refused: commands that fail, each as often as it stands there. asked: all of them. there: what
+    has made its image."""
+
+    refused: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    there: list[str] = field(default_factory=list)
+
+    async def run(self, *words: str, **_: Any) -> str:
+        command = words[0]
+        self.asked.append(command)
+        await asyncio.sleep(0)
+        if command in self.refused:
+            self.refused.remove(command)
+            raise EngineError(f"docker {command}: toomanyrequests")
+        if command in ("pull", "build"):
+            self.there.append(command)
+        if command == "image" and not self.there:
+            raise EngineError("docker image: no such image")
+        return {"image": json.dumps([{"Id": "sha256:1", "Config": {}}]), "info": "[]"}.get(command, "")
+
+
+async def test_a_pull_that_failed_is_of_all_that_wait_for_it_and_is_tried_again_for_the_next() -> None:
+    engine = Refusing("docker", False, refused=["pull"])
+    images = Images(engine)
+    waiting = await asyncio.gather(*(images.named("a/b:1") for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in waiting] == ["image a/b:1: docker pull: toomanyrequests"] * 3
+    assert engine.asked.count("pull") == 1
+    assert [(await images.named("a/b:1")).identity for _ in range(2)] == ["1", "1"]
+    assert engine.asked.count("pull") == 2
+
+
+async def test_a_build_that_failed_is_not_tried_again(tmp_path: Path) -> None:
+    engine = Refusing("docker", False, refused=["build"])
+    images = Images(engine)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="docker build: toomanyrequests"):
+            await images.named(tmp_path)
+    assert engine.asked.count("build") == 1
+
+
+async def test_an_engine_that_refused_one_trial_is_asked_again_for_the_next(tmp_path: Path) -> None:
+    engine = Refusing("docker", False, refused=["info"])
+    executor = ContainerExecutor(engine, "r", {"t": Sandbox("a/b:1", None, 1.0, 64, None, 1.0)}, "python")
+    session = Session(trial_id="g.0", created_at=0.0, updated_at=0.0)
+    trial = Trial(session=session, urls=dict.fromkeys(("openai", "anthropic", "gemini"), "http://proxy/g.0"))
+    with pytest.raises(EngineError, match="docker info: toomanyrequests"):
+        await executor.prepare(tmp_path / "g.0", trial, Task("t", {}), {})
+    for _ in range(2):
+        work, _variables = await executor.prepare(tmp_path / "g.0", trial, Task("t", {}), {})
+        assert work.is_dir()
+    assert engine.asked.count("info") == 2
 
 
 def test_a_command_that_never_ran_is_told_from_one_that_ended() -> None:

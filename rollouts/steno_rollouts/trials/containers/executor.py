@@ -43,7 +43,7 @@ from steno_rollouts.trials.containers.engine import (
     Mount,
 )
 from steno_rollouts.trials.containers.forward import SOCKET, Forward, Route
-from steno_rollouts.trials.containers.images import Image, Images
+from steno_rollouts.trials.containers.images import Image, Images, failed
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import TEST_SCRIPT, Sandbox
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
@@ -94,7 +94,7 @@ class ContainerExecutor(Executor):
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
     ) -> tuple[Path, dict[str, str]]:
         """Nothing is inherited: what a trial needs is in its image."""
-        if self._begun is None:
+        if self._begun is None or failed(self._begun):
             self._begun = asyncio.create_task(self._begin())
         await asyncio.shield(self._begun)
         sandbox = self._sandboxes[task.task_id]
@@ -176,7 +176,8 @@ class ContainerExecutor(Executor):
         await self._engine.remove(found)
 
     async def _begin(self) -> None:
-        """Once. Raises: ConfigError: this engine won't do."""
+        """Once; where it failed, again for the next trial. Raises: ConfigError: this engine won't do. EngineError: it refused, or
+        does not answer."""
         if not self._engine.is_podman:
             options = json.loads(await self._engine.run("info", "--format={{json .SecurityOptions}}")) or []
             for word in ("rootless", "userns"):

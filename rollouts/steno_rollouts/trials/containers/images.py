@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from steno_rollouts.trials.containers.engine import BUILD_S, ContainerEngine, EngineError
 from steno_rollouts.trials.containers.sandbox import Sandbox, digest
@@ -40,7 +41,8 @@ class Image:
 
 
 class Images:
-    """Each image once, however many trials ask for it at a time. A build that failed is not tried again."""
+    """Each image once, however many trials ask for it at a time. A pull that failed is tried again for whoever asks later: a
+    registry refuses for a while. A build that failed is not."""
 
     def __init__(self, engine: ContainerEngine) -> None:
         self._engine = engine
@@ -53,9 +55,10 @@ class Images:
         return await self.named(source)
 
     async def named(self, source: str | Path) -> Image:
-        if source not in self._found:
-            self._found[source] = asyncio.create_task(self._find(source))
-        return await asyncio.shield(self._found[source])
+        finding = self._found.get(source)
+        if finding is None or (isinstance(source, str) and failed(finding)):
+            finding = self._found[source] = asyncio.create_task(self._find(source))
+        return await asyncio.shield(finding)
 
     async def _find(self, source: str | Path) -> Image:
         if isinstance(source, Path):
@@ -78,3 +81,7 @@ class Images:
         except EngineError:
             return False
         return True
+
+
+def failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
