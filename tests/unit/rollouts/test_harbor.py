@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,7 +168,7 @@ async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(
     assert (asked > 1) == error.retryable
 
 
-PLAYED = """#!{python}
+ANSWERED = """#!{python}
 import json, sys, time
 from pathlib import Path
 
@@ -175,12 +176,18 @@ request = json.loads(Path(sys.argv[3]).read_text())
 answer = {{"exception_info": None, "agent_execution": {ran}, "modes": [], "only_host": None, "unreachable": None, "image": None,
           "verifier_result": {{"rewards": {{"reward": 0.5}}}}, "step_results": None}}
 Path(request["answer"]).write_text(json.dumps(answer))
+"""
+"""A driver of trials that are worth 0.5."""
+PLAYED = (
+    ANSWERED
+    + """
 for number in (1, 2):
     asked = Path(request["steps"], str(number))
     asked.touch()
     while asked.exists():
         time.sleep(0.01)
 """
+)
 """A driver of trials of two steps. Its answer is there from the beginning: of a trial that is ended, it must not count."""
 
 
@@ -232,6 +239,34 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
     ]  # fmt: skip
     assert posted["g.0"].status == "aborted" and posted["g.0"].reward is None
     assert results[0].detail.endswith(f"the proxy can't be told of step {step!r}: no answer")
+
+
+async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine answers before the trial, and not after it."""
+    folder = tmp_path / "trials" / "g.0"
+    (tmp_path / "podman").write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && exec echo podman version 4.3\n'
+        f"[ ! -e {folder / 'answer.json'} ] || {{ echo the database is locked >&2; exit 125; }}\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(ANSWERED.format(python=sys.executable, ran=RAN))
+    for program in (tmp_path / "podman", python):
+        program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
+    settings = RolloutSettings(harbor="x", agent="codex", environment="podman", work_dir=folder.parent)
+    options = RunnerOptions((), "http://proxy", settings.work_dir)
+    player = ExecutorPlayer(cast(AsyncSteno, SimpleNamespace()), HarborExecutor(plan, settings), options)
+    session = Session(trial_id="g.0", created_at=0.0, updated_at=0.0)
+    trial = Trial(session=session, urls=dict(ADDRESSES.urls))
+    task = Task("t", {}, folder=tmp_path / "task")
+    async with asyncio.timeout(60):
+        ended, verdict = await player.play(Assignment(trial, task, "epoch-0"), folder)
+    assert (ended.code, verdict.reason, verdict.reward) == (0, EndReason.COMPLETED, 0.5)
+    assert "g.0: its containers may be left:" in caplog.text and "the database is locked" in caplog.text
 
 
 @pytest.mark.parametrize(

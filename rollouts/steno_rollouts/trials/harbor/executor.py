@@ -27,6 +27,7 @@ from steno_rollouts.outcome import CommandOutcome
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import NO_KEY
+from steno_rollouts.trials.containers.engine import EngineError
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.harbor.interpreter import DRIVER, environment
 from steno_rollouts.trials.harbor.kubernetes.fleet import Fleet, PodsError
@@ -169,7 +170,7 @@ class HarborExecutor(Executor):
             self._addresses.pop(job.trial_id, None)
             self._steps.pop(job.trial_id, None)
             asked.unlink(missing_ok=True)
-            await self._leftovers.remove(harbor_name(job.trial_id))
+            await self._remove_leftovers(job.trial_id)
             if self._fleet is not None:
                 await self._remove_pods(self._fleet, job.trial_id)
             await asyncio.to_thread(shutil.rmtree, job.folder / "task", ignore_errors=True)
@@ -187,6 +188,13 @@ class HarborExecutor(Executor):
             with contextlib.suppress(OSError), job.stderr.open("a") as stderr:
                 stderr.write(f"\n{found.error}\n")
         return replace(found.exit, image=found.image)
+
+    async def _remove_leftovers(self, trial_id: str) -> None:
+        """What Harbor could not remove. What stays is ended by the next attempt."""
+        try:
+            await self._leftovers.remove(harbor_name(trial_id))
+        except EngineError as error:
+            log.warning("%s: its containers may be left: %s", trial_id, error.message)
 
     async def _remove_pods(self, fleet: Fleet, trial_id: str) -> None:
         """Those that Harbor could not remove. What stays is ended by the next attempt, the next start, or its deadline."""
