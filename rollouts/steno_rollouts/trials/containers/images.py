@@ -83,5 +83,5 @@ class Images:
         return True
 
 
-def failed(task: asyncio.Task[Any]) -> bool:
+def failed(task: asyncio.Future[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)

@@ -119,7 +119,8 @@ def _with_agent(python: HarborPython, agent: str) -> HarborPlan:
     pointing = POINTINGS.get(agent)
     if pointing is None:
         raise ConfigError(
-            f"agent: {agent}: not supported: Harbor {python.version} has it, and Steno was checked with {RELEASE}", field="agent"
+            f"agent: {agent}: not supported: Harbor {python.version} has it, and Steno was checked with {RELEASE}",
+            field="agent",
         )
     if pointing.refused is not None:
         raise ConfigError(f"agent: {agent} can't be pointed at the proxy: {pointing.refused}", field="agent")

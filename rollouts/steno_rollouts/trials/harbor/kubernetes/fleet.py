@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steno.contracts.errors import StenoError
+from steno_rollouts.trials.containers.images import failed
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.harbor.interpreter import DRIVER, environment
 from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
@@ -58,6 +59,7 @@ class Fleet:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._begun: asyncio.Future[None] | None = None
+        self._started = False
         self._pause = 1.0
         self._closed = False
 
@@ -72,10 +74,12 @@ class Fleet:
         }
 
     async def begun(self) -> None:
-        """Once: watch, and end what rollouts have left that were killed on this machine; what others have left is ended once they
-        are not heard of any more, or when their trials are taken over. Raises: PodsError: the cluster can't be asked, or refuses.
+        """Once, and again after it failed: watch, and end what rollouts have left that were killed on this machine; what others
+        have left is ended once they are not heard of any more, or when their trials are taken over.
+
+        Raises: PodsError: the cluster can't be asked, or refuses.
         """
-        if self._begun is None:
+        if self._begun is None or failed(self._begun):
             self._begun = asyncio.ensure_future(self._begin())
         await asyncio.shield(self._begun)
 
@@ -99,7 +103,9 @@ class Fleet:
         self._folder.cleanup()
 
     async def _begin(self) -> None:
-        self._start(asyncio.get_running_loop())
+        if not self._started:
+            self._started = True
+            self._start(asyncio.get_running_loop())
         found: list[Mapping[str, Any]] = await self._ask("left")
         left = [each for each in found if self._launcher.knows_gone(each["marks"].get(LAUNCHER, ""))]
         if left:
