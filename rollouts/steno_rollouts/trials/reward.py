@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from steno.client.client import Steno
 from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError, StenoError
+from steno.contracts.json_limits import storable
 from steno.contracts.records import MAX_REWARD, Session, Turn
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks.task import Task
@@ -31,6 +32,8 @@ REWARD_JSON = "reward.json"
 REWARD_TEXT = "reward.txt"
 MAX_REWARD_BYTES = 1_000_000
 """Of a reward file: a trial writes it, and these rollouts read it whole."""
+MAX_METRICS_BYTES = 256 * 1024
+"""Of a trial's metrics, as JSON: thousands of them. They are posted with its end, and the proxy takes 1 MiB."""
 INPUTS = "task task_folder workdir exit_code stdout stderr trial_id transcript".split()
 RECORDED_INPUTS = "task trial_id transcript".split()
 """What of these is on record once a trial's folder is gone."""
@@ -165,7 +168,12 @@ class RewardFunction:
             raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
         except Exception as error:  # the user's own code: whatever it raises is this trial's outcome
             raise RewardError(f"{self.where} raised {type(error).__name__}: {error}") from error
-        return _verdict(answer, self.where)
+        try:
+            return _verdict(answer, self.where)
+        except RewardError:
+            raise
+        except Exception as error:  # what it returned may be of the user's own code as well
+            raise RewardError(f"{self.where}: its answer raised {type(error).__name__}: {error}") from error
 
     def _answer(self, inputs: dict[str, Any]) -> Any:
         answer = self._function(**inputs)
@@ -178,7 +186,7 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
     if text is not None:
         try:
             answer = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RewardError(f"{REWARD_JSON}: not valid JSON: {error}") from None
         if not isinstance(answer, Mapping):
             raise RewardError(f"{REWARD_JSON}: got {_shown(answer)}, must be an object with `reward`")
@@ -190,6 +198,22 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
         return _verdict(float(text), REWARD_TEXT)
     except ValueError:
         raise RewardError(f"{REWARD_TEXT}: got {_shown(text)}, must be one number") from None
+
+
+def check_metrics(metrics: Mapping[str, float], where: str) -> None:
+    """Raises: RewardError: the proxy would not take them."""
+    for name in metrics:
+        try:
+            storable(name)
+        except ValueError as error:
+            raise RewardError(
+                f"{where}: metrics: got the name {_shown(name)}, must be one that can be stored: {error}"
+            ) from None
+    size = len(json.dumps(metrics))
+    if size > MAX_METRICS_BYTES:
+        raise RewardError(
+            f"{where}: metrics: got {len(metrics)} of together {size} bytes, must be at most {MAX_METRICS_BYTES} bytes of JSON"
+        )
 
 
 def _read(path: Path) -> str | None:
@@ -211,13 +235,14 @@ def _verdict(answer: Any, where: str) -> CommandOutcome:
     if not isinstance(answer, Mapping):
         return CommandOutcome(EndReason.COMPLETED, _reward(answer, where))
     if "reward" not in answer:
-        raise RewardError(f"{where}: `reward` is missing; got {', '.join(map(str, answer)) or 'nothing'}")
+        raise RewardError(f"{where}: `reward` is missing; got {_named(answer)}")
     more = {str(key): value for key, value in answer.items() if key not in ("reward", "metrics")}
     given = answer.get("metrics") or {}
     if not isinstance(given, Mapping):
         raise RewardError(f"{where}: metrics: got {_shown(given)}, must be an object of numbers")
     numbers = {key: value for key, value in more.items() if isinstance(value, bool | int | float)}
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
+    check_metrics(metrics, where)
     if answer["reward"] is None:
         return CommandOutcome(EndReason.NO_REWARD, metrics=metrics, detail=f"{where}: reward is null")
     return CommandOutcome(EndReason.COMPLETED, _reward(answer["reward"], where), metrics)
@@ -233,7 +258,7 @@ def _reward(value: Any, where: str) -> float:
 def _number(value: Any, where: str, name: str) -> float:
     try:
         number = float(value) if not isinstance(value, str) else math.nan
-    except (TypeError, ValueError):
+    except Exception:  # an integer that is too large; or whatever an object that a function returned raises
         number = math.nan
     if not math.isfinite(number):
         raise RewardError(f"{where}: {name}: got {_shown(value)}, must be a finite number")
@@ -241,7 +266,18 @@ def _number(value: Any, where: str, name: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        return _cut(repr(value))
+    except Exception:  # of an integer with too many digits, of lists too deep in one another, of the user's own class
+        return f"a value of type {type(value).__name__}"
+
+
+def _named(answer: Mapping[Any, Any]) -> str:
+    """Its keys, in characters that every terminal and file takes."""
+    return _cut(", ".join(map(str, answer)).encode(errors="backslashreplace").decode()) or "nothing"
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
@@ -260,7 +296,8 @@ async def _in_thread(work: Callable[[], Any], name: str) -> Any:
         if error is None:
             future.set_result(answer)
         else:
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            its_own = isinstance(error, Exception) and not isinstance(error, StopIteration)  # a future takes none
+            future.set_exception(error if its_own else RuntimeError(repr(error)))
 
     def run() -> None:
         answer, failure = None, None

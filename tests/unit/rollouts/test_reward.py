@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from pathlib import Path
@@ -10,9 +11,25 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import ConfigError
+from steno.contracts.rest import Completion
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks.task import Task
-from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript, read_reward
+from steno_rollouts.trials.reward import (
+    MAX_METRICS_BYTES,
+    FinishedTrial,
+    RewardError,
+    RewardFunction,
+    TrialTranscript,
+    read_reward,
+)
+
+TENSOR = """
+class Tensor:
+    def __float__(self): raise RuntimeError("no scalar")
+    __repr__ = __float__
+
+"""
+"""As torch's, of more than one number."""
 
 
 def scored(folder: Path, exit_code: int | None = 0) -> FinishedTrial:
@@ -67,12 +84,39 @@ def test_a_file_says_the_reward(tmp_path: Path, name: str, text: str, reward: fl
         ("reward.json", '{"reward": 1, "metrics": {"a": "b"}}', "metrics.a: got 'b', must be a finite number"),
         ("reward.json", '{"reward": 1, "metrics": [1]}', "must be an object of numbers"),
         ("reward.txt", "1" * 1_000_001, "more than 1000000 bytes"),
+        ("reward.json", f'{{"reward": 1{"0" * 400}}}', "reward: got 1000"),
+        ("reward.json", f'{{"reward": 1, "metrics": {{"a": -1{"0" * 400}}}}}', "metrics.a: got -1000"),
+        ("reward.json", f'{{"reward": 1{"0" * 9000}}}', "reward.json: not valid JSON"),
+        ("reward.json", "[" * 100_000, "reward.json: not valid JSON"),
+        ("reward.json", f'{{"reward": {"[" * 400}{"]" * 400}}}', "reward: got [[[["),
+        ("reward.json", '{"\\ud800": 1}', "`reward` is missing; got \\ud800"),
+        (
+            "reward.json",
+            '{"reward": 1, "metrics": {"a\\ud800": 1}}',
+            "reward.json: metrics: got the name 'a\\ud800', must be one that can be stored: invalid Unicode",
+        ),
+        (
+            "reward.json",
+            '{"reward": 1, ' + ", ".join(f'"{i}": 1' for i in range(60_000)) + "}",
+            f"reward.json: metrics: got 60000 of together 828890 bytes, must be at most {MAX_METRICS_BYTES} bytes of JSON",
+        ),
     ],
 )
 def test_a_malformed_file_is_an_error_that_says_what_is_wrong(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(RewardError, match=re.escape(said)):
         read_reward(tmp_path)
+
+
+def test_as_many_metrics_as_are_taken_can_be_posted(tmp_path: Path) -> None:
+    """With names that take most bytes, in what the proxy reads of a body (1 MiB)."""
+    names = {f"\x01\U0001f600é{i}": 1e300 / 3 for i in range(4000)}
+    (tmp_path / "reward.json").write_text(json.dumps({"reward": 1, "metrics": names}))
+    found = read_reward(tmp_path)
+    assert found is not None and found.metrics == names
+    assert (
+        len(Completion(reward=1.0, metrics=found.metrics).model_dump_json().encode()) < MAX_METRICS_BYTES + 1000 < 2**20
+    )
 
 
 def test_a_link_is_no_reward_file(tmp_path: Path) -> None:
@@ -103,6 +147,13 @@ async def test_a_function_may_be_async_and_may_not_know(tmp_path: Path) -> None:
         ("def score(): return 'good'", "got 'good', must be a finite number"),
         ("def score(): raise SystemExit(1)", "raised RuntimeError: SystemExit(1)"),
         ("def score(transcript): return transcript.turns", "raised Unreachable"),
+        ("def score(): return next(iter(()))", "raised RuntimeError: StopIteration()"),
+        ("def score(): return 10**400", "score: reward: got 1000"),
+        ("def score(): return 10**9000", "score: reward: got a value of type int, must be a finite number"),
+        ("def score(): return {'reward': 1, 'metrics': {'\\ud800': 1}}", "metrics: got the name '\\ud800'"),
+        ("def score(): return {'reward': 1, 'metrics': {str(i): i for i in range(60_000)}}", "metrics: got 60000 of"),
+        (f"{TENSOR}def score(): return Tensor()", "reward: got a value of type Tensor, must be a finite number"),
+        (f"{TENSOR}def score(): return {{'reward': 1, Tensor(): 1}}", "its answer raised RuntimeError: no scalar"),
     ],
 )
 async def test_what_a_function_does_wrong_is_its_trials_error(
