@@ -9,12 +9,19 @@ Blocking: called in threads.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import logging
+import os
 import shutil
+import stat
 from pathlib import Path
 
 from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
 from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
+
+log = logging.getLogger(__name__)
 
 
 def prepare(folder: Path, task: Task, *, environment: bool = True) -> tuple[Path, Path]:
@@ -47,16 +54,30 @@ def without_rewards(work: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Raises: OSError, but not for a folder that is not there."""
-    if folder.exists():
-        shutil.rmtree(folder)
+    """Also where a trial has made folders read-only, as Go does with its modules.
+
+    Raises: OSError, but not for a folder that is not there.
+    """
+    if not folder.exists():
+        return
+    try:
+        try:
+            shutil.rmtree(folder)
+        except PermissionError:
+            _make_writable(folder)
+            shutil.rmtree(folder)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "folders too deep in one another", str(folder)) from None
 
 
 def dispose(folder: Path, keep: bool) -> bool:
-    """Remove it unless it is to be kept. Returns: whether it is there."""
+    """Remove it unless it is to be kept. What can't be removed stays, with a warning. Returns: whether it is there."""
     if not keep:
-        remove(folder)
-    return keep and folder.exists()
+        try:
+            remove(folder)
+        except OSError as error:
+            log.warning("%s can't be removed, and is kept: %s", folder, error)
+    return os.path.exists(folder)  # noqa: PTH110  # False, too, where we may not look
 
 
 def last_line(path: Path) -> str:
@@ -69,6 +90,17 @@ def last_line(path: Path) -> str:
         return ""
     said = next((line for line in reversed(lines) if line.strip()), "")
     return "".join(char if char.isprintable() else " " for char in said).strip()[:200]
+
+
+def _make_writable(folder: Path) -> None:
+    """A folder and all those below it, as far as they are ours: what is in a folder can't be removed without."""
+    with contextlib.suppress(OSError):
+        folder.chmod(stat.S_IRWXU)
+    for parent, names, _ in os.walk(folder):  # looks into those below only once they are writable
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(OSError):
+                if not path.is_symlink():  # what it leads to is no part of the trial
+                    path.chmod(stat.S_IRWXU)
 
 
 def _copy(source: Path, target: Path) -> None:
