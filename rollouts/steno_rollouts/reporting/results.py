@@ -26,19 +26,23 @@ def ended_trials(path: Path | None) -> dict[str, TrialResult]:
 
     Raises: ConfigError: the file is something else.
     """
-    if path is None or not path.exists():
+    if path is None:
         return {}
+    try:
+        lines = path.read_bytes().split(NEWLINE)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"results: {path}: {error.strerror}", field="results") from None
     found = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            result = TrialResult(**json.loads(line))
+            result = TrialResult(**json.loads(line.decode()))
             found[result.trial_id] = result
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError) as error:
             if number < len(lines):
-                raise ConfigError(
-                    f"results: {path}, line {number}: not the result of a trial", field="results"
-                ) from None
+                why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not the result of a trial"
+                raise ConfigError(f"results: {path}, line {number}: {why}", field="results") from None
     return found
 
 
@@ -83,7 +87,7 @@ class ResultsFile:
     def trial_ended(self, result: TrialResult) -> None:
         if result.trial_id not in self._known:
             self._known.add(result.trial_id)
-            self._waiting += json.dumps(result.row(), ensure_ascii=False).encode() + NEWLINE
+            self._waiting += json.dumps(result.row()).encode() + NEWLINE
             if (failed := self._write()) is not None:
                 log.warning("results: %s: %s: it is tried again with the next trial", self._path, failed.strerror)
 

@@ -103,10 +103,42 @@ def test_lines_that_do_not_fit_are_written_once_there_is_room(tmp_path: Path) ->
     assert list(ended_trials(path)) == ["g.0", "g.1", "g.2"]
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d\x0be\x1cf\r\ng", "\ud800", "café", "\x00"])
+def test_whatever_a_reward_function_says_is_a_line_that_can_be_read_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path, {}) as file:
+        file.trial_ended(result(0, detail=text))
+        file.trial_ended(result(1))
+    assert ended_trials(path) == {"g.0": result(0, detail=text), "g.1": result(1)}
+
+
+def test_lines_as_an_older_release_wrote_them_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows = [result(trial, detail="a\u2028b\x85é") for trial in range(2)]
+    whole = "".join(json.dumps(row.row(), ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(whole + whole[: whole.index("é".encode()) + 1])  # a kill cut off the last one, in a character
+    assert ended_trials(path) == {"g.0": rows[0], "g.1": rows[1]}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (b"hello\nthere\n", "line 1: not the result of a trial"),
+        (b"{}\nthere", "line 1: not the result of a trial"),
+        (b"[" * 100_000 + b"\n", "line 1: not the result of a trial"),
+        ("naïve\n".encode("latin-1"), "line 1: not UTF-8"),
+        ("hello\n".encode("utf-16"), "line 1: not UTF-8"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, written: bytes, said: str) -> None:
     path = tmp_path / "notes.jsonl"
-    path.write_text("hello\nthere\n")
-    with pytest.raises(ConfigError, match="line 1: not the result of a trial"):
+    path.write_bytes(written)
+    with pytest.raises(ConfigError, match=f"results: {path}, {said}"):
         ended_trials(path)
-    with pytest.raises(ConfigError, match="Is a directory"):
-        ResultsFile(tmp_path, frozenset())
+
+
+def test_a_folder_is_no_results_file(tmp_path: Path) -> None:
+    for read in (ended_trials, lambda path: ResultsFile(path, frozenset())):
+        with pytest.raises(ConfigError, match=f"results: {tmp_path}: Is a directory"):
+            read(tmp_path)
+    assert ended_trials(None) == ended_trials(tmp_path / "none") == {}
