@@ -1,10 +1,11 @@
-"""Trials as processes of this machine: each in a session and process group of its own, ended as a whole.
+"""Trials as processes of this machine: each in a session of its own, ended as a whole.
 
-A job ends when its first process does, or at its time limit: SIGTERM to the group, some seconds, SIGKILL to what is left of it.
-Unconfined, a process that leaves the group (a daemon) escapes, and a trial can read whatever its operator can. `confine.py` hides
-the operator's processes and keys; there a daemon ends with its trial.
+A job ends when its first process does, or at its time limit: SIGTERM to the session, some seconds, SIGKILL to what is left of it.
+It may have several process groups: `timeout` makes one, and so does a shell with job control.
+Unconfined, a process that leaves the session (a daemon) or becomes another user's (sudo) escapes, and a trial can read whatever
+its operator can. `confine.py` hides the operator's processes and keys; there a daemon ends with its trial.
 
-While a job runs, `pid` in its folder names its group, so that rollouts that were killed can be cleaned up after (`clear`).
+While a job runs, `pid` in its folder names its session, so that rollouts that were killed can be cleaned up after (`clear`).
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from steno_rollouts.trials.confine import Confinement
-from steno_rollouts.trials.executor import Executor, Exit, TrialJob
+from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL: agents get to write their trajectories."""
+ROUNDS = 100
+"""How often a session's processes are looked for to be killed: they may start others meanwhile."""
+ROUND_S = 0.05
+"""Between two rounds of `clear`: what is killed may take a while to end."""
 
 
 class LocalExecutor(Executor):
@@ -66,37 +71,49 @@ class LocalExecutor(Executor):
             except TimeoutError:
                 timed_out = True
             finally:
-                await self._end(process, exited)
-        note.unlink(missing_ok=True)
+                await self._end(job, process, exited)
+        _forget(note)
         return Exit(process.returncode, timed_out)
 
-    async def _end(self, process: subprocess.Popen[bytes], exited: asyncio.Future[None]) -> None:
-        """Nothing of the group is left after this. The first process is reaped last: until then its number, which is the group's,
-        can't be given to anybody else."""
+    async def _end(self, job: TrialJob, process: subprocess.Popen[bytes], exited: asyncio.Future[None]) -> None:
+        """Nothing of the session is left after this, but what is another user's. The first process is reaped last: until then its
+        number, which is the session's, can't be given to anybody else."""
         try:
             if not exited.done():
-                if self._confinement is None:
-                    _signal(process.pid, signal.SIGTERM)
-                else:
-                    _signal_inside(process.pid, signal.SIGTERM)
+                # bwrap, the first one of a confined trial, would end at once, and everything in it without a grace.
+                spared = set() if self._confinement is None else {process.pid}
+                _signal(_members(process.pid) - spared, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._grace_s):
                         await asyncio.shield(exited)
         finally:  # also when whoever waits is cancelled a second time
-            _signal(process.pid, signal.SIGKILL)
-            process.wait()
+            beyond = _kill(process.pid)
+            if beyond:
+                log.warning("%s: processes %s are another user's, and run on", job.trial_id, _listed(beyond))
+            if process.pid not in beyond:  # nobody knows when that would end
+                process.wait()
 
     async def clear(self, folder: Path) -> None:
+        """Raises: CannotStart: something of it can't be ended: it is another user's, or hangs in the kernel."""
         note = folder / "pid"
         try:
-            pid, started_at = note.read_text().split()
+            leader, began = map(int, note.read_text().split())
         except (OSError, ValueError):
             return
-        while _is_left(int(pid), started_at):
-            log.warning("%s: ending process group %s, left by rollouts that were killed", folder.name, pid)
-            _signal(int(pid), signal.SIGKILL)
-            await asyncio.sleep(0.05)
-        note.unlink(missing_ok=True)
+        left = _left(leader, began)
+        if left:
+            log.warning("%s: ending processes %s, left by rollouts that were killed", folder.name, _listed(left))
+        for _ in range(ROUNDS):
+            if not left:
+                break
+            _signal(left, signal.SIGKILL)
+            await asyncio.sleep(ROUND_S)
+            left = _left(leader, began)
+        if left:
+            raise CannotStart(
+                f"{folder.name}: processes {_listed(left)}, left by rollouts that were killed, can't be ended from here: end them"
+            )
+        _forget(note)
 
 
 @contextlib.contextmanager
@@ -118,19 +135,32 @@ def _watching(pid: int, exited: asyncio.Future[None]) -> Iterator[None]:
         os.close(watched)
 
 
-def _signal(group: int, number: signal.Signals) -> None:
-    # All gone; or one that changed its user, out of our reach.
+def _kill(session: int) -> set[int]:
+    """SIGKILL to every process of a session, and to those that it starts meanwhile. Returns: those that are out of our reach."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+        os.killpg(session, signal.SIGKILL)  # most are in its first group, where none can slip through
+    told: set[int] = set()
+    beyond: set[int] = set()
+    for _ in range(ROUNDS):
+        found = _members(session) - told
+        if not found:
+            break
+        beyond |= _signal(found, signal.SIGKILL)
+        told |= found
+    return beyond
 
 
-def _signal_inside(group: int, number: signal.Signals) -> None:
-    """To all of the group but its first process: bwrap would end at once, and everything in it without a grace."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        fields = _stat(path)
-        if fields and fields[2] == str(group) and path.parent.name != str(group):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(path.parent.name), number)
+def _signal(pids: Iterable[int], number: signal.Signals) -> set[int]:
+    """Returns: those that are out of our reach: they have become another user's."""
+    beyond = set()
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            beyond.add(pid)
+    return beyond
 
 
 def _is_there(job: TrialJob) -> bool:
@@ -142,24 +172,51 @@ def _is_there(job: TrialJob) -> bool:
     return any(shutil.which(str(job.workdir / folder / program)) for folder in folders)
 
 
-def _is_left(pid: int, started_at: str) -> bool:
-    """Whether something of the session that this process led still runs. While that is so, or while nobody has reaped the
-    process itself, its number is not given to another."""
-    leader = _stat(Path(f"/proc/{pid}/stat"))
-    if leader and leader[19] != started_at:
-        return False
-    members = (_stat(path) for path in Path("/proc").glob("[0-9]*/stat"))
-    return any(fields[3] == str(pid) and fields[0] != "Z" for fields in members if fields)
+def _left(leader: int, began: int) -> set[int]:
+    """What still runs of the session that this process led. While something does, or while nobody has reaped the process itself,
+    its number is not given to another."""
+    now = _stat(leader)
+    if now and int(now[19]) != began:
+        return set()
+    return _members(leader, began)
+
+
+def _members(session: int, began: int = 0) -> set[int]:
+    """Processes of a session that run. Args: began: when it did: none of it is older (after a boot, numbers begin anew)."""
+    found = set()
+    for name in os.listdir("/proc"):  # noqa: PTH208  # at each trial's end: paths would take longer than all the rest
+        if name.isdigit() and _session(int(name)) == session:
+            fields = _stat(int(name))
+            if fields and fields[0] != "Z" and int(fields[19]) >= began:
+                found.add(int(name))
+    return found
+
+
+def _session(pid: int) -> int | None:
+    """Asked of the kernel: that takes a twentieth of the time of reading `stat`. None: there is no such process."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def _started_at(pid: int) -> str:
     """When a process started, in clock ticks since boot: with its number, its identity."""
-    return _stat(Path(f"/proc/{pid}/stat"))[19]
+    return _stat(pid)[19]
 
 
-def _stat(path: Path) -> list[str]:
+def _stat(pid: int) -> list[str]:
     """Fields from the state on (proc(5) counts it as the third); empty where there is no such process."""
     try:
-        return path.read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _forget(note: Path) -> None:
+    with contextlib.suppress(OSError):  # a trial may have made its folder read-only
+        note.unlink()
+
+
+def _listed(pids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(pids)))

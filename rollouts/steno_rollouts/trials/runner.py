@@ -20,8 +20,9 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Completion
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
 from steno_rollouts.trials import workdir
-from steno_rollouts.trials.executor import Exit
+from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.play import Assignment, Player, RunnerOptions
+from steno_rollouts.trials.reward import RewardError, check_metrics
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,10 @@ class TrialRunner:
     async def abandon(self, assignment: Assignment, reason: EndReason) -> TrialResult:
         """End a trial that is not run: one whose rollouts were killed in the middle, or that is not wanted any more."""
         folder = self._folder(assignment)
-        await self._player.clear(folder)
+        try:
+            await self._player.clear(folder)
+        except CannotStart as error:  # nothing is to be started; and of what runs on nothing is recorded any more
+            log.warning("trial %s: it is ended, but not all that it left: %s", assignment.trial_id, error.message)
         return await self._close(assignment, CommandOutcome(reason), self._clock(), 0, Exit(None), folder)
 
     def _folder(self, assignment: Assignment) -> Path:
@@ -132,6 +136,10 @@ class TrialRunner:
         self, assignment: Assignment, verdict: CommandOutcome, began: float, attempts: int, ended: Exit, folder: Path
     ) -> TrialResult:
         wall_s = self._clock() - began
+        try:
+            check_metrics(verdict.metrics, "reward")
+        except RewardError as error:  # whoever gave them: one trial's metrics must not end the others
+            verdict = CommandOutcome(EndReason.REWARD_ERROR, detail=error.message)
         session = await self._post(assignment, verdict, wall_s)
         result = replace(
             recorded_result(session, task_id=assignment.task.task_id, round_name=assignment.round, earlier=False),

@@ -134,6 +134,20 @@ async def test_a_program_of_the_task_is_found_by_a_relative_path(
     assert await executor(1.0).run(of_the_task) == Exit(5)
 
 
+async def test_a_confined_command_in_another_process_group_may_clean_up(
+    folder: Path, executor: Callable[[float], LocalExecutor]
+) -> None:
+    """`timeout` makes one, and is the session's leader here no more than any other command."""
+    agent = "trap 'echo bye; exit' TERM; touch up; while :; do sleep 0.05; done"
+    running = asyncio.create_task(executor(30.0).run(job(folder, "timeout", "600", "sh", "-c", agent)))
+    async with asyncio.timeout(60):
+        while not (folder / "work" / "up").exists():
+            await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.wait({running})
+    assert (folder / "stdout.log").read_text() == "bye\n"
+
+
 async def test_a_daemon_ends_with_its_confined_trial(folder: Path, executor: Callable[[float], LocalExecutor]) -> None:
     mark = f"600.{uuid.uuid4().int % 10**9}"
     shell = f"setsid sh -c 'sleep {mark} & sleep {mark}' & while ! pgrep -f {mark} >/dev/null; do :; done; exit 0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials import local
+from steno_rollouts.trials.executor import CannotStart, Exit, TrialJob
 from steno_rollouts.trials.local import LocalExecutor
+from tests.unit.rollouts.nobody import as_nobody, become_nobody
+
+OWN_GROUP = "timeout 600 sh -c 'echo $$ > child.pid; exec sleep 600'"
+"""`timeout` makes a process group, in the session that it is started in."""
 
 
 @pytest.fixture
@@ -68,6 +74,26 @@ async def test_what_a_command_leaves_behind_is_ended_with_it(folder: Path) -> No
     await gone(folder / "work" / "child.pid")
 
 
+async def test_what_a_command_leaves_behind_in_another_process_group_is_ended_with_it(folder: Path) -> None:
+    ended = await LocalExecutor().run(
+        job(folder, "sh", "-c", f"{OWN_GROUP} &\nuntil [ -s child.pid ]; do sleep 0.05; done")
+    )
+    assert ended == Exit(0)
+    await gone(folder / "work" / "child.pid")
+
+
+async def test_at_its_time_limit_other_process_groups_may_clean_up_as_well(folder: Path) -> None:
+    agent = "trap 'echo bye; exit' TERM; echo $$ > child.pid; while :; do sleep 0.05; done"
+    shell = 'trap "wait; exit 3" TERM; timeout 600 sh -c "$AGENT" & wait'
+    work = dataclasses.replace(job(folder, "sh", "-c", shell), environment={"PATH": os.environ["PATH"], "AGENT": agent})
+    running = asyncio.create_task(LocalExecutor(grace_s=30).run(work))
+    await until(folder / "work" / "child.pid")
+    running.cancel()
+    await asyncio.wait({running})
+    assert (folder / "stdout.log").read_text() == "bye\n"
+    assert not alive(folder / "work" / "child.pid")
+
+
 async def test_at_its_time_limit_a_command_may_clean_up_and_is_then_ended_with_its_children(folder: Path) -> None:
     polite = "trap 'echo bye; exit 3' TERM; sleep 600 & echo $! > child.pid; touch up; wait"
     ended = await LocalExecutor(grace_s=60).run(job(folder, "sh", "-c", polite, timeout_s=10))
@@ -97,32 +123,69 @@ async def test_a_cancelled_job_is_ended_and_a_second_cancellation_does_not_wait(
     assert not alive(folder / "work" / "own.pid")
 
 
-async def test_what_killed_rollouts_left_running_is_ended(folder: Path) -> None:
-    """Both while the command itself runs on, and when only a child of it does."""
+async def killed_rollouts(folder: Path, shell: str) -> None:
+    """Rollouts with this command, killed once it has written `own.pid` and `child.pid`."""
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
         "from tests.integration.rollouts.test_local import job; from steno_rollouts.trials.local import LocalExecutor\n"
         "asyncio.run(LocalExecutor().run(job(Path(sys.argv[1]), 'sh', '-c', sys.argv[3])))"
     )
     root = Path(__file__).resolve().parents[3]
-    for leader_ends in (False, True):
-        for path in (folder / "work").iterdir():
-            path.unlink()
-        shell = "sleep 600 & echo $! > child.pid; echo $$ > own.pid; wait"
-        rollouts = subprocess.Popen([sys.executable, "-c", code, str(folder), str(root), shell], cwd=root)  # noqa: ASYNC220
-        try:
-            await until(folder / "work" / "own.pid")
-            await until(folder / "pid")
-        finally:
-            rollouts.kill()
-            rollouts.wait()
-        if leader_ends:
-            os.kill(int((folder / "work" / "own.pid").read_text()), 9)
-            await gone(folder / "work" / "own.pid")
-        assert alive(folder / "work" / "child.pid")
+    rollouts = subprocess.Popen([sys.executable, "-c", code, str(folder), str(root), shell], cwd=root)  # noqa: ASYNC220
+    try:
+        for path in (folder / "work" / "own.pid", folder / "work" / "child.pid", folder / "pid"):
+            await until(path)
+    finally:
+        rollouts.kill()
+        rollouts.wait()
+
+
+@pytest.mark.parametrize(
+    "child", ["sleep 600 & echo $! > child.pid", f"{OWN_GROUP} &"], ids=["same group", "own group"]
+)
+@pytest.mark.parametrize("leader_ends", [False, True])
+async def test_what_killed_rollouts_left_running_is_ended(folder: Path, child: str, leader_ends: bool) -> None:
+    """Both while the command itself runs on, and when only a child of it does, which may have a process group of its own."""
+    await killed_rollouts(folder, f"{child}\necho $$ > own.pid; wait")
+    if leader_ends:
+        os.kill(int((folder / "work" / "own.pid").read_text()), 9)
+        await gone(folder / "work" / "own.pid")
+    assert alive(folder / "work" / "child.pid")
+    async with asyncio.timeout(60):
         await LocalExecutor().clear(folder)
-        await gone(folder / "work" / "child.pid")
-        assert not alive(folder / "work" / "own.pid") and not (folder / "pid").exists()
+    await gone(folder / "work" / "child.pid")
+    assert not alive(folder / "work" / "own.pid") and not (folder / "pid").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+async def test_what_is_left_and_can_not_be_ended_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another user: `sudo` in a command, say."""
+    monkeypatch.setattr(local, "ROUNDS", 3)
+    await killed_rollouts(folder, "sleep 600 & echo $! > child.pid; echo $$ > own.pid; wait")
+    pids = sorted(int((folder / "work" / f"{name}.pid").read_text()) for name in ("own", "child"))
+
+    def work() -> None:
+        with pytest.raises(CannotStart, match=f"processes {pids[0]}, {pids[1]}, left by rollouts that were killed"):
+            asyncio.run(asyncio.wait_for(LocalExecutor().clear(Path()), 60))
+
+    await asyncio.to_thread(as_nobody, work, folder)
+    assert (folder / "pid").exists()
+    await LocalExecutor().clear(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+async def test_a_command_that_becomes_another_users_holds_up_nobody(folder: Path) -> None:
+    async def run() -> None:
+        running = asyncio.create_task(LocalExecutor(grace_s=0.1).run(job(Path(), "sh", "-c", shell, timeout_s=None)))
+        await until(Path("work") / "own.pid")
+        become_nobody()
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled()
+
+    shell = "echo $$ > own.pid; exec sleep 600"
+    await asyncio.to_thread(as_nobody, lambda: asyncio.run(run()), folder, at_once=False)
+    assert alive(folder / "work" / "own.pid")
 
 
 async def test_a_number_that_somebody_else_has_now_is_left_alone(folder: Path) -> None:

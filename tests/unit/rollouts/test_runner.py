@@ -1,7 +1,9 @@
-"""What a trial that reached its time limit is worth. The executor and the proxy are played: a real one would have to wait."""
+"""What becomes of a trial by how it ended. The executor and the proxy are played: a real one would have to wait."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +13,13 @@ import pytest
 from steno.client.client import AsyncSteno
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
-from steno_rollouts.outcome import TrialResult
+from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
-from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
+from steno_rollouts.trials.play import Assignment, ExecutorPlayer, Player, RunnerOptions
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import TrialRunner
+from tests.unit.rollouts.nobody import as_nobody
 
 REWARDS = """
 def stalled(exit_code):
@@ -46,31 +49,72 @@ class Stalls(Executor):
         pass
 
 
+class LeavesAReadOnlyFolder(Executor):
+    """An `Executor` of a command that succeeds, and leaves one in its working folder, as Go's module cache is."""
+
+    async def run(self, job: TrialJob) -> Exit:
+        (job.workdir / "reward.txt").write_text("1")
+        (job.workdir / "mod").mkdir()
+        (job.workdir / "mod" / "file").touch()
+        (job.workdir / "mod").chmod(0o555)
+        return Exit(0)
+
+    async def clear(self, folder: Path) -> None:
+        pass
+
+
+class Says(Player):
+    """A `Player` whose attempts come to this. left: what can't be ended of what earlier rollouts left."""
+
+    def __init__(self, verdict: CommandOutcome, left: str = "") -> None:
+        self._verdict = verdict
+        self._left = left
+
+    async def play(self, assignment: Assignment, folder: Path) -> tuple[Exit, CommandOutcome]:
+        return Exit(0), self._verdict
+
+    async def clear(self, folder: Path) -> None:
+        if self._left:
+            raise CannotStart(self._left)
+
+
+class Proxy:
+    """One trial of it, and what was posted of that."""
+
+    def __init__(self, turns: int) -> None:
+        self.session = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0, counts=Counts(turns=turns))
+        self.posted: list[Completion] = []
+        self.client = cast(AsyncSteno, SimpleNamespace(session=self._recorded, complete=self._complete))
+        trial = Trial(session=self.session, urls={"openai": "o", "anthropic": "a", "gemini": "g"})
+        self.assignment = Assignment(trial, Task("t", {}), "epoch-0")
+
+    async def _recorded(self, trial_id: str) -> Session:
+        return self.session
+
+    async def _complete(self, trial_id: str, end: Completion) -> Session:
+        self.posted.append(end)
+        return self.session.model_copy(update=end.model_dump(exclude={"metrics"}))
+
+    async def ran(self, player: Player, options: RunnerOptions) -> TrialResult:
+        results: list[TrialResult] = []
+        await TrialRunner(self.client, player, options).run(self.assignment, results.append)
+        assert len(self.posted) == len(results) == 1
+        return results[0]
+
+
+def options_of(folder: Path, **more: Any) -> RunnerOptions:
+    return RunnerOptions(("agent",), "http://proxy", folder / "trials", timeout_s=3, **more)
+
+
 async def outcome(
     folder: Path, *, turns: int, reward: str | None = None, timeout_reward: float | None = None, **files: str
 ) -> Completion:
-    session = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0, counts=Counts(turns=turns))
-    posted: list[Completion] = []
-
-    async def recorded(trial_id: str) -> Session:
-        return session
-
-    async def complete(trial_id: str, end: Completion) -> Session:
-        posted.append(end)
-        return session.model_copy(update=end.model_dump(exclude={"metrics"}))
-
     (folder / "score.py").write_text(REWARDS)
-    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    proxy, options = Proxy(turns), options_of(folder, timeout_reward=timeout_reward)
     function = RewardFunction(f"{folder / 'score.py'}:{reward}") if reward else None
-    options = RunnerOptions(("agent",), "http://proxy", folder / "trials", timeout_s=3, timeout_reward=timeout_reward)
-    urls = {"openai": "o", "anthropic": "a", "gemini": "g"}
-    trial = Trial(session=session, urls=urls)
-    results: list[TrialResult] = []
     left = {name.replace("_", "."): text for name, text in files.items()}
-    player = ExecutorPlayer(client, Stalls(left), options, function)
-    await TrialRunner(client, player, options).run(Assignment(trial, Task("t", {}), "epoch-0"), results.append)
-    assert len(posted) == len(results) == 1
-    return posted[0]
+    await proxy.ran(ExecutorPlayer(proxy.client, Stalls(left), options, function), options)
+    return proxy.posted[0]
 
 
 @pytest.mark.parametrize(
@@ -99,3 +143,55 @@ async def test_a_trial_that_stalls_is_scored_once_it_has_had_a_turn(
 async def test_a_function_that_fails_leaves_it_unscored(tmp_path: Path) -> None:
     posted = await outcome(tmp_path, turns=1, reward="broken", timeout_reward=-1.0)
     assert (posted.reward, posted.end_reason, posted.status) == (None, "reward_error", "completed")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"\ud800": 1.0}, "reward: metrics: got the name '\\ud800', must be one that can be stored"),
+        ({str(number): 1.0 for number in range(60_000)}, "must be at most 262144 bytes of JSON"),
+    ],
+)
+async def test_metrics_that_no_proxy_takes_leave_their_trial_unscored_whoever_gave_them(
+    tmp_path: Path, metrics: dict[str, float], said: str
+) -> None:
+    proxy = Proxy(turns=1)
+    result = await proxy.ran(Says(CommandOutcome(EndReason.COMPLETED, 1.0, metrics)), options_of(tmp_path))
+    posted = proxy.posted[0]
+    assert (posted.reward, posted.end_reason, list(posted.metrics)) == (None, "reward_error", ["rollout/wall_s"])
+    assert said in result.detail
+
+
+def test_a_read_only_folder_that_a_trial_leaves_is_removed(tmp_path: Path) -> None:
+    def work() -> None:
+        proxy, options = Proxy(turns=1), options_of(Path())
+        player = ExecutorPlayer(proxy.client, LeavesAReadOnlyFolder(), options)
+        result = asyncio.run(proxy.ran(player, options))
+        assert result.reward == 1.0 and result.folder is None and not list(Path("trials").iterdir())
+
+    as_nobody(work, tmp_path)
+
+
+async def test_a_folder_that_can_not_be_removed_is_kept_and_its_trial_ends_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(folder: Path) -> None:
+        raise OSError(16, "Device or resource busy", str(folder))
+
+    folder = tmp_path / "trials" / "g.0"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("shutil.rmtree", refuses)
+    with caplog.at_level(logging.WARNING):
+        result = await Proxy(turns=1).ran(Says(CommandOutcome(EndReason.COMPLETED, 1.0)), options_of(tmp_path))
+    assert result.reward == 1.0 and result.folder == str(folder)
+    assert f"{folder} can't be removed, and is kept" in caplog.text and "Device or resource busy" in caplog.text
+
+
+async def test_a_trial_is_given_up_also_where_what_it_left_can_not_be_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy, left = Proxy(turns=1), "processes 7, 8 can't be ended"
+    runner = TrialRunner(proxy.client, Says(CommandOutcome(EndReason.COMPLETED), left), options_of(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert (await runner.abandon(proxy.assignment, EndReason.INTERRUPTED)).end_reason == "interrupted"
+    assert left in caplog.text
