@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -230,8 +231,9 @@ class RolloutSettings(Settings):
 
     # -- what is kept
     work_dir: Path = Field(
-        default_factory=lambda: Path(tempfile.gettempdir()) / "steno-rollouts",
-        description="folder of the trials' folders; default: steno-rollouts in the folder of temporary files",
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"steno-rollouts-{os.getuid()}",
+        description="folder of the trials' folders; default: steno-rollouts-UID in the folder of temporary files (UID: yours, as "
+        "`id -u` says it)",
     )
     keep: Literal["failed", "all", "none"] = Field(
         "failed", description="trials whose folders are kept after they end; unset: failed, with --harbor all"

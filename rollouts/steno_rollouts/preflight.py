@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
@@ -62,10 +64,11 @@ async def check_nodes(prepared: Prepared, say: Callable[[str], None]) -> None:
     """What `check_command` does, on each node of Ray's that could take a trial; and whether the proxy is reached there. Where
     there is none yet, on the first that comes.
 
-    Raises: ConfigError naming the nodes where trials can't run, and why.
+    Raises: ConfigError naming the nodes where trials can't run, and why; or as `check_work_dir`.
     """
     settings, cluster = prepared.settings, prepared.ray
     assert cluster is not None
+    await asyncio.to_thread(check_work_dir, settings.work_dir)
     cluster.join()
     player = RayPlayer(cluster, settings, prepared.run_id, prepared.harbor)
     url, task = await public_url(settings.proxy), prepared.tasks[0]
@@ -95,6 +98,19 @@ async def check_nodes(prepared: Prepared, say: Callable[[str], None]) -> None:
         )
 
 
+def check_work_dir(folder: Path) -> None:
+    """Make it, if it is not there. Blocking. Raises: ConfigError: trials can't have their folders in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="steno-preflight-", dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"work_dir: got {str(folder)!r}, must be a folder that this user can write to: {error.strerror}",
+            field="work_dir",
+        ) from None
+
+
 async def check_reach(url: str) -> None:
     """Raises: Unreachable: the proxy does not answer at `url`, as seen from this machine."""
     async with httpx.AsyncClient(timeout=PROXY_S) as http:
@@ -114,9 +130,10 @@ async def check_command(prepared: Prepared) -> None:
     """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is, or in
     its container. With Harbor: set up a sandbox of the first task, with its agent.
 
-    Raises: ConfigError: it is not there, or may not be run. Unreachable: a container can't reach the proxy.
+    Raises: ConfigError: it is not there, or may not be run; as `check_work_dir`. Unreachable: a container can't reach the proxy.
     """
     settings, task = prepared.settings, prepared.tasks[0]
+    await asyncio.to_thread(check_work_dir, settings.work_dir)
     if prepared.harbor is not None:
         harbor = HarborExecutor(prepared.harbor, settings, run_id=prepared.run_id)
         await harbor.check(task, await public_url(settings.proxy))
@@ -133,7 +150,7 @@ async def check_command(prepared: Prepared) -> None:
         program = fill(prepared.command[:1], task, variables)[0]
         find = ["/bin/sh", "-c", _FIND, "sh", program]
         ended = await executor.run(TrialJob(name, find, variables, folder, work, COMMAND_S, task, url))
-    except CannotStart as error:
+    except (CannotStart, OSError) as error:  # of a task's file that can't be read, say: as the runner has it of a trial
         ended = Exit(None, error=str(error))
     finally:
         await asyncio.to_thread(workdir.remove, folder)

@@ -1,0 +1,55 @@
+"""What is looked at before the first group, on this machine: where trials' folders are, and whether a trial can begin."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.preflight import check_command
+
+
+def prepared(tasks: Path, work_dir: Path) -> Prepared:
+    return Prepared.of(RolloutSettings(tasks=tasks, work_dir=work_dir, command=["true"], confine="off"), "r")
+
+
+def test_each_user_of_a_machine_has_a_folder_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = set()
+    for user in (0, 1000, 1001):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        folders.add(RolloutSettings(tasks=Path("tasks")).work_dir)
+    assert {folder.name for folder in folders} == {"steno-rollouts-0", "steno-rollouts-1000", "steno-rollouts-1001"}
+
+
+@pytest.mark.parametrize("work_dir", ["rows.jsonl/work", "/proc"])
+async def test_a_work_dir_that_can_not_be_written_is_named(
+    work_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError) as caught:
+        await check_command(prepared(tmp_path / "rows.jsonl", Path(work_dir)))
+    assert caught.value.field == "work_dir"
+    assert caught.value.message.startswith(
+        f"work_dir: got {work_dir!r}, must be a folder that this user can write to: "
+    )
+
+
+async def test_a_work_dir_that_is_not_there_is_made_and_left_empty(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    await check_command(prepared(tmp_path / "rows.jsonl", tmp_path / "a" / "b"))
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+async def test_a_file_of_a_task_that_can_not_be_copied_is_named(tmp_path: Path) -> None:
+    task = tmp_path / "task"
+    task.mkdir()
+    (task / "task.toml").touch()
+    (task / "instruction.md").touch()
+    os.mkfifo(task / "pipe")
+    with pytest.raises(ConfigError, match=r"command: a trial can't be started here: .*pipe"):
+        await check_command(prepared(task, tmp_path / "work"))
