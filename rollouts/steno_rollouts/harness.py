@@ -104,7 +104,7 @@ class Rollouts:
             if self._first.stopped is None:
                 await self._give_up_failed(self._first.reached(), results)
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            raise first_failure(errors) from errors
         finally:
             if not self.options.resumable:
                 await asyncio.shield(self._give_up(results))
@@ -375,7 +375,7 @@ def _failed_early(trial: Trial, plan: Planned) -> bool:
     return Assignment(trial, plan.task, plan.round).recorded().failed_early
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_failure(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """What went wrong first: the rest was cancelled because of it."""
     found: BaseException = errors
     while isinstance(found, BaseExceptionGroup):

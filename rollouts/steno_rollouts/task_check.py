@@ -22,7 +22,9 @@ from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session, Turn
 from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared, located
+from steno_rollouts.harness import first_failure
 from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.preflight import check_work_dir
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import check_command, fill
@@ -113,7 +115,8 @@ class TaskCheck:
     async def run(self, whom: Collection[Who], ended: Callable[[CheckedTask], None]) -> list[CheckedTask]:
         """All tasks, several at a time; `ended` is told of each. Returns: in the tasks' order.
 
-        Cancelled: what runs is ended. Raises: ConfigError: the engine won't do. OSError: no folder could be made.
+        Cancelled: what runs is ended. Raises: ConfigError: the engine won't do; or as `check_work_dir`. OSError: a task's folder
+        could not be made: a full disk, say.
         """
 
         async def one(task: Task) -> CheckedTask:
@@ -122,8 +125,12 @@ class TaskCheck:
             ended(checked)
             return checked
 
-        async with asyncio.TaskGroup() as running:
-            found = [running.create_task(one(task)) for task in self._prepared.tasks]
+        await asyncio.to_thread(check_work_dir, self._prepared.settings.work_dir)
+        try:
+            async with asyncio.TaskGroup() as running:
+                found = [running.create_task(one(task)) for task in self._prepared.tasks]
+        except BaseExceptionGroup as errors:
+            raise first_failure(errors) from errors
         return [each.result() for each in found]
 
     async def _verdict(self, task: Task, who: Who) -> Verdict:

@@ -83,7 +83,7 @@ def test_folders_are_solved_by_their_own_solution(tmp_path: Path) -> None:
     _, said = check(tasks, "--only", "oracle", "--filter", "solved", code=1)
     assert "solution.env: HINT is ${MY_HINT}, and MY_HINT is not set" in said
     _, said = check(tasks, "--only", "nobody", "--filter", "solved", code=1)
-    assert "nobody has no reward, must score 0: no reward.json and no reward.txt" in said
+    assert "the run that does nothing has no reward, must score 0: no reward.json and no reward.txt" in said
 
 
 def test_ctrl_c_ends_what_runs(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""`TaskCheck`, where no task can be run at all: what it raises is the cause, and not a group of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.task_check import TaskCheck
+
+ROOTLESS = """#!/bin/sh
+case $1 in
+--version) echo 'Docker version 20.10' ;;
+info) echo '["name=seccomp,profile=default", "name=rootless"]' ;;
+*) exit 1 ;;
+esac
+"""
+
+
+async def test_docker_that_will_not_do_is_said_as_in_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docker").write_text(ROOTLESS)
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "rows.jsonl").write_text('{"id": "a"}\n{"id": "b"}\n')
+    settings = RolloutSettings(
+        tasks=tmp_path / "rows.jsonl", executor="docker", image="an/image", work_dir=tmp_path / "work"
+    )
+    prepared = Prepared.of(settings, "tasks-check", needs_command=False)
+    with pytest.raises(ConfigError, match="executor: Docker runs with rootless"):
+        await TaskCheck(prepared, ["true"]).run(["oracle", "nobody"], lambda checked: None)
