@@ -11,11 +11,10 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
-from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxy_here
+from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxy_here, proxy_url
 
 
 class WorkerSettings(Settings):
@@ -94,14 +93,7 @@ class WorkerSettings(Settings):
     @classmethod
     def _are_urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
-            parts = urlsplit(url)
-            if (
-                parts.scheme not in ("http", "https", "ws", "wss")
-                or not parts.hostname
-                or parts.query
-                or parts.fragment
-            ):
-                raise ValueError(f"got {url!r}, must be http(s)://HOST[:PORT][/PREFIX]")
+            proxy_url(url, ("http", "https", "ws", "wss"))
         if len({dial_url(url) for url in urls}) < len(urls):
             raise ValueError("the same proxy is given twice")
         return urls

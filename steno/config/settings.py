@@ -21,7 +21,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -57,14 +57,20 @@ PROXY_URL = "http://127.0.0.1:8000"
 PROXY_HELP = f"http(s) URL of the proxy, path prefix included; unset: {PROXY}, else {PROXY_URL}"
 
 
-def _is_http(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"got {url!r}, must be http(s)://HOST[:PORT][/PREFIX]")
+def proxy_url(url: str, schemes: Collection[str] = ("http", "https")) -> str:
+    """The URL itself. Raises: ValueError: it is no proxy's."""
+    wanted = "must be http(s)://HOST[:PORT][/PREFIX]"
+    try:
+        parts = urlsplit(url)
+        scheme, host, _port = parts.scheme, parts.hostname, parts.port  # a port that is none shows when it is read
+    except ValueError as error:
+        raise ValueError(f"got {url!r}, {wanted}: {error}") from None
+    if scheme not in schemes or not host or parts.query or parts.fragment:
+        raise ValueError(f"got {url!r}, {wanted}")
     return url
 
 
-ProxyUrl = Annotated[str, AfterValidator(_is_http)]
+ProxyUrl = Annotated[str, AfterValidator(proxy_url)]
 
 
 RENAMED = {"STENO_CLIENT_URL": PROXY}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, SecretStr
 
-from steno.config.settings import PREFIXES, Settings, SettingsConfigDict, admin_key_here
+from steno.config.settings import PREFIXES, ProxyUrl, Settings, SettingsConfigDict, admin_key_here
 from steno.contracts.errors import ConfigError
 from steno_proxy.config import ProxySettings
 from steno_worker.config import WorkerSettings
@@ -94,6 +94,20 @@ def test_a_bad_file_is_refused_by_key(tmp_path: Path, name: str, text: str, mess
     with pytest.raises(ConfigError) as caught:
         Example.load({}, file)
     assert caught.value.message.startswith(message.format(file=file))
+
+
+@pytest.mark.parametrize("url", ["http://host:80x0", "http://host:65536", "http://[::1", "ftp://host", "http://:80"])
+def test_a_proxys_url_that_no_client_could_ask_is_refused_with_what_it_must_be(url: str) -> None:
+    class Asking(Settings):
+        model_config = SettingsConfigDict(env_prefix="STENO_ASKING_")
+
+        proxy: ProxyUrl
+
+    with pytest.raises(ConfigError) as caught:
+        Asking.load({"proxy": url}, None)
+    assert caught.value.message.startswith(f"--proxy: got {url!r}, must be http(s)://HOST[:PORT][/PREFIX]")
+    for good in ("http://host", "https://host:65535/steno", "http://[::1]:8000"):
+        assert Asking.load({"proxy": good}, None).proxy == good
 
 
 def test_a_missing_file_and_an_unknown_flag_are_refused(tmp_path: Path) -> None:
