@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from steno.contracts.errors import ConfigError
-from steno_cli.terminal.output import require_modules
+from steno_cli.terminal.output import check_can_be_written, require_modules
 
 _TRAINING = "With --train"
 
@@ -47,6 +47,9 @@ def demo(
     require_modules("openai", "torch", "transformers", "fastapi")
     if train:
         require_modules("deepspeed", "matplotlib")
+        check_can_be_written("--plot", plot)
+        if plot.is_dir():
+            raise ConfigError(f"--plot: {plot} is a folder; a PNG is written: give a file in it", field="plot")
         from steno_cli.demo.train import run as run_training
 
         run_training(steps=steps, seed=seed, plot=plot, port=port, more=_settings(set_ or []))

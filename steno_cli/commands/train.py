@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steno_cli.terminal.output import console, require_modules
+from steno_cli.terminal.output import check_can_be_written, console, require_modules
 
 if TYPE_CHECKING:
     from steno_trainer.run_config import RunSettings
@@ -47,6 +47,7 @@ def merge(
     memory for the whole model, and no GPU.
     """
     require_modules("deepspeed", "peft", "torch", "transformers")
+    check_can_be_written("--output", into)
     from steno_trainer.checkpoints.merging import merge_adapter
 
     merge_adapter(adapter, into, model=model, trust_remote_code=trust_remote_code)

@@ -22,7 +22,7 @@ from steno.contracts.rest import TEXTS_SUFFIX
 from steno_cli.exports.rows import SESSION_COLUMNS, Records, atif_rows, chat_rows, record_rows, sft_rows
 from steno_cli.exports.tables import write_dataset, write_parquet
 from steno_cli.terminal.flags import unwrap
-from steno_cli.terminal.output import console
+from steno_cli.terminal.output import console, named_by
 
 
 class ExportFormat(StrEnum):
@@ -81,7 +81,8 @@ def export_sessions(
         if chosen is ExportFormat.DATASETS:
             raise ConfigError("--format datasets writes a folder: give --output FOLDER")
         return _write_jsonl(rows, sys.stdout)
-    to = _place(to, chosen)
+    with named_by("--output", to):
+        to = _place(to, chosen)
     with _beside(to) as folder:
         partial = folder / to.name
         count = _write(rows, columns, chosen, partial)
@@ -120,7 +121,8 @@ def _place(to: Path, chosen: ExportFormat) -> Path:
 @contextlib.contextmanager
 def _beside(to: Path) -> Iterator[Path]:
     """A folder beside `to` for what is not whole, of this export alone: another one to the same name has its own."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
+    with named_by("--output", to):
+        folder = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
     try:
         yield folder
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from steno.config.settings import is_loopback
+from steno.contracts.errors import CannotListen
 from steno_cli.recorded.texts_file import TextsFile
 from steno_cli.recorded.turn_file import TurnFile
 from steno_proxy.viewer.assets import assets
@@ -20,12 +21,15 @@ _JSON = {"content-type": "application/json", "x-content-type-options": "nosniff"
 
 
 class RecordedServer(ThreadingHTTPServer):
-    """Args: title: what the page says that it shows."""
+    """Args: title: what the page says that it shows. Raises: CannotListen."""
 
     daemon_threads = True
 
     def __init__(self, file: TurnFile, texts: TextsFile, title: str, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise CannotListen("--port", "127.0.0.1", port, error) from None
         self.file, self.texts, self.title = file, texts, title
         self.reading = threading.Lock()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
@@ -64,11 +67,38 @@ def require_modules(*modules: str) -> None:
 
 
 @contextmanager
+def named_by(option: str, path: Path) -> Iterator[None]:
+    """Around what is done with the file or folder that an option names, and around nothing else: there an OSError is no surprise.
+
+    Raises: ConfigError: the option, the path and the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error
+        raise ConfigError(f"{option}: {path}: {why}") from None
+
+
+def check_can_be_written(option: str, path: Path) -> None:
+    """Before minutes of work: whether something can be made at `path`, in a folder that is there or is made then.
+
+    Raises: ConfigError.
+    """
+    with named_by(option, path):
+        there = next(folder for folder in path.absolute().parents if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+        if path.is_file():
+            path.open("ab").close()
+
+
+@contextmanager
 def one_line_errors() -> Iterator[None]:
     """Expected failures become one line on stderr: exit code 2 for what the user can correct, 3 where another trainer has the
     run, 1 for the rest.
 
-    A surprise keeps its traceback: it is a bug, and the traceback is what a report needs.
+    A surprise keeps its traceback: it is a bug, and the traceback is what a report needs. So does an OSError, except for a file
+    that this user may not use: its path says what to correct. Where the option is known, `named_by` names that too.
     """
     try:
         yield
@@ -88,6 +118,10 @@ def one_line_errors() -> Iterator[None]:
         if top not in EXTRAS:
             raise
         _fail(f"this needs {top}: {how_to_install(EXTRAS[top])}", EXIT_USAGE)
+    except PermissionError as error:
+        if not isinstance(error.filename, str):
+            raise
+        _fail(f"{error.filename}: {error.strerror}", EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)
 

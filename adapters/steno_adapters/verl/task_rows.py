@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,21 @@ def task_row(task: Task, index: int, *, agent_name: str, data_source: str) -> di
 
 
 def write_parquet(tasks: Iterable[Task], file: Path, *, agent_name: str, data_source: str) -> int:
-    """Needs pyarrow. The file is there once it is whole. Returns: rows. Raises: ConfigError: a task without a prompt; OSError."""
+    """Needs pyarrow. The file is there once it is whole.
+
+    Returns: rows. Raises: ConfigError: a task without a prompt; a file that can't be written.
+    """
     import pyarrow
     from pyarrow import parquet
 
     rows = [task_row(task, i, agent_name=agent_name, data_source=data_source) for i, task in enumerate(tasks)]
     new = file.with_name(f".{file.name}.new")
-    parquet.write_table(pyarrow.Table.from_pylist(rows), new)
-    new.replace(file)
+    try:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), new)
+        new.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        why = os.strerror(error.errno) if error.errno else error
+        raise ConfigError(f"output: {file}: {why}", field="output") from None
     return len(rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,17 @@ async def test_what_is_no_file_of_turns_is_refused_in_words(tmp_path: Path) -> N
         ended = await steno("ui", str(tmp_path / name), "--no-open")
         _, said = await ended.communicate()
         assert ended.returncode == 2 and word in said.decode() and "Traceback" not in said.decode(), said
+
+
+async def test_a_port_that_is_taken_is_said_in_a_line(tmp_path: Path) -> None:
+    turn = {"trial_id": "t", "index": 0, "timings": {"queued": 1.0}, "completion_ids": [1], "new_prompt_ids": [1]}
+    (tmp_path / "turns.jsonl").write_text(json.dumps(turn))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        ended = await steno("ui", str(tmp_path / "turns.jsonl"), "--no-open", "--port", str(taken))
+        _, said = await asyncio.wait_for(ended.communicate(), 60)
+    why = f"error: --port: can't listen on 127.0.0.1:{taken}: the address is in use already\n"
+    assert (ended.returncode, said.decode()) == (1, why)
 
 
 async def test_the_page_of_a_proxy_is_named(proxy: Proxy) -> None:

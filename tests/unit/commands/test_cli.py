@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -74,6 +75,7 @@ def test_version_is_one_line() -> None:
         (["proxy"], {"STENO_PROT": "1"}, "STENO_PROT: no such setting; did you mean STENO_PORT?"),
         (["proxy", "--host", "0.0.0.0"], {}, "admin_key"),
         (["worker", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST[:PORT][/PREFIX]"),
+        (["worker", "--proxy", "ws://host:80x0"], {}, "--proxy: got 'ws://host:80x0', must be http(s)://HOST"),
         (["runs", "list", "--url", "http://x"], {}, "--url was renamed to --proxy"),
         (
             ["sessions", "list"],
@@ -83,6 +85,11 @@ def test_version_is_one_line() -> None:
         (["sessions", "list"], {"STENO_PROXY": "x"}, "got 'x', must be http(s)://HOST"),
         (["sessions", "list", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST"),
         (["train", "--proxy", "localhost:8000"], {}, "--proxy: got 'localhost:8000', must be http(s)://HOST"),
+        (
+            ["sessions", "list", "--proxy", "http://host:80x0"],
+            {},
+            "--proxy: got 'http://host:80x0', must be http(s)://HOST",
+        ),
         (["rollout", "--proxy", "http://", "true"], {}, "--proxy: got 'http://', must be http(s)://HOST"),
         (["sessions", "export", "--format", "parquet", "t"], {}, "--format parquet writes Parquet, which needs a file"),
     ],
@@ -159,6 +166,7 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
             2,
             "this needs pyarrow: ",
         ),
+        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), 2, "error: /root/x: Permission denied"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -176,6 +184,48 @@ def test_a_surprise_keeps_its_traceback() -> None:
         raise ZeroDivisionError
     with pytest.raises(ModuleNotFoundError), one_line_errors():
         raise ModuleNotFoundError("x", name="proxy.nothing")
+    with pytest.raises(FileNotFoundError), one_line_errors():
+        Path("/nowhere/of-ours").read_text()
+    with pytest.raises(PermissionError), one_line_errors():  # of a process, say: it names nothing to correct
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+DEMO = ("demo", "--train", "--set", "nothing=1")
+"""It starts nothing: should the plot's place not be looked at first, the setting is refused."""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sessions", "export", "t", "-o", "/proc/x"], "--output: /proc/x: No such file or directory"),
+        (["tasks", "parquet", "t.jsonl", "none/x.parquet"], "output: none/x.parquet: No such file or directory"),
+        (["tasks", "parquet", "t.jsonl", "folder"], "output: folder: Is a directory"),
+        (
+            ["tasks", "check", "--tasks", "t.jsonl", "--work-dir", "t.jsonl/x"],
+            "work_dir: got 't.jsonl/x', must be a folder that",
+        ),
+        (["merge", "adapter", "-o", "/proc/x/y"], "--output: /proc/x/y: No such file or directory"),
+        (["merge", "adapter", "-o", "t.jsonl/y"], "--output: t.jsonl/y: Not a directory"),
+        ([*DEMO, "--plot", "/proc/x.png"], "--plot: /proc/x.png: No such file or directory"),
+        ([*DEMO, "--plot", "folder"], "--plot: folder is a folder; a PNG is written"),
+    ],
+    ids=["export", "parquet", "parquet-folder", "work-dir", "merge", "merge-file", "plot", "plot-folder"],
+)
+def test_a_place_where_nothing_can_be_written_is_one_line_that_names_the_option(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("STENO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "t.jsonl").write_text('{"id": "a", "prompt": "Hello"}\n')
+    monkeypatch.setattr(sys, "argv", ["steno", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert err.startswith(f"error: {said}") and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "t.jsonl"]
 
 
 def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
