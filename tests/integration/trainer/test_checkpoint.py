@@ -150,6 +150,30 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         assert torch.allclose(found["weights"][name], weight.float(), atol=1e-5), name
 
 
+def test_another_model_of_the_same_shape_is_refused_by_name_wherever_the_run_s_own_lies(tmp_path: Path) -> None:
+    """By any number of ranks. A record of a release before names no weights, and is read as it was then."""
+    model, other = random_model(tmp_path / "model"), random_model(tmp_path / "other", seed=1)
+    written = run_ranks(2, job(tmp_path, model, settings=PLAIN, save_after=[4]), tmp_path / "written")
+    before = tmp_path / "before"
+    shutil.copytree(tmp_path / "checkpoints", before)
+    [state] = before.glob("step-*/state.msgpack")
+    record = msgspec.msgpack.decode(state.read_bytes())
+    older_record = {name: value for name, value in record.items() if name not in ("model", "begun_from")}
+    state.write_bytes(msgspec.msgpack.encode(older_record))
+
+    settings = PLAIN | {"checkpoint_dir": str(before)}
+    refused = [[str(tmp_path / "checkpoints"), "r"]]
+    older = run_ranks(1, job(tmp_path, other, settings=settings, resume=True, refused=refused), tmp_path / "older")
+    assert (
+        f"model: got {other} (weights " in older["refusals"][0] and f"must be {model} (weights" in older["refusals"][0]
+    )
+    moved = model.rename(tmp_path / "moved")
+    found = run_ranks(1, job(tmp_path, moved, settings=PLAIN, resume=True), tmp_path / "found")
+    for one in (older, found):
+        assert one["resumed"].path == (("a", 4),)
+        assert all(torch.equal(weight, written["weights"][name]) for name, weight in one["weights"].items())
+
+
 def test_what_an_older_release_wrote_is_read_by_as_many_ranks_and_runs_no_code(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     settings = {"precision": "bfloat16"}

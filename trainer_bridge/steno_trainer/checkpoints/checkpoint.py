@@ -28,7 +28,7 @@ import torch
 from steno.contracts.errors import Superseded
 from steno_trainer.checkpoints import partitions
 from steno_trainer.checkpoints.deepspeed_files import load_engine
-from steno_trainer.checkpoints.frozen import NO_ADAPTER, adapter_of
+from steno_trainer.checkpoints.frozen import NO_ADAPTER, adapter_of, begun_from
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
@@ -36,7 +36,7 @@ from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
 from steno_trainer.weights.adapters import ADAPTER_PREFIX, write_adapter
-from steno_trainer.weights.files.copies import WeightsCopies
+from steno_trainer.weights.files.copies import WeightsCopies, make_newest, times_of
 from steno_trainer.weights.source import ModelWeights
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,10 @@ class _CheckpointRecord(msgspec.Struct, frozen=True):
     run: RunState
     adapter: str = NO_ADAPTER
     """What is trained of the model: how the adapter is made, and of which weights of the model, which are not in here."""
+    model: str = ""
+    """The setting, for messages: it may name another folder with the same weights now."""
+    begun_from: str = ""
+    """Of the weights that `model` named (`frozen.begun_from`). "": an adapter is trained, or a release before wrote this."""
 
 
 class Checkpoints:
@@ -98,6 +102,7 @@ class Checkpoints:
         self._ranks = stepper.ranks
         self._keep = keep
         self._adapter = adapter_of(self._engine)
+        self._begun_from = begun_from(self._engine)  # the weights are still those that were loaded
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint. Raises: BadCheckpoint: `latest` names none."""
@@ -138,7 +143,7 @@ class Checkpoints:
         if ranks.first:
             self._wrote(writing, final, run)
             self._point_at(final.name)
-            self._prune()
+            self._prune(final)
         ranks.barrier()
         return final
 
@@ -213,15 +218,24 @@ class Checkpoints:
                     )
                 hint = anew if what != "format" else ""
                 raise BadCheckpoint(f"{folder}: {what} {was} in the checkpoint, {now} now{hint}")
+        if saved.begun_from and saved.begun_from != self._begun_from:
+            raise BadCheckpoint(
+                f"{folder}: model: got {engine.settings.model} (weights {self._begun_from}), must be {saved.model} (weights "
+                f"{saved.begun_from}), wherever it lies now, as when this run began; to train another model, start anew, in "
+                f"another checkpoint_dir",
+                field="model",
+            )
         return saved
 
     def _wrote(self, writing: Path, final: Path, run: RunState) -> None:
         """All parts are there and synced: say what they are, and give them their name."""
         settings, steps = self._engine.settings, self._stepper.steps_done
         saved = _CheckpointRecord(
-            FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run, self._adapter
-        )
+            FORMAT, self._ranks.size, settings.precision, self._engine.parameters, steps, run, self._adapter,
+            settings.model, self._begun_from,
+        )  # fmt: skip
         _write_synced(writing / STATE, msgspec.msgpack.encode(saved))
+        make_newest(writing / STATE, self._whole())
         _sync_folders(writing)
         writing.rename(final)
         _sync_folder(self.root)
@@ -239,10 +253,15 @@ class Checkpoints:
             again += 1
         return path
 
-    def _prune(self) -> None:
+    def _whole(self) -> list[Path]:
+        """The records of whole checkpoints."""
+        return list(self.root.glob(f"step-*/{STATE}"))
+
+    def _prune(self, written: Path) -> None:
+        """Args: written: just now, so it stays whatever its time says."""
         # By age, not by step: somebody may have gone back to an older one.
-        whole = sorted(self.root.glob(f"step-*/{STATE}"), key=lambda path: path.stat().st_mtime_ns)
-        for old in [path.parent for path in whole[: -self._keep]]:
+        by_age = sorted((path.parent == written, time, path.parent) for time, path in times_of(self._whole()))
+        for _, _, old in by_age[: -self._keep]:
             doomed = self.root / f"{WRITING}old-{old.name}"
             old.rename(doomed)  # at once, so that nobody takes half of one for a whole one
             shutil.rmtree(doomed)

@@ -1,8 +1,10 @@
-"""What a checkpoint of an adapter says of the model that it does not hold: which adapter this is, and of which weights."""
+"""What a checkpoint says of weights that it does not hold: which model it was begun from, which adapter this is, and of which
+frozen weights."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from steno_trainer.weights.adapters import NAME, adapted_layers
 
 NO_ADAPTER = "none"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_AT_A_TIME = 1 << 18
+"""Words, since torch adds them up in a copy of eight bytes each."""
 
 
 def adapter_of(engine: PolicyEngine) -> str:
@@ -25,20 +29,26 @@ def adapter_of(engine: PolicyEngine) -> str:
     targets = sorted({path.rsplit(".", 1)[-1] for path in layers})
     return (
         f"rank {layer.r[NAME]}, alpha {layer.lora_alpha[NAME]}, targets {' '.join(targets)}, on weights "
-        f"{_fingerprint(engine):016x}"
+        f"{_fingerprint(engine, ((name, one) for name, one in engine.lm.named_parameters() if not one.requires_grad))}"
     )
 
 
-def _fingerprint(engine: PolicyEngine) -> int:
-    """Of the frozen weights: of each the sum of its words, as integers, times a number made of its name. Whoever holds which part
-    of a weight, the sum over ranks is the same. It tells models apart that nobody made to be taken for each other."""
+def begun_from(engine: PolicyEngine) -> str:
+    """The fingerprint of all weights, to be taken before a checkpoint is loaded: of the model that `model` names, wherever its
+    files lie. A collective. "": an adapter is trained, and `adapter_of` has the model's."""
+    return "" if adapted_layers(engine.lm) else _fingerprint(engine, engine.lm.named_parameters())
+
+
+def _fingerprint(engine: PolicyEngine, parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """Of each weight the sum of its words, as integers, times a number made of its name. Whoever holds which part of a weight,
+    the sum over ranks is the same. It tells models apart that nobody made to be taken for each other. Each rank reads what it
+    holds, once."""
     total = torch.zeros((), dtype=torch.int64)
-    for name, parameter in engine.lm.named_parameters():
-        if parameter.requires_grad:
-            continue
+    for name, parameter in parameters:
         words = _mine(parameter, engine).view(_WORDS[parameter.dtype.itemsize])
-        total += words.sum(dtype=torch.int64).cpu() * (zlib.crc32(name.encode()) | 1)  # wraps
-    return int(engine.ranks.add(total)) % 2**64
+        held = torch.stack([part.sum(dtype=torch.int64) for part in torch.split(words, _AT_A_TIME)]).sum()
+        total += held.cpu() * (zlib.crc32(name.encode()) | 1)  # wraps
+    return f"{int(engine.ranks.add(total)) % 2**64:016x}"
 
 
 def _mine(parameter: Tensor, engine: PolicyEngine) -> Tensor:

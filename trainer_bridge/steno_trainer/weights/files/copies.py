@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ KINDS = (PREFIX, CHANGES)
 """Of complete folders: a full copy, and one by difference (`differences.py`)."""
 DEFAULT_KEEP = 2
 """The newest, and the one that workers may still be reading when it is posted."""
+SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,10 @@ class WeightsCopies:
 
     def complete(self) -> list[WeightsCopy]:
         """Oldest first, by when they were completed."""
-        described = [path for kind in KINDS for path in self.root.glob(f"{kind}*/{DESCRIPTION}")]
-        found = []
-        for path in described:
-            try:
-                found.append((path.stat().st_mtime_ns, path.parent))
-            except FileNotFoundError:
-                continue  # removed by another trainer since it was listed
-        return [WeightsCopy.read(folder) for _, folder in sorted(found)]
+        return [WeightsCopy.read(path.parent) for _, path in sorted(times_of(self._described()))]
+
+    def _described(self) -> list[Path]:
+        return [path for kind in KINDS for path in self.root.glob(f"{kind}*/{DESCRIPTION}")]
 
     # -- one rank's part ------------------------------------------------------------------------------------------------------
 
@@ -201,6 +198,7 @@ class WeightsCopies:
         """Give it its name, which makes it complete. Returns: what `copy_of` takes, as JSON carries it."""
         body = {"version": str(version), "manifest": manifest.model_dump()}
         (folder / DESCRIPTION).write_text(json.dumps(body))
+        make_newest(folder / DESCRIPTION, self._described())
         try:
             folder.rename(final)
         except OSError as error:
@@ -209,7 +207,7 @@ class WeightsCopies:
             if WeightsCopy.read(final).manifest.digest != manifest.digest:
                 raise CopyFailed(f"{final} holds other weights of version {version}") from None
             return body | {"folder": str(final)} | {"manifest": WeightsCopy.read(final).manifest.model_dump()}
-        self._prune()
+        self._prune(final)
         return body | {"folder": str(final)}
 
     def _outdated(self) -> list[WeightsCopy]:
@@ -221,8 +219,11 @@ class WeightsCopies:
         stay = [newest[version] for version in versions]
         return [copy for copy in copies if copy.version != versions[0] and copy not in stay]
 
-    def _prune(self) -> None:
+    def _prune(self, written: Path) -> None:
+        """Args: written: just now, so it stays whatever its time says."""
         for copy in self._outdated():
+            if copy.folder == written:
+                continue
             doomed = self.root / f"{REMOVING}{uuid.uuid4().hex}"
             try:
                 copy.folder.rename(doomed)  # at once, so that nobody takes half a copy for a whole one
@@ -240,6 +241,24 @@ class WeightsCopies:
                 log.info("removing %s, whose writer has died", lock.with_suffix(""))
                 _remove(lock.with_suffix(""))
                 lock.unlink()
+
+
+def times_of(paths: Iterable[Path]) -> list[tuple[int, Path]]:
+    """When each was written, in nanoseconds; without those that another trainer has removed since they were listed."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime_ns, path))
+    return found
+
+
+def make_newest(path: Path, others: Iterable[Path]) -> None:
+    """Give `path` a later time than `others` have, since the oldest are removed, and the clock may have gone back. Some file
+    systems keep whole seconds, and some take no time at all."""
+    newest = max((written for written, _ in times_of(others)), default=0)
+    if path.stat().st_mtime_ns <= newest:
+        with contextlib.suppress(OSError):
+            os.utime(path, ns=(newest + SECOND_NS, newest + SECOND_NS))
 
 
 def all_written(outcomes: list[list[Written] | str]) -> list[Written]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -73,6 +74,37 @@ def test_the_newest_copies_are_kept(tmp_path: Path) -> None:
         copies.write(at(step), Fixed(step))
     assert [copy.version for copy in copies.complete()] == ["run/2", "run/3"]
     assert names(tmp_path) == ["weights-run-2", "weights-run-3"]
+
+
+def an_hour_ahead(root: Path) -> None:
+    """As if what is there had been written before the clock went back."""
+    for path in root.glob(f"*/{module.DESCRIPTION}"):
+        at_ns = path.stat().st_mtime_ns + 3600 * module.SECOND_NS
+        os.utime(path, ns=(at_ns, at_ns))
+
+
+def test_the_newest_copies_are_kept_also_once_the_clock_has_gone_back(tmp_path: Path) -> None:
+    copies = WeightsCopies(tmp_path, keep=2)
+    copies.write(at(0), Fixed(0))
+    copies.write(at(1), Fixed(1))
+    an_hour_ahead(tmp_path)
+    for step in (2, 3):
+        copies.write(at(step), Fixed(step))
+        assert [copy.version for copy in WeightsCopies(tmp_path).complete()] == [f"run/{step - 1}", f"run/{step}"]
+
+
+def test_what_was_just_written_stays_where_files_take_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = WeightsCopies(tmp_path, keep=2)
+    copies.write(at(0), Fixed(0))
+    copies.write(at(1), Fixed(1))
+    an_hour_ahead(tmp_path)
+
+    def refuses(*args: object, **more: object) -> None:
+        raise PermissionError("no times here")
+
+    monkeypatch.setattr(os, "utime", refuses)
+    copy = copies.write(at(2), Fixed(2))
+    assert WeightsCopy.read(copy.folder) == copy
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:

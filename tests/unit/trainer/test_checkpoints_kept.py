@@ -1,0 +1,79 @@
+"""Which checkpoints stay: the newest, whatever the clock says. What is in them is played; the rest is the trainer's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from steno_trainer.checkpoints import checkpoint
+from steno_trainer.checkpoints.checkpoint import STATE, Checkpoints, RunState
+from steno_trainer.data.ledger import Ledger
+from steno_trainer.data.staleness import PolicyVersion, VersionHistory
+
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.fixture
+def stepper(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of one rank, with a model that has no weights."""
+    monkeypatch.setattr(checkpoint.partitions, "save", lambda engine, folder: folder.mkdir())
+    monkeypatch.setattr(Checkpoints, "_write_weights", lambda *_: None)
+    ranks = SimpleNamespace(
+        first=True, rank=0, size=1, barrier=lambda: None, share=lambda payload: payload, add=lambda tensor: tensor
+    )
+    settings = SimpleNamespace(precision="float32", model="m")
+    engine = SimpleNamespace(lm=torch.nn.Module(), ranks=ranks, settings=settings, parameters=0)
+    return SimpleNamespace(engine=engine, ranks=ranks, steps_done=0)
+
+
+def saved(checkpoints: Checkpoints, stepper: Any, step: int) -> Path:
+    stepper.steps_done = step
+    return checkpoints.save(RunState.of("r", VersionHistory((PolicyVersion("a", step),)), Ledger(), set()))
+
+
+def kept(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def an_hour_ahead(root: Path) -> None:
+    """As if what is there had been written before the clock went back."""
+    for path in root.glob(f"*/{STATE}"):
+        at_ns = path.stat().st_mtime_ns + HOUR_NS
+        os.utime(path, ns=(at_ns, at_ns))
+
+
+def test_the_newest_checkpoints_are_kept_also_once_the_clock_has_gone_back(tmp_path: Path, stepper: Any) -> None:
+    checkpoints = Checkpoints(tmp_path, stepper, keep=2)
+    saved(checkpoints, stepper, 1)
+    saved(checkpoints, stepper, 2)
+    an_hour_ahead(tmp_path)
+    for step in (3, 4):
+        assert saved(checkpoints, stepper, step) == checkpoints.newest()
+        assert kept(tmp_path) == ["latest", f"step-{step - 1:08d}", f"step-{step:08d}"]
+
+
+def test_age_counts_and_not_the_step_where_somebody_has_gone_back(tmp_path: Path, stepper: Any) -> None:
+    checkpoints = Checkpoints(tmp_path, stepper, keep=2)
+    for step in (8, 9, 4, 5):
+        saved(checkpoints, stepper, step)
+    assert kept(tmp_path) == ["latest", "step-00000004", "step-00000005"]
+
+
+def test_what_was_just_written_stays_where_files_take_no_time(
+    tmp_path: Path, stepper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, stepper, keep=1)
+    saved(checkpoints, stepper, 1)
+    an_hour_ahead(tmp_path)
+
+    def refuses(*args: object, **more: object) -> None:
+        raise PermissionError("no times here")
+
+    monkeypatch.setattr(os, "utime", refuses)
+    assert saved(checkpoints, stepper, 2) == checkpoints.newest()
+    assert kept(tmp_path) == ["latest", "step-00000002"]
