@@ -261,6 +261,26 @@ async def test_that_no_group_comes_is_said_and_not_at_each_poll(caplog: pytest.L
     ]
 
 
+async def test_that_too_few_groups_come_for_a_step_is_said_with_how_many_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where the trainer's groups_per_step is more than rollouts admit."""
+    caplog.set_level("INFO", logger=feed_module.logger.name)
+
+    class Scarce(FakeProxy):
+        async def lease(self, request: LeaseRequest) -> list[Lease]:
+            await asyncio.sleep(0.01)
+            return await super().lease(request) if self.ready else []
+
+    async with feed_of(Scarce([lease("a", "a.0")])) as feed:
+        await until(lambda: "waiting" in caplog.text)
+        assert feed.waiting == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "run r: has 1 of the 2 groups of a step (groups_per_step, the same for `steno rollout`), waiting; `steno rollout` "
+        "makes them, `steno runs show` says where they are"
+    ]
+
+
 async def test_what_will_not_pass_ends_whoever_waits() -> None:
     proxy = FakeProxy(failures={"lease": [Forbidden("not an admin's key")]})
     async with feed_of(proxy) as feed:

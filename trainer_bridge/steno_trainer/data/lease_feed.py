@@ -206,8 +206,11 @@ class LeaseFeed:
                 continue
             if not leases and time.monotonic() >= said_at + SAY_AGAIN_S:
                 said_at = time.monotonic()
-                words = "run %s: no group is ready, waiting; `steno rollout` makes them, `steno runs show` says where they are"
-                logger.info(words, self._run_id)
+                here = "no group is ready"
+                if held := len(self._waiting):
+                    here = f"has {held} of the {self._ahead} groups of a step (groups_per_step, the same for `steno rollout`)"
+                words = "run %s: %s, waiting; `steno rollout` makes them, `steno runs show` says where they are"
+                logger.info(words, self._run_id, here)
             for lease in leases:
                 await self._receive(lease)
             self._asked = None
