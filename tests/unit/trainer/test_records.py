@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.record_file import RecordFile
 from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
+from steno_trainer.run.main import check_beforehand
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import assemble, says_something
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
@@ -47,10 +49,14 @@ def write_jsonl(path: Path, samples: list[Sample]) -> Path:
 
 
 def write_parquet(path: Path, samples: list[Sample]) -> Path:
+    return write_rows(path, [readable(sample) for sample in samples])
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Two rows to a row group, nested fields as JSON text, as the export writes them."""
-    rows = [readable(sample) for sample in samples]
     for row in rows:
-        row |= {name: json.dumps(row[name]) for name in ("turn_ids", "spans", "completions")}
+        nested = {name: row[name] for name in ("turn_ids", "spans", "completions")}
+        row |= {name: value if isinstance(value, str) else json.dumps(value) for name, value in nested.items()}
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
     return path
 
@@ -154,6 +160,13 @@ def _without(samples: list[Sample], name: str) -> list[str]:
     return [json.dumps(row) for row in rows]
 
 
+def _with(samples: list[Sample], **fields: Any) -> list[str]:
+    """The second row has these."""
+    rows = [readable(sample) for sample in samples]
+    rows[1] |= fields
+    return [json.dumps(row) for row in rows]
+
+
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
@@ -161,6 +174,8 @@ def _without(samples: list[Sample], name: str) -> list[str]:
         (["", "[1]"], r"row 2: got '\[1\]', must be an object"),
         (_without(recorded(), "leaf_id"), "row 2: leaf_id: got None, must be text: is it a row of samples?"),
         ([json.dumps(readable(s)) for s in recorded() * 2], "row 5: the sample of trial g.0, leaf 0+1, is in row 1"),
+        (_with(recorded(), group_id=["g"]), r"row 2: group_id: got \['g'\], must be text or null"),
+        (_with(recorded(), group_id="h"), "row 2: group_id: got h, must be g as in row 1: trial g.0 is in one group"),
         ([json.dumps(readable(s)) for s in recorded(group_id=None)], "has no sample of a group"),
         ([], "has no sample of a group"),
     ],
@@ -181,20 +196,98 @@ def test_a_file_that_is_missing_or_no_parquet_is_refused(tmp_path: Path) -> None
         RecordFile.open(tmp_path / "r.parquet")
 
 
-async def test_a_row_that_is_no_sample_names_its_field(tmp_path: Path) -> None:
+def _late(samples: list[Sample]) -> list[dict[str, Any]]:
+    """As the file has them, behind two groups that are in order."""
+    return [readable(sample) for sample in [*recorded(), *recorded({"h.0": 1.0, "h.1": 0.5}, "h"), *samples]]
+
+
+def _lacking(rows: list[dict[str, Any]]) -> None:
+    rows[9] |= {"sampling_logprobs": None}
+
+
+def _empty(rows: list[dict[str, Any]]) -> None:
+    del rows[9]["sampling_logprobs"]
+
+
+def _twofold(rows: list[dict[str, Any]]) -> None:
+    rows[9]["reward"] = 0.25
+
+
+NO_SAMPLE = "row 10: trial k.0: no sample: sampling_logprobs: "
+TWO_REWARDS = "row 10: trial k.0: reward: got 0.25, must be 1.0 as in row 9: a trial has one"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "spoil", "named"),
+    [
+        (".jsonl", _empty, f"{NO_SAMPLE}Field required$"),
+        (".jsonl", _lacking, NO_SAMPLE),
+        (".jsonl", _twofold, TWO_REWARDS),
+        (".parquet", _lacking, NO_SAMPLE),
+        (".parquet", _twofold, TWO_REWARDS),
+    ],
+)
+async def test_a_row_that_can_not_be_trained_is_named_before_the_model_is_loaded(
+    suffix: str, spoil: Callable[[list[dict[str, Any]]], None], named: str, tmp_path: Path
+) -> None:
+    rows = _late(recorded({"k.0": 1.0, "k.1": 0.0}, "k"))
+    spoil(rows)
+    path = tmp_path / f"r{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        write_rows(path, rows)
+    with pytest.raises(ConfigError, match=named) as refused:
+        check_beforehand(RunSettings(model="m", records=path))
+    assert refused.value.field == "records" and str(path) in str(refused.value)
+    async with RecordFeed(path, run_id="r", trained=set()) as feed:  # whoever did not look
+        assert [leased.group_id for leased in await feed.take(2)] == ["g", "h"]
+        with pytest.raises(ConfigError, match=named):
+            await feed.take(1)
+
+
+def test_nested_text_of_parquet_that_is_no_json_names_its_row(tmp_path: Path) -> None:
+    rows = [readable(sample) for sample in recorded()]
+    rows[2]["spans"] = "[{"
+    write_rows(tmp_path / "r.parquet", rows)
+    with pytest.raises(ConfigError, match="row 3: spans: no JSON: "):
+        RecordFile.open(tmp_path / "r.parquet").check()
+
+
+def test_the_first_rank_alone_reads_the_file_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text("\n".join(_without(recorded(), "loss_mask")))
-    async with RecordFeed(path, run_id="r", trained=set()) as feed:
-        with pytest.raises(ConfigError, match="no sample: loss_mask: Field required"):
-            await feed.take(1)
+    settings = RunSettings(model="m", records=path)
+    monkeypatch.setenv("RANK", "1")
+    check_beforehand(settings)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match=r"row 2: trial g\.0: no sample: loss_mask"):
+        check_beforehand(settings)
 
 
-async def test_a_trial_has_one_reward(tmp_path: Path) -> None:
-    samples = recorded()
-    samples[1] = samples[1].model_copy(update={"reward": 0.25})
-    async with RecordFeed(write_jsonl(tmp_path / "r.jsonl", samples), run_id="r", trained=set()) as feed:
-        with pytest.raises(ConfigError, match=r"trial g.0: reward: its samples have 0.0, 0.25, must be one"):
-            await feed.take(1)
+@BOTH
+def test_a_file_that_is_in_order_is_read_once_and_nothing_of_it_is_kept(
+    tmp_path: Path, name: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [*recorded(), *recorded({"h.0": 1.0, "h.1": None}, "h")]
+    file = RecordFile.open(write(tmp_path / name, samples))
+    held: list[weakref.ref[Sample]] = []
+    most = 0
+    validate = Sample.model_validate
+
+    def counted(row: Any) -> Sample:
+        nonlocal most
+        sample = validate(row)
+        held.append(weakref.ref(sample))
+        most = max(most, sum(one() is not None for one in held))
+        return sample
+
+    monkeypatch.setattr(Sample, "model_validate", counted)
+    file.check()
+    file.close()
+    assert len(held) == len(samples) and most <= 5, "one group, and the row that is being read"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +296,7 @@ async def test_a_trial_has_one_reward(tmp_path: Path) -> None:
         ({"offline": True, "mismatch": "off"}, "mismatch"),
         ({"offline": True, "eval_every": 1, "eval_config": "e.yaml"}, "eval_config"),
         ({"records": "r.csv"}, "records"),
+        ({"records": "r.jsonl", "take_s": 5.0}, "take_s"),
     ],
 )
 def test_what_can_not_be_offline_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -210,3 +304,4 @@ def test_what_can_not_be_offline_is_refused_by_name(fields: dict[str, Any], name
         RunSettings(model="m", **fields).check()
     assert refused.value.field == named
     RunSettings(model="m", offline=True, mismatch="off", proximal="sampler").check()
+    RunSettings(model="m", offline=True, take_s=5.0).check()

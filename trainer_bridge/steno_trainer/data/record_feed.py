@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
 from pathlib import Path
 from typing import Self
 
-from steno.contracts.errors import ConfigError
 from steno.contracts.leases import Lease, RunGroups, RunView
 from steno.contracts.records import Counts, Group, Sample, Session
 from steno_trainer.data.lease_feed import LeasedGroup
@@ -78,7 +77,7 @@ class RecordFeed:
         """The next `groups` that count, or as many as there are, with those between them that do not. Empty: the file has no
         more.
 
-        Raises: ConfigError: a row is no sample, or a trial has several rewards.
+        Raises: ConfigError: as `RecordFile.samples`.
         """
         taken = await asyncio.to_thread(self._next, groups)
         self._held.update(leased.group_id for leased in taken)
@@ -134,11 +133,6 @@ def _trials(group_id: str, samples: Sequence[Sample]) -> Iterator[Session]:
     for sample in samples:
         by_trial.setdefault(sample.trial_id, []).append(sample)
     for trial_id, held in by_trial.items():
-        if len({sample.reward for sample in held}) > 1:
-            rewards = ", ".join(str(sample.reward) for sample in held)
-            raise ConfigError(
-                f"records: trial {trial_id}: reward: its samples have {rewards}, must be one", field="records"
-            )
         turns = {turn_id for sample in held for turn_id in sample.turn_ids}
         yield Session(
             trial_id=trial_id, group_id=group_id, status="completed", reward=held[0].reward, counts=Counts(turns=len(turns)),

@@ -25,9 +25,10 @@ _LIGHT = ["trial_id", "group_id", "leaf_id"]
 
 @dataclass
 class RecordedGroup:
-    """places: of its samples, by their file; in the file's order."""
+    """Where its samples stand, in the file's order. rows: numbers from 1, as errors name them. places: by their file."""
 
     group_id: str
+    rows: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
 
@@ -36,7 +37,10 @@ class _Rows(Protocol):
         """(number of the row from 1, place, its `_LIGHT` fields). Raises: ConfigError: no rows of samples."""
         ...
 
-    def row(self, place: int) -> dict[str, Any]: ...
+    def row(self, place: int) -> dict[str, Any]:
+        """Raises: ValueError: names the field whose text is no JSON."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -50,6 +54,7 @@ class RecordFile:
         self.ungrouped = 0
         self._rows = rows
         seen: dict[tuple[str, str], int] = {}
+        grouped: dict[str, tuple[str, int]] = {}
         for number, place, names in rows.names():
             for name in ("trial_id", "leaf_id"):
                 if not isinstance(names.get(name), str):
@@ -61,12 +66,21 @@ class RecordFile:
                 raise _wrong(path, number, f"the sample of trial {leaf[0]}, leaf {leaf[1]}, is in row {first} already")
             if (group_id := names.get("group_id")) is None:
                 self.ungrouped += 1
-            else:
-                self.groups.setdefault(group_id, RecordedGroup(group_id)).places.append(place)
+                continue
+            if not isinstance(group_id, str):
+                raise _wrong(path, number, f"group_id: got {group_id!r}, must be text or null")
+            before, row = grouped.setdefault(leaf[0], (group_id, number))
+            if before != group_id:
+                words = f"group_id: got {group_id}, must be {before} as in row {row}: trial {leaf[0]} is in one group"
+                raise _wrong(path, number, words)
+            group = self.groups.setdefault(group_id, RecordedGroup(group_id))
+            group.rows.append(number)
+            group.places.append(place)
 
     @classmethod
     def open(cls, path: Path) -> RecordFile:
-        """Raises: ConfigError: no such file, another format, rows of turns or sessions, a sample twice, none of a group."""
+        """Raises: ConfigError: no such file, another format, rows of turns or sessions, a sample twice, a trial of two groups,
+        no sample of a group."""
         try:
             rows: _Rows = _Parquet(path) if path.suffix == ".parquet" else _JsonLines(path)
         except OSError as error:
@@ -76,21 +90,40 @@ class RecordFile:
             raise ConfigError(f"records: {path} has no sample of a group, so nothing to compare", field="records")
         return found
 
+    def check(self) -> None:
+        """Read each sample that can be trained once, group by group, and keep none. Raises: ConfigError: as `samples`."""
+        for group in self.groups.values():
+            self.samples(group)
+
     def samples(self, group: RecordedGroup) -> list[Sample]:
-        """Raises: ConfigError: a row is no sample."""
-        return [self._sample(place) for place in group.places]
+        """Raises: ConfigError: a row is no sample, or a trial has several rewards: names row and trial."""
+        found: list[Sample] = []
+        rewards: dict[str, tuple[float | None, int]] = {}
+        for number, place in zip(group.rows, group.places, strict=True):
+            sample = self._sample(number, place)
+            before, row = rewards.setdefault(sample.trial_id, (sample.reward, number))
+            if before != sample.reward:
+                words = f"reward: got {sample.reward}, must be {before} as in row {row}: a trial has one"
+                raise _wrong(self.path, number, f"trial {sample.trial_id}: {words}")
+            found.append(sample)
+        return found
 
     def close(self) -> None:
         self._rows.close()
 
-    def _sample(self, place: int) -> Sample:
+    def _sample(self, number: int, place: int) -> Sample:
         try:
-            return Sample.model_validate(self._rows.row(place))
+            row = self._rows.row(place)
+        except ValueError as error:
+            raise _wrong(self.path, number, str(error)) from error
+        try:
+            return Sample.model_validate(row)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            words = f"records: {self.path}: no sample: {where}: {first['msg']} (got {str(first['input'])[:80]!r})"
-            raise ConfigError(words, field="records") from error
+            got = "" if first["type"] == "missing" else f" (got {str(first['input'])[:80]!r})"
+            words = f"trial {row['trial_id']}: no sample: {where}: {first['msg']}{got}"
+            raise _wrong(self.path, number, words) from error
 
 
 class _JsonLines:
@@ -149,10 +182,17 @@ class _Parquet:
         if self._kept is None or self._kept[0] != number:
             self._kept = number, self._file.read_row_group(number)
         row: dict[str, Any] = self._kept[1].slice(place - self._starts[number], 1).to_pylist()[0]
-        return row | {name: json.loads(row[name]) for name in _NESTED if isinstance(row.get(name), str)}
+        return row | {name: _nested(name, row[name]) for name in _NESTED if isinstance(row.get(name), str)}
 
     def close(self) -> None:
         self._file.close()
+
+
+def _nested(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: no JSON: {error}") from error
 
 
 def _as_object(path: Path, number: int, line: bytes) -> dict[str, Any]:

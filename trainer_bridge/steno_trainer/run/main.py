@@ -106,7 +106,7 @@ def check_beforehand(settings: RunSettings) -> None:
     """What would otherwise be missed only once the model is loaded.
 
     Raises: ConfigError: a combination that can't be, a user's objective that is none, a tracker that is not installed, an
-        evaluation whose tasks, command or reward function are not what they should be, a file of records that is none.
+        evaluation whose tasks, command or reward function are not what they should be, a file of records with a row that is none.
     """
     settings.check()
     if settings.weights_url is not None:
@@ -118,7 +118,8 @@ def check_beforehand(settings: RunSettings) -> None:
     if settings.eval_config is not None:
         _prepared_evaluation(settings, settings.eval_config)
     if settings.records is not None:
-        RecordFile.open(settings.records).close()
+        with contextlib.closing(RecordFile.open(settings.records)) as records:
+            records.check()
     if settings.push == "adapter" and not Path(settings.model).is_dir():
         raise ConfigError(f"model: got {settings.model}; with push: adapter it must be a folder", field="model")
 
