@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -64,15 +65,32 @@ def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path)
     tracker.log(3, VALUES, LEDGER)
     tracker.close()
-    from tensorboardX.proto.event_pb2 import Event
+    books = {("ledger/sampled_tokens", 3, 5.0), ("ledger/trained_tokens", 3, 3.0), ("ledger/stale_tokens", 3, 2.0)}
+    assert set(_points(tmp_path)) == {("reward/mean", 3, 0.25), ("loss", 3, -0.5), *books}
 
-    found = {}
-    for file in tmp_path.glob("events.*"):
-        for raw in _records(file.read_bytes()):
-            event = Event.FromString(raw)
-            found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
-    books = {"ledger/sampled_tokens": (3, 5.0), "ledger/trained_tokens": (3, 3.0), "ledger/stale_tokens": (3, 2.0)}
-    assert found == {"reward/mean": (3, 0.25), "loss": (3, -0.5), **books}
+
+def test_tensorboard_draws_one_point_of_a_step_though_batches_come_after_it_that_change_nothing(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path)
+    tracker.log(12, VALUES, LEDGER)
+    tracker.log(12, {"reward/mean": 1.0}, LEDGER, stepped=False)
+    tracker.log(12, {"eval/reward": 0.75, "reward/mean": 1.0}, LEDGER, stepped=False)
+    tracker.close()
+    points = [point for point in _points(tmp_path) if not point[0].startswith("ledger/")]
+    assert sorted(points) == [("eval/reward", 12, 0.75), ("loss", 12, -0.5), ("reward/mean", 12, 0.25)]
+    assert len(_points(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(("stepped", "hidden_from"), [(True, 51), (False, 52)])
+def test_tensorboard_hides_the_points_of_steps_that_are_taken_again(
+    stepped: bool, hidden_from: int, tmp_path: Path
+) -> None:
+    """As a trainer that was started anew logs them: from step 51, or after it had evaluated the weights of step 51."""
+    tracker = TensorBoard(tmp_path)
+    tracker.log(51, {"eval/reward": 0.5}, LEDGER, stepped=stepped)
+    tracker.log(52, VALUES, LEDGER)
+    tracker.close()
+    starts = [event.step for event in _events(tmp_path) if event.session_log.status == 1]
+    assert starts == [hidden_from], "TensorBoard forgets what older files have from there on"
 
 
 async def test_wandb_offline_leaves_a_run_to_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +104,39 @@ async def test_wandb_offline_leaves_a_run_to_be_synced(tmp_path: Path, monkeypat
     assert b"reward/mean" in file.read_bytes()
 
 
+async def test_wandb_has_a_row_of_its_own_for_each_step_though_steps_are_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash at 57 with a checkpoint at 50, and batches in between that change nothing. What W&B is sent as its own step has to
+    grow: it makes one row of what is sent for one step, and drops what is sent for an earlier one."""
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    tracker = WeightsAndBiases("steno", run_id="a-run", mode="offline", folder=tmp_path, config={})
+    tracker.log(56, {"loss": 0.5, "reward/mean": 0.25}, LEDGER)
+    tracker.log(56, {"reward/mean": 1.0}, LEDGER, stepped=False)
+    tracker.log(57, {"loss": 0.25}, LEDGER)
+    tracker.log(50, {"eval/reward": 0.75, "reward/mean": 1.0}, LEDGER, stepped=False)
+    tracker.log(51, {"loss": 0.125}, LEDGER)
+    tracker.close()
+    [file] = tmp_path.rglob("*.wandb")
+    await until(lambda: any(record.HasField("exit") for record in _wandb_records(file.read_bytes())))
+    records = _wandb_records(file.read_bytes())
+    lines = [record.history.item for record in records if record.HasField("history")]
+    rows = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in line} for line in lines]
+    shown = [{name: row[name] for name in row if not name.startswith(("_", "ledger/"))} for row in rows]
+    assert shown == [
+        {"train/step": 56, "loss": 0.5, "reward/mean": 0.25},
+        {"train/step": 57, "loss": 0.25},
+        {"train/step": 50, "eval/reward": 0.75},
+        {"train/step": 51, "loss": 0.125},
+    ]
+    assert [row["_step"] for row in rows] == [56, 57, 58, 59], "from the first step on, as another start's rows are"
+    [axis] = [record.metric for record in records if record.HasField("metric")]
+    assert (axis.glob_name, axis.step_metric) == ("*", "train/step"), "charts are drawn over the trainer's steps"
+
+
 def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def log(self, step: int, values: object, ledger: object) -> None:
+        def log(self, step: int, values: object, ledger: object, *, stepped: bool = True) -> None:
             raise OSError("disk full")
 
         def close(self) -> None:
@@ -97,7 +145,7 @@ def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> 
     class Counting:
         steps = 0
 
-        def log(self, step: int, values: object, ledger: object) -> None:
+        def log(self, step: int, values: object, ledger: object, *, stepped: bool = True) -> None:
             self.steps += 1
 
         def close(self) -> None:
@@ -134,6 +182,16 @@ def test_what_is_missing_is_told_before_the_model_is_looked_for(
     assert refused.value.field == field
 
 
+def _points(folder: Path) -> list[tuple[str, int, float]]:
+    return [(value.tag, event.step, value.simple_value) for event in _events(folder) for value in event.summary.value]
+
+
+def _events(folder: Path) -> list[Any]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    return [Event.FromString(raw) for file in folder.glob("events.*") for raw in _records(file.read_bytes())]
+
+
 def _records(data: bytes) -> list[bytes]:
     """TFRecord: length (8), its checksum (4), data, its checksum (4)."""
     records = []
@@ -141,4 +199,23 @@ def _records(data: bytes) -> list[bytes]:
         length = int.from_bytes(data[:8], "little")
         records.append(data[12 : 12 + length])
         data = data[16 + length :]
+    return records
+
+
+def _wandb_records(data: bytes) -> list[Any]:
+    """LevelDB's log after a head of 7 bytes: blocks of 32 KiB; of each piece its checksum (4), length (2), kind (1: whole, 4: the
+    last one), and data."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    records, place, whole = [], 7, b""
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        end = place + 7 + int.from_bytes(data[place + 4 : place + 6], "little")
+        whole += data[place + 7 : end]
+        if data[place + 6] in (1, 4):
+            records.append(Record.FromString(whole))
+            whole = b""
+        place = end
     return records

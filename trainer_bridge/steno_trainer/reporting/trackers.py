@@ -21,11 +21,15 @@ from steno_trainer.run_config import RunSettings
 
 logger = logging.getLogger(__name__)
 
+STEP = "train/step"
+"""The number of the step among the values that Weights & Biases gets."""
+
 
 class Tracker(Protocol):
-    def log(self, step: int, values: Values, ledger: Account) -> None:
+    def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
         """Numbers of one step, by names of `measures`, and the run's ledger, over all versions. The step is that of the weights
-        afterwards: the same again where there was nothing to train."""
+        afterwards: the same again where there was nothing to train (stepped: False), and where a trainer takes steps again that
+        were lost with another one."""
         ...
 
     def close(self) -> None: ...
@@ -49,7 +53,7 @@ class Prometheus:
             raise CannotListen("metrics_port", host, port, error) from error
         self.port: int = self._server.server_port
 
-    def log(self, step: int, values: Values, ledger: Account) -> None:
+    def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
         self._step.set(step)
         for name, value in values.items():
             self._gauges[name].set(value)
@@ -63,23 +67,33 @@ class Prometheus:
 
 
 class TensorBoard:
-    """Event files in `folder`, for `tensorboard --logdir`."""
+    """Event files in `folder`, for `tensorboard --logdir`: one point of a step. Steps that are taken again take the place of
+    those that an earlier trainer has left there."""
 
     def __init__(self, folder: Path) -> None:
-        writer = _imported("tensorboardX", "tensorboard_dir").SummaryWriter
-        self._writer = writer(logdir=str(folder), flush_secs=10)
+        self._make = _imported("tensorboardX", "tensorboard_dir").SummaryWriter
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._writer: Any = None  # from the first line on, which says where this trainer begins
 
-    def log(self, step: int, values: Values, ledger: Account) -> None:
-        for name, value in {**values, **_ledger_values(ledger)}.items():
+    def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
+        if self._writer is None:
+            first = step if stepped else step + 1
+            self._writer = self._make(logdir=str(self._folder), flush_secs=10, purge_step=first)
+        for name, value in _of_step(values, ledger, stepped).items():
             self._writer.add_scalar(name, value, global_step=step)
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WeightsAndBiases:
     """A run of Weights & Biases. A resumed trainer goes on with the same one, since its id is the run's.
+
+    Charts are drawn over `train/step`, and each line is a row of its own. W&B's own step is no axis for it: what is sent for the
+    same one is merged into one row, and what is sent for an earlier one is dropped.
 
     mode: `online`, or `offline` (files that `wandb sync` sends later).
     """
@@ -91,9 +105,15 @@ class WeightsAndBiases:
             project=project, id=run_id, name=run_id, mode=mode, dir=str(folder), config=dict(config), resume="allow",
             settings=wandb.Settings(console="off", silent=True),
         )  # fmt: skip
+        self._run.define_metric("*", step_metric=STEP)
+        # Of a run that it resumes W&B knows how many rows there are. Offline it does not: there rows are counted from the first
+        # step on, so that those of a later start do not all stand where those of an earlier one do.
+        self._counts = bool(self._run.resumed)
 
-    def log(self, step: int, values: Values, ledger: Account) -> None:
-        self._run.log({**values, **_ledger_values(ledger)}, step=step)
+    def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
+        if row := _of_step(values, ledger, stepped):
+            self._run.log({STEP: step, **row}, step=None if self._counts else step, commit=True)
+            self._counts = True
 
     def close(self) -> None:
         self._run.finish()
@@ -105,8 +125,8 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
-    def log(self, step: int, values: Values, ledger: Account) -> None:
-        self._each(lambda tracker: tracker.log(step, values, ledger))
+    def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
+        self._each(lambda tracker: tracker.log(step, values, ledger, stepped=stepped))
 
     def close(self) -> None:
         self._each(lambda tracker: tracker.close())
@@ -132,8 +152,15 @@ def outcomes(ledger: Account) -> dict[str, int]:
     return {"sampled": ledger.sampled, "trained": ledger.trained, **untrained}
 
 
-def _ledger_values(ledger: Account) -> dict[str, int]:
-    return {f"ledger/{outcome}_tokens": tokens for outcome, tokens in outcomes(ledger).items()}
+def added(values: Values, stepped: bool) -> Values:
+    """What a line adds to the numbers of its step, where they are kept by step. Where no weight changed, those of the step before
+    stay: only an evaluation is added to them."""
+    return values if stepped else {name: value for name, value in values.items() if name.startswith("eval/")}
+
+
+def _of_step(values: Values, ledger: Account, stepped: bool) -> dict[str, float]:
+    books = {f"ledger/{outcome}_tokens": tokens for outcome, tokens in outcomes(ledger).items()} if stepped else {}
+    return {**added(values, stepped), **books}
 
 
 def _imported(name: str, setting: str) -> Any:

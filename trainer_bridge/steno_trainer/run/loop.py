@@ -407,7 +407,7 @@ class Loop:
         accounts = state.ledger.accounts()
         touched = {version: accounts[version] for version in books.accounts()}
         total = state.ledger.total()
-        self._trackers.log(state.step, values, total)
+        self._trackers.log(state.step, values, total, stepped=stepped)
         self._view.stepped(str(state.version), values, total, touched)
         if self._settings.metrics_file is not None:
             line = metrics_line(state, values, touched, stepped)

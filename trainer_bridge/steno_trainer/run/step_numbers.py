@@ -11,19 +11,17 @@ from typing import Any
 
 from steno.contracts.training_steps import TrainingStep
 from steno_trainer.data.ledger import Account
-from steno_trainer.reporting.trackers import outcomes
+from steno_trainer.reporting.trackers import added, outcomes
 from steno_trainer.run.training_state import TrainingState
 
 
 def shown_step(
     state: TrainingState, values: Mapping[str, float], groups: Sequence[str], stepped: bool
 ) -> TrainingStep | None:
-    """What the proxy is told of a step. Where no weight changed, the numbers of the step before stay: only an evaluation is
-    added to them."""
-    if not stepped:
-        values = {name: value for name, value in values.items() if name.startswith("eval/")}
-        if not values:
-            return None
+    """What the proxy is told of a step: what its line has `added` to the step's numbers. None: nothing."""
+    values = added(values, stepped)
+    if not stepped and not values:
+        return None
     finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
     ledger = outcomes(state.ledger.total()) if stepped else {}
     return TrainingStep(
