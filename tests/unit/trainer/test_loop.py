@@ -181,7 +181,7 @@ class Mute:
 
 
 @contextlib.asynccontextmanager
-async def looped(world: World, crew: Crew, evaluate: Any = None, **fields: Any) -> AsyncIterator[Loop]:
+async def looped(world: World, crew: Crew, evaluator: Any = None, **fields: Any) -> AsyncIterator[Loop]:
     settings = RunSettings(
         model="m", groups_per_step=GROUPS_PER_STEP, max_staleness_steps=world.bound,
         **{"checkpoint_every": 1, "total_steps": 6, **fields},
@@ -201,7 +201,7 @@ async def looped(world: World, crew: Crew, evaluate: Any = None, **fields: Any) 
     mute: Any = Mute()
     yield Loop(
         settings, crew, feed, state, SampleLimits(VOCABULARY, 1000),  # type: ignore[arg-type]
-        trackers=mute, view=mute, status=SimpleNamespace(run=run), evaluate=evaluate,
+        trackers=mute, view=mute, status=SimpleNamespace(run=run), evaluator=evaluator,
     )  # fmt: skip
 
 
@@ -254,25 +254,6 @@ async def test_weights_that_nobody_could_take_by_difference_are_sent_whole_befor
     assert sorted(set(pushed)) == list(range(7)) and pushed == sorted(pushed), "a version of an earlier step came later"
     assert pushed.count(2) == (2 if bound == 0 else pushed.count(2)) and all(push.served for push in crew.pushes[-1:])
     assert loop.state.ledger.total().untrained == {}
-
-
-@pytest.mark.parametrize("bound", [0, 1])
-async def test_weights_that_are_sent_whole_are_so_before_they_are_evaluated(bound: int) -> None:
-    world = World(bound=bound)
-    crew = Crew(world, push_s=0.1)
-    crew.refuse, crew.by_difference = {2, 4, 6}, True
-    seen: list[tuple[int, str]] = []
-
-    async def evaluate(step: int, version: str) -> dict[str, float]:
-        seen.append((step, world.served))
-        assert world.served == version
-        return {}
-
-    async with looped(world, crew, evaluate=evaluate) as loop:
-        await asyncio.wait_for(loop.run(), ALL_S)
-    assert [step for step, _ in seen] == list(range(7))
-    pushed = [PolicyVersion.parse(push.version).step for push in crew.pushes]
-    assert pushed == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
 
 
 @pytest.mark.parametrize("bound", [0, 1])
@@ -394,7 +375,7 @@ async def test_it_ends_whatever_it_waits_for(state: str) -> None:
                 for name in ("lease", "samples", "acknowledge", "extend"):
                     world.hold.pop(name)
                 if state == "evaluation":
-                    loop._evaluate = stands_still
+                    loop._evaluator = SimpleNamespace(due=lambda step: True, run=stands_still)  # type: ignore[assignment]
                 else:
                     loop._status = SimpleNamespace(run=stands_still)  # type: ignore[assignment]
                 await until(lambda: waits)

@@ -17,12 +17,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from steno.contracts.errors import StenoError, Superseded
 from steno.contracts.leases import RunView
+from steno_rollouts.evaluation import Evaluator
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.record_feed import RecordFeed
@@ -51,9 +52,6 @@ OVER_S = 5.0
 LOOK_S = 0.05
 """Between looks at how far a push is."""
 
-Evaluate = Callable[[int, str], Awaitable[dict[str, float]]]
-"""(step, version) -> numbers by names of `measures`; nothing, where none is due."""
-
 
 class RunStatus(Protocol):
     def run(self, run_id: str) -> Awaitable[RunView]: ...
@@ -68,19 +66,19 @@ class SampleLimits:
 
 
 class Loop:
-    """One run of a trainer. Args: feed: entered by `run`; state: changed in place; evaluate: before the first step and after
-    each."""
+    """One run of a trainer. Args: feed: entered by `run`; state: changed in place; evaluator: asked before the first step and
+    after each whether it is due."""
 
     def __init__(
         self, settings: RunSettings, calls: CollectiveCalls, feed: LeaseFeed | RecordFeed, state: TrainingState,
-        limits: SampleLimits, *, trackers: Trackers, view: ConsoleView, status: RunStatus, evaluate: Evaluate | None = None,
+        limits: SampleLimits, *, trackers: Trackers, view: ConsoleView, status: RunStatus, evaluator: Evaluator | None = None,
         posts: StepPosts | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._calls, self._feed, self.state = calls, feed, state
         self._limits = limits
         self._trackers, self._view = trackers, view
-        self._status, self._evaluate, self._posts = status, evaluate, posts
+        self._status, self._evaluator, self._posts = status, evaluator, posts
         self._pushing: asyncio.Task[None] | None = None
         # Each waits for one push to be served, and lets go of its groups.
         self._serving: set[asyncio.Task[None]] = set()
@@ -368,15 +366,30 @@ class Loop:
     # -- numbers ------------------------------------------------------------------------------------------------------------
 
     async def _evaluated(self) -> dict[str, float]:
-        if self._evaluate is None or self._ending.wanted.is_set():
+        """By the weights of this step, which a worker serves by then. Nothing where none is due, nobody took these weights, or
+        what is asked is away now: training goes on without. Raises: StenoError: asking again would not help."""
+        step, version = self.state.step, str(self.state.version)
+        if self._evaluator is None or not self._evaluator.due(step) or self._ending.wanted.is_set():
             return {}
-        self._view.phase("evaluating, where it is due")
+        self._view.phase("evaluating")
         await self._pushed_or_named()
         await self._send_whole()
         await self._pushed_or_named()
-        values = await self._ending.unless_ending(self._evaluate(self.state.step, str(self.state.version))) or {}
+        if self._ending.wanted.is_set():
+            return {}
+        if self._newest is None or not self._newest.served:  # else older weights would answer
+            logger.warning("step %d is not evaluated: no worker serves %s", step, version)
+            return {}
+        try:
+            found = await self._ending.unless_ending(self._evaluator.run(step, version))
+        except StenoError as error:
+            if not error.retryable:
+                raise
+            logger.warning("step %d is not evaluated, training goes on: %s", step, error)
+            return {}
+        values: dict[str, float] = found.scalars() if found is not None else {}
         if "eval/reward" in values:
-            self._view.evaluated(self.state.step, values["eval/reward"])
+            self._view.evaluated(step, values["eval/reward"])
         return values
 
     async def _queue(self) -> dict[str, float]:

@@ -48,7 +48,7 @@ from steno_trainer.reporting.trackers import (
     WeightsAndBiases,
     check_installed,
 )
-from steno_trainer.run.loop import Evaluate, Loop, SampleLimits
+from steno_trainer.run.loop import Loop, SampleLimits
 from steno_trainer.run.tenure import LEAVE_S, TenureHolder
 from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
@@ -279,7 +279,7 @@ async def _lead(
         client = await stack.enter_async_context(
             AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=tenure.epoch)
         )
-        evaluate = await _evaluation(settings, stack)
+        evaluator = await _evaluator(settings, stack)
         counts = says_something if settings.dynamic_sampling else lambda lease: True
         feed: LeaseFeed | RecordFeed
         if settings.records is not None:
@@ -296,7 +296,7 @@ async def _lead(
             posts = StepPosts(client, settings.run)
             stack.push_async_callback(posts.close, POSTS_S)
         loop = Loop(
-            settings, calls, feed, state, limits, trackers=trackers, view=view, status=status, evaluate=evaluate,
+            settings, calls, feed, state, limits, trackers=trackers, view=view, status=status, evaluator=evaluator,
             posts=posts,
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -317,19 +317,14 @@ def _prepared_evaluation(settings: RunSettings, file: Path) -> Prepared:
     return greedy(Prepared.of(RolloutSettings.load(given, file), settings.run))
 
 
-async def _evaluation(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluate | None:
+async def _evaluator(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluator | None:
     if settings.eval_config is None or settings.eval_every is None:
         return None
     prepared = _prepared_evaluation(settings, settings.eval_config)
     for warning in prepared.warnings:
         logger.warning("evaluation: %s", warning)
     client = await stack.enter_async_context(prepared.client())
-    evaluator = Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every)
-
-    async def evaluate(step: int, version: str) -> dict[str, float]:
-        return (await evaluator.run(step, version)).scalars() if evaluator.due(step) else {}
-
-    return evaluate
+    return Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every)
 
 
 def _trackers(settings: RunSettings) -> list[Tracker]:
