@@ -6,8 +6,9 @@ environment `STENO_TRAIN_*`, file) is `steno/config/settings.py`. Light to impor
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -19,10 +20,54 @@ from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.registry import REGISTRY, file_and_function, imitates
 
 
+class Need(NamedTuple):
+    """What a setting needs to do anything. words: that, for people. by: the settings that decide it; all are told."""
+
+    field: str
+    words: str
+    by: tuple[str, ...]
+    met: Callable[[Any], bool]
+
+
+NEEDS = (
+    *(
+        Need(field, "an objective that reads rewards and sampled probabilities", ("objective",), lambda s: not s.imitates)
+        for field in (
+            "importance_sampling_level", "proximal", "estimator", "count_silent_groups", "clip_low", "clip_high", "dual_clip",
+            "mismatch", "mismatch_low", "mismatch_high", "overlong_max_tokens", "overlong_penalty_factor", "annotate",
+        )
+    ),
+    Need("reduce_precision", "precision: bfloat16", ("precision",), lambda s: s.precision == "bfloat16"),
+    Need("lora_alpha", "lora_rank", ("lora_rank",), lambda s: s.lora_rank is not None),
+    Need("lora_targets", "lora_rank", ("lora_rank",), lambda s: s.lora_rank is not None),
+    Need(
+        "dual_clip", "objective: dual_clip or FILE.py:function", ("objective",),
+        lambda s: s.objective == "dual_clip" or s.objective not in REGISTRY,
+    ),
+    Need(
+        "importance_sampling_level", "a ratio other than 1: mini_batches or epochs above 1, or proximal: sampler",
+        ("mini_batches", "epochs", "proximal"), lambda s: s.epochs * s.mini_batches > 1 or s.proximal == "sampler",
+    ),
+    Need(
+        "overlong_penalty_factor", "overlong_max_tokens", ("overlong_max_tokens",),
+        lambda s: s.overlong_max_tokens is not None,
+    ),
+    # `off` is what holds with `sampler` anyway.
+    Need("mismatch", "proximal: trainer", ("proximal",), lambda s: s.mismatch == "off" or s.proximal == "trainer"),
+    Need("mismatch_low", "mismatch: masked", ("mismatch",), lambda s: s.mismatch == "masked"),
+    Need(
+        "mismatch_high", "mismatch: truncated or masked, and proximal: trainer", ("mismatch", "proximal"),
+        lambda s: s.mismatch != "off" and s.proximal == "trainer",
+    ),
+    Need("reference", "reference_kl above 0", ("reference_kl",), lambda s: s.reference_kl > 0),
+    Need("offload_parameters", "offload_optimizer", ("offload_optimizer",), lambda s: s.offload_optimizer),
+)  # fmt: skip
+
+
 class TrainerSettings(Settings):
     """What `steno train` runs with."""
 
-    model_config = SettingsConfigDict(env_prefix="STENO_TRAIN_")
+    model_config = SettingsConfigDict(env_prefix="STENO_TRAIN_", allow_inf_nan=False)
 
     # -- what is trained
     model: str = Field(description="model directory (or a name, where transformers can fetch it) to start from")
@@ -191,11 +236,6 @@ class TrainerSettings(Settings):
 
     def check(self) -> None:
         """Raises: ConfigError: names the field of a combination that can't be."""
-        if self.precision == "float32" and self.reduce_precision != "float32":
-            raise ConfigError(
-                f"reduce_precision: got {self.reduce_precision}, needs precision: bfloat16, got {self.precision}",
-                field="reduce_precision",
-            )
         if (self.aggregation is Aggregation.CONSTANT) != (self.constant_tokens is not None):
             raise ConfigError(
                 f"constant_tokens: got {self.constant_tokens}, must be set with aggregation: constant, and only then; "
@@ -206,15 +246,7 @@ class TrainerSettings(Settings):
             raise ConfigError(
                 f"objective: got {self.objective}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
             )
-        if self.imitates:
-            self._check_imitation()
-        one = self.epochs * self.mini_batches == 1 and self.proximal == "trainer"
-        if self.importance_sampling_level != "token" and one:
-            raise ConfigError(
-                f"importance_sampling_level {self.importance_sampling_level} does nothing with one optimizer step per batch, "
-                "whose ratios are 1: set mini_batches or epochs, or proximal: sampler",
-                field="importance_sampling_level",
-            )
+        self.check_needs(NEEDS)
         if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):
             raise ConfigError(
                 f"overlong_buffer_tokens: got {self.overlong_buffer_tokens}, must be set together with overlong_max_tokens, "
@@ -239,30 +271,15 @@ class TrainerSettings(Settings):
                 f"warmup_steps: got {self.warmup_steps}, must be at most total_steps, {self.total_steps}",
                 field="warmup_steps",
             )
-        if self.offload_parameters and not self.offload_optimizer:
-            raise ConfigError("offload_parameters needs offload_optimizer", field="offload_parameters")
-        if self.reference is not None and not self.reference_kl:
-            raise ConfigError(
-                "reference needs reference_kl above 0: without it the reference is unused", field="reference"
-            )
-        if self.lora_rank is None:
-            for field, given in (("lora_alpha", self.lora_alpha), ("lora_targets", self.lora_targets)):
-                if given:
-                    raise ConfigError(f"{field}: got {given}, needs lora_rank, which is unset", field=field)
 
-    def _check_imitation(self) -> None:
-        """What an objective that reads no rewards and no ratios would ignore is refused."""
-        ignored: dict[str, tuple[object, object]] = {
-            "importance_sampling_level": (self.importance_sampling_level, "token"),
-            "proximal": (self.proximal, "trainer"),
-            "overlong_max_tokens": (self.overlong_max_tokens, None),
-            "annotate": (self.annotate, False),
-        }
-        for field, (value, must) in ignored.items():
-            if value != must:
-                must_be = "unset" if must is None else str(must)
-                raise ConfigError(
-                    f"{field}: got {value}, must be {must_be} with objective {self.objective}, which reads no rewards and no "
-                    "sampled probabilities",
-                    field=field,
-                )
+    def check_needs(self, needs: Iterable[Need]) -> None:
+        """Raises: ConfigError: names the first setting that would do nothing. One that is as by default is in nobody's way."""
+        for field, words, by, met in needs:
+            default = type(self).model_fields[field].get_default(call_default_factory=True)
+            if getattr(self, field) != default and not met(self):
+                seen = ", ".join(f"{name} is {self._shown(name)}" for name in by)
+                raise ConfigError(f"{field}: got {self._shown(field)}, needs {words}; {seen}", field=field)
+
+    def _shown(self, field: str) -> str:
+        value = getattr(self, field)
+        return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,7 +11,16 @@ from pydantic import Field, SecretStr
 from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
-from steno_trainer.config import TrainerSettings
+from steno_trainer.config import Need, TrainerSettings
+
+RUN_NEEDS = (
+    Need("weights_dir_at_workers", "transport: filesystem", ("transport",), lambda s: s.transport == "filesystem"),
+    Need("push_full_every", "push: delta", ("push",), lambda s: s.push == "delta"),
+    Need("nccl_processes", "transport: nccl", ("transport",), lambda s: s.transport == "nccl"),
+    Need("nccl_address", "transport: nccl", ("transport",), lambda s: s.transport == "nccl"),
+    Need("probe_tolerance", "probe_tokens above 0", ("probe_tokens",), lambda s: s.probe_tokens > 0),
+    Need("take_s", "groups of a proxy, since those of a file are all there", ("records",), lambda s: s.records is None),
+)  # fmt: skip
 
 
 class RunSettings(TrainerSettings):
@@ -147,8 +156,7 @@ class RunSettings(TrainerSettings):
                 f"eval_every: got {self.eval_every}, must be a multiple of push_every ({self.push_every})",
                 field="eval_every",
             )
-        if self.weights_dir_at_workers is not None and self.transport != "filesystem":
-            raise ConfigError("weights_dir_at_workers goes with transport: filesystem", field="weights_dir_at_workers")
+        self.check_needs(RUN_NEEDS)
         if self.weights_url is not None:
             if self.transport != "filesystem" or self.weights_dir_at_workers is not None:
                 raise ConfigError(
@@ -166,12 +174,6 @@ class RunSettings(TrainerSettings):
             )
         if self.push == "adapter" and self.lora_rank is None:
             raise ConfigError("push: got adapter, needs lora_rank, which is unset", field="push")
-        if self.push_full_every != 20 and self.push != "delta":
-            raise ConfigError("push_full_every goes with push: delta", field="push_full_every")
-        if self.nccl_processes != 1 and self.transport != "nccl":
-            raise ConfigError("nccl_processes goes with transport: nccl", field="nccl_processes")
-        if self.nccl_address is not None and self.transport != "nccl":
-            raise ConfigError("nccl_address goes with transport: nccl", field="nccl_address")
         if self.is_offline:
             self._check_offline()
         elif self.imitates:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.config import TrainerSettings
@@ -16,6 +18,7 @@ from steno_trainer.model.zero_engine import learning_rate
 from steno_trainer.objective.loss import Objective
 from steno_trainer.objective.mismatch import Correction
 from steno_trainer.objective.ratios import RatioLevel
+from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import objective_of
 
 
@@ -38,12 +41,84 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"offload_parameters": True}, "offload_parameters"),
         ({"reference": "r"}, "reference"),
         ({"precision": "float32", "reduce_precision": "bfloat16"}, "reduce_precision"),
+        ({"lora_alpha": 5}, "lora_alpha"),
+        ({"lora_targets": ["q_proj"]}, "lora_targets"),
+        ({"dual_clip": 5.0}, "dual_clip"),
+        ({"dual_clip": 5.0, "objective": "cispo"}, "dual_clip"),
+        ({"overlong_penalty_factor": 9.0}, "overlong_penalty_factor"),
+        ({"mismatch": "masked", "proximal": "sampler"}, "mismatch"),
+        ({"mismatch_low": 0.25}, "mismatch_low"),
+        ({"mismatch_high": 4.0, "mismatch": "off"}, "mismatch_high"),
+        ({"mismatch_high": 4.0, "proximal": "sampler"}, "mismatch_high"),
     ],
 )
 def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
         settings(**fields).check()
     assert refused.value.field == named
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lora_alpha": 5}, "lora_alpha: got 5, needs lora_rank; lora_rank is unset"),
+        ({"dual_clip": 5.0}, "dual_clip: got 5.0, needs objective: dual_clip or FILE.py:function; objective is clip"),
+        (
+            {"mismatch_high": 4.0, "proximal": "sampler"},
+            "mismatch_high: got 4.0, needs mismatch: truncated or masked, and proximal: trainer; mismatch is truncated, "
+            "proximal is sampler",
+        ),
+        (
+            {"offload_parameters": True},
+            "offload_parameters: got true, needs offload_optimizer; offload_optimizer is false",
+        ),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_told_what_it_needs(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(**fields).check()
+    assert str(refused.value) == words
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dual_clip": 5.0, "objective": "dual_clip"},
+        {"dual_clip": 5.0, "clip_high": 0.5, "objective": "my.py:loss"},
+        {"overlong_penalty_factor": 9.0, "overlong_max_tokens": 5, "overlong_buffer_tokens": 2},
+        {"mismatch": "masked", "mismatch_low": 0.25, "mismatch_high": 4.0},
+        {"mismatch": "off", "proximal": "sampler"},  # says what holds
+    ],
+)
+def test_a_setting_that_does_something_is_taken(fields: dict[str, Any]) -> None:
+    settings(**fields).check()
+
+
+def test_a_default_that_is_written_down_is_never_in_the_way() -> None:
+    """A file with every setting, as somebody keeps it, of which some do nothing."""
+    for given in ({}, {"objective": "sft", "records": "r.jsonl"}):
+        plain = RunSettings(model="m", **given)
+        fields = {name: getattr(plain, name) for name in RunSettings.model_fields}
+        RunSettings(**fields).check()
+
+
+FLOATS = [
+    name for name, field in RunSettings.model_fields.items() if float in (field.annotation, *get_args(field.annotation))
+]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_number_is_finite(name: str) -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        given = (0.9, value) if name == "betas" else value
+        with pytest.raises(ValidationError, match=name):
+            RunSettings(**{"model": "m", name: given})
+    with pytest.raises(ConfigError, match=rf"{name.replace('_', '-')}.*finite"):
+        RunSettings.load({"model": "m", name: [0.9, "nan"] if name == "betas" else "nan"}, None)
+
+
+def test_all_numbers_are_among_those() -> None:
+    assert {"learning_rate", "entropy_bonus", "betas", "take_s", "probe_tolerance"} <= set(FLOATS)
 
 
 def test_the_defaults_can_be() -> None:

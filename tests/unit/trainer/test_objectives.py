@@ -208,13 +208,21 @@ def test_a_name_that_is_none_is_refused_by_the_settings(name):
         ({"offline": True, "proximal": "sampler"}, "proximal"),
         ({"offline": True, "importance_sampling_level": "sequence", "epochs": 2}, "importance_sampling_level"),
         ({"offline": True, "overlong_max_tokens": 9, "overlong_buffer_tokens": 1}, "overlong_max_tokens"),
+        ({"offline": True, "overlong_penalty_factor": 9.0}, "overlong_penalty_factor"),
+        ({"offline": True, "mismatch": "masked"}, "mismatch"),
+        ({"offline": True, "mismatch_high": 4.0}, "mismatch_high"),
+        ({"offline": True, "clip_low": 0.1}, "clip_low"),
+        ({"offline": True, "clip_high": 0.3}, "clip_high"),
+        ({"offline": True, "dual_clip": 5.0}, "dual_clip"),
+        ({"offline": True, "estimator": "rloo"}, "estimator"),
+        ({"offline": True, "count_silent_groups": False}, "count_silent_groups"),
     ],
 )
 def test_what_imitation_would_ignore_is_refused(given, field):
     with pytest.raises(ConfigError) as error:
         RunSettings(model="m", objective="sft", **given).check()
     assert error.value.field == field
-    RunSettings(model="m", objective="sft", records="r.jsonl", epochs=2).check()
+    RunSettings(model="m", objective="sft", records="r.jsonl", epochs=2, overlong_filtering="completion").check()
 
 
 def test_every_metric_of_an_objective_has_a_place(tmp_path):

@@ -35,6 +35,7 @@ def settings(**fields: Any) -> RunSettings:
         ({"transport": "nccl", "push": "adapter", "lora_rank": 8}, "push"),
         ({"push": "adapter"}, "push"),
         ({"push_full_every": 5}, "push_full_every"),
+        ({"probe_tokens": 0, "probe_tolerance": 0.5}, "probe_tolerance"),
     ],
 )
 def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
