@@ -110,7 +110,7 @@ MEASURES: tuple[Measure, ...] = tuple(
             "Steps that the proxy did not take to show them, since the trainer started; training goes on",
         ),
         ("eval/reward", "Mean reward of the evaluation, with its own sampling"),
-        ("eval/reward_std", "Standard deviation of it over trials"),
+        ("eval/reward_std", "Standard deviation between the tasks' mean rewards"),
         ("eval/trials", "Trials evaluated"),
         ("eval/unscored", "Of those, trials that ended without a reward; they are in no mean"),
         ("eval/completion_tokens", "Tokens sampled for the evaluation"),
