@@ -9,7 +9,7 @@ import pytest
 
 from steno.contracts.errors import BadRequest, NoWorker, TooManyRequests
 from steno_proxy.workers.placement import WorkersAway
-from steno_proxy.workers.queue import WaitQueue
+from steno_proxy.workers.queue import MOST_LANES, WaitQueue
 
 FULL = TooManyRequests("full")
 
@@ -21,10 +21,12 @@ class Places:
         self.free = free
         self.taken: list[str] = []
         self.given_back: list[str] = []
+        self.asked = 0  # times that a place was asked for
         self.queue: WaitQueue[str] = WaitQueue(100, self.given_back.append)
 
     def take(self, name: str, route: str) -> Callable[[], str]:
         def take() -> str:
+            self.asked += 1
             if not self.free.get(route):
                 raise FULL
             self.free[route] -= 1
@@ -33,9 +35,9 @@ class Places:
 
         return take
 
-    def wait(self, name: str, route: str = "r", *, timeout_s: float = 60, urgent: bool = False) -> asyncio.Task[str]:
-        """name: trial and number, `a1`."""
-        waits = self.queue.wait(name[0], route, self.take(name, route), FULL, timeout_s=timeout_s, urgent=urgent)
+    def wait(self, name: str, route: str = "r", needs: str = "", **options: bool) -> asyncio.Task[str]:
+        """name: trial and number, `a1`. needs: makes another route of it, to the same places."""
+        waits = self.queue.wait(name[0], route + needs, self.take(name, route), FULL, timeout_s=60, **options)
         return asyncio.create_task(waits)
 
     async def let_in(self, count: int = 1, route: str = "r") -> None:
@@ -90,6 +92,88 @@ async def test_a_full_model_holds_up_nobody_who_wants_another() -> None:
     assert places.taken == ["c1"] and not places.queue.ahead("free")
     await places.let_in(2, route="full")
     assert await asyncio.gather(*tasks) == ["a1", "b1", "c1"]
+
+
+async def test_what_a_trial_can_not_have_holds_up_nothing_else_of_it_nor_of_others() -> None:
+    places = Places()
+    stuck = places.wait("a1", "away")
+    await settle()
+    tasks = [places.wait("a2", "judge"), places.wait("b1", "judge")]
+    await settle()
+    await places.let_in(2, route="judge")
+    assert places.taken == ["a2", "b1"] and not places.queue.ahead("judge")
+    late = places.wait("a3", "judge", tried=False)
+    await places.let_in(route="judge")
+    assert await asyncio.gather(*tasks, late) == ["a2", "b1", "a3"] and not stuck.done()
+    await places.let_in(route="away")
+    assert await stuck == "a1"
+
+
+async def test_who_comes_behind_others_untried_is_tried() -> None:
+    """Whatever was free when it came and was not heard of: nothing else may wake it for seconds."""
+    places = Places()
+    tasks = [places.wait("a1")]
+    await settle()
+    places.free["r"] = 2
+    tasks.append(places.wait("b1", tried=False))
+    await settle()
+    assert await asyncio.gather(*tasks) == places.taken == ["a1", "b1"]
+
+
+async def test_one_that_leaves_lets_those_behind_it_be_tried() -> None:
+    places = Places(r=1)
+
+    def refuse() -> str:
+        raise FULL  # for a reason of its own: it avoids the worker that is free, say
+
+    first = asyncio.create_task(places.queue.wait("a", "r", refuse, FULL, timeout_s=60))
+    await settle()
+    second = places.wait("b1", tried=False)
+    await settle()
+    assert not places.taken, "where one is refused, all of the same route are"
+    first.cancel()
+    await settle()
+    assert await second == "b1"
+
+
+async def test_what_a_trial_was_given_is_no_turn_of_it_where_that_was_of_no_use() -> None:
+    """Else one that asks much of one model would never get its turn at another."""
+    places = Places()
+    tasks = [places.wait("a1", "busy"), places.wait("b1", "busy"), places.wait("a2", "idle"), places.wait("a3", "idle")]
+    await settle()
+    await places.let_in(2, route="idle")
+    await places.let_in(2, route="busy")
+    assert places.taken == ["a2", "a3", "a1", "b1"]
+    await asyncio.gather(*tasks)
+
+
+async def test_a_trial_that_needs_many_things_gets_no_more_turns_than_others() -> None:
+    places = Places()
+    names = [("a1", "x"), ("b1", "x"), ("a2", "y"), ("c1", "x"), ("a3", "z"), ("a4", "x"), ("b2", "x")]
+    tasks = [places.wait(name, needs=needs) for name, needs in names]
+    await settle()
+    await places.let_in(3)
+    places.free["r"] = 4
+    places.queue.wake()
+    await settle()
+    assert places.taken == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"], "and each trial's own as they came"
+    await asyncio.gather(*tasks)
+    assert not places.queue and not places.queue.ahead("rx")
+
+
+async def test_a_look_at_the_queue_asks_little_whatever_a_trial_asked_for() -> None:
+    """I8: what an agent asks for is its own to choose."""
+    places = Places()
+    tasks = [places.wait("a1", f"route-{number}") for number in range(50)]
+    tasks += [places.wait("b1"), places.wait("c1"), places.wait("d1")]
+    await settle()
+    places.queue.wake()
+    await settle()
+    assert places.asked == MOST_LANES + 2, "each lane's first, and one of the route that three trials wait for"
+    for number in reversed(range(50)):
+        await places.let_in(route=f"route-{number}")
+    await places.let_in(3)
+    assert all(task.done() for task in tasks) and not places.queue
 
 
 async def test_at_the_deadline_it_is_told_the_last_reason() -> None:

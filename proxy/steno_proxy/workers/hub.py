@@ -143,14 +143,14 @@ class Hub:
         Raises: as `open`, NoWorker and TooManyRequests after `queue_s`.
         """
         refusal: StenoError = TooManyRequests("every worker is busy")
-        if urgent or not self.waits(order):
+        if tried := urgent or not self.waits(order):
             try:
                 return self.open(order)
             except NOT_YET as error:
                 refusal = error
         return await self.waiting.wait(
             order.trial_id, self._route(order), partial(self.open, order), refusal,
-            timeout_s=self.settings.queue_s, urgent=urgent,
+            timeout_s=self.settings.queue_s, urgent=urgent, tried=tried,
         )  # fmt: skip
 
     def waits(self, order: Order) -> bool:

@@ -1,16 +1,18 @@
 """Queue of turns that wait for a worker: bounded, each with a deadline, fair across trials.
 
-Trials take turns: one that asks for a hundred completions at once delays another's single one by one. What waits because its
-worker was lost (I9) goes first. Owns no places and chooses no worker: each waiter brings a function that takes a place, or says
-why there is none yet. Single-threaded; nothing here costs anything while nobody waits.
+Trials take turns: one that asks for a hundred completions at once delays another's single one by one. What a trial waits for in
+vain holds up neither what else it asks for nor others. What waits because its worker was lost (I9) goes first. Owns no places and
+chooses no worker: each waiter brings a function that takes a place, or says why there is none yet. Single-threaded; nothing here
+costs anything while nobody waits, and a look at the queue asks for each route once, and for a place more for each that it gives.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from steno.contracts.errors import StenoError, TooManyRequests
@@ -19,16 +21,33 @@ from steno_proxy.workers.placement import WorkersAway
 T = TypeVar("T")
 NOT_YET = (TooManyRequests, WorkersAway)
 """What a waiter's function raises while there is no place. Anything else ends the wait."""
+MOST_LANES = 8
+"""Of one trial. What it asks for beyond so many routes waits in one lane more, whose first alone is tried: each route makes every
+look at the queue longer, and an agent may ask for as many as it likes (I8)."""
+_OTHERS = object()
+"""Key of that lane."""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter(Generic[T]):
-    """route: what it needs; where it is refused, all of the same route are. refusal: the last one, for its deadline."""
+    """route: what it needs; where it is refused, all of the same route are. refusal: the last one, for its deadline. number: how
+    many came before. lane: None: it is urgent."""
 
     route: Hashable
     take: Callable[[], T]
     placed: asyncio.Future[T]
     refusal: StenoError
+    number: int
+    lane: _Lane[T] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Lane(Generic[T]):
+    """Those of one trial that wait for the same, in the order in which they came; never empty. key: their route, or _OTHERS."""
+
+    trial_id: str
+    key: Hashable
+    waiters: deque[_Waiter[T]] = field(default_factory=deque)
 
 
 class WaitQueue(Generic[T]):
@@ -41,8 +60,10 @@ class WaitQueue(Generic[T]):
         self._most = most
         self._unwanted = unwanted
         self._urgent: deque[_Waiter[T]] = deque()
-        self._trials: OrderedDict[str, deque[_Waiter[T]]] = OrderedDict()
+        self._lanes: OrderedDict[_Lane[T], None] = OrderedDict()  # in the order of their turns
+        self._trials: dict[str, dict[Hashable, _Lane[T]]] = {}
         self._routes: Counter[Hashable] = Counter()
+        self._numbers = itertools.count()
         self._count = 0
         self._serving = False
 
@@ -55,17 +76,20 @@ class WaitQueue(Generic[T]):
 
     async def wait(
         self, trial_id: str, route: Hashable, take: Callable[[], T], refusal: StenoError, *, timeout_s: float,
-        urgent: bool = False,
+        urgent: bool = False, tried: bool = True,
     ) -> T:  # fmt: skip
         """Wait until `take` gives something. Cancel-safe: what was taken in the same moment is given to `unwanted`.
 
+        Args: tried: `take` was called just now, and raised `refusal`. Else it is called soon, in its turn.
         Raises: TooManyRequests: too many wait already. At the deadline, the last refusal. What else `take` raises.
         """
         if not urgent and self._count >= self._most:
             raise TooManyRequests("every worker is busy, and the queue is full (max_waiting)")
         placed: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(route, take, placed, refusal)
+        waiter = _Waiter(route, take, placed, refusal, next(self._numbers))
         self._add(trial_id, waiter, urgent)
+        if not tried:
+            self.wake()
         try:
             await asyncio.wait({waiter.placed}, timeout=timeout_s)
         except asyncio.CancelledError:
@@ -73,21 +97,21 @@ class WaitQueue(Generic[T]):
                 self._unwanted(waiter.placed.result())
             raise
         finally:
-            self._remove(trial_id, waiter)
+            self._remove(waiter)
         if waiter.placed.done():
             return waiter.placed.result()
         raise waiter.refusal
 
     def dismiss(self, why: Callable[[], StenoError]) -> None:
         """Nobody but those who are urgent gets a place any more: who waits is told why."""
-        for waiters in self._trials.values():
-            for waiter in waiters:
+        for lane in self._lanes:
+            for waiter in lane.waiters:
                 if not waiter.placed.done():
                     waiter.placed.set_exception(why())
 
     def wake(self) -> None:
         """There may be a place. Tried soon, once for all that happens in this turn of the event loop."""
-        if not self._serving and (self._trials or self._urgent):
+        if not self._serving and (self._lanes or self._urgent):
             self._serving = True
             asyncio.get_running_loop().call_soon(self._serve)
 
@@ -99,14 +123,16 @@ class WaitQueue(Generic[T]):
                 self._urgent.remove(waiter)
         placed = True
         while placed:
-            placed = False
-            for trial_id in list(self._trials):
+            served: set[str] = set()
+            for lane in list(self._lanes):
                 if refused >= self._routes.keys():
                     return
-                waiters = self._trials[trial_id]
-                if waiters[0].route not in refused and self._try(waiters[0], refused):
-                    placed = True
-                    self._pop(trial_id)
+                if lane.trial_id in served or lane.waiters[0].route in refused:
+                    continue
+                if self._try(lane.waiters[0], refused):
+                    served.add(lane.trial_id)
+                    self._pop(lane, refused)
+            placed = bool(served)
 
     def _try(self, waiter: _Waiter[T], refused: set[Hashable]) -> bool:
         """Whether this waiter's wait is over."""
@@ -126,27 +152,40 @@ class WaitQueue(Generic[T]):
         if urgent:
             self._urgent.append(waiter)
             return
-        self._trials.setdefault(trial_id, deque()).append(waiter)
+        lanes = self._trials.setdefault(trial_id, {})
+        key = waiter.route if waiter.route in lanes or len(lanes) < MOST_LANES else _OTHERS
+        if key not in lanes:
+            lanes[key] = _Lane(trial_id, key)
+            self._lanes[lanes[key]] = None
+        waiter.lane = lanes[key]
+        waiter.lane.waiters.append(waiter)
         self._routes[waiter.route] += 1
         self._count += 1
 
-    def _pop(self, trial_id: str) -> None:
-        """The first of this trial has had its turn; the next one comes after all others'."""
-        self._forget(trial_id, self._trials[trial_id].popleft())
-        if trial_id in self._trials:
-            self._trials.move_to_end(trial_id)
+    def _pop(self, lane: _Lane[T], refused: set[Hashable]) -> None:
+        """The first of this lane has had its trial's turn; what else the trial waits for comes after all others', the eldest
+        first. Not so what was refused: it could not have had the place that was free, and keeps its turn for another."""
+        self._forget(lane, lane.waiters[0])
+        left = [one for one in self._trials.get(lane.trial_id, {}).values() if one.waiters[0].route not in refused]
+        for one in sorted(left, key=lambda one: one.waiters[0].number):
+            self._lanes.move_to_end(one)
 
-    def _remove(self, trial_id: str, waiter: _Waiter[T]) -> None:
-        if waiter in self._urgent:
-            self._urgent.remove(waiter)
-        elif (waiters := self._trials.get(trial_id)) and waiter in waiters:
-            waiters.remove(waiter)
-            self._forget(trial_id, waiter)
+    def _remove(self, waiter: _Waiter[T]) -> None:
+        if waiter.lane is None:
+            if waiter in self._urgent:
+                self._urgent.remove(waiter)
+        elif waiter in waiter.lane.waiters:
+            self._forget(waiter.lane, waiter)
+            self.wake()  # what was refused may have been so for this one's sake
 
-    def _forget(self, trial_id: str, waiter: _Waiter[T]) -> None:
+    def _forget(self, lane: _Lane[T], waiter: _Waiter[T]) -> None:
+        lane.waiters.remove(waiter)
         self._count -= 1
         self._routes[waiter.route] -= 1
         if not self._routes[waiter.route]:
             del self._routes[waiter.route]
-        if not self._trials[trial_id]:
-            del self._trials[trial_id]
+        if not lane.waiters:
+            del self._lanes[lane]
+            del self._trials[lane.trial_id][lane.key]
+            if not self._trials[lane.trial_id]:
+                del self._trials[lane.trial_id]

@@ -182,6 +182,25 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_place() -> None:
         assert "gone" not in engine.begun and not proxy.app.state.turns._running
 
 
+async def test_a_request_for_a_model_that_is_away_holds_up_no_other_request() -> None:
+    """I8: any agent may name a model that some worker has served."""
+    store = MemoryStore()
+    await store.policies.keep_names({"judge": "frozen"})
+    async with busy(queue_s=300, store=store) as (proxy, engine):
+        await until(lambda: "judge" in proxy.app.state.services.policies.names.all())
+        first = [ask(proxy, "first") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        stuck = ask(proxy, "t", model="judge")
+        await until(lambda: waiting(proxy) == 1)
+        behind = [ask(proxy, "t"), ask(proxy, "other")]
+        await until(lambda: waiting(proxy) == 3)
+        engine.gate.set()
+        answers = await asyncio.wait_for(asyncio.gather(*first, *behind, ask(proxy, "late")), 60)
+        assert {answer.status_code for answer in answers} == {200} and waiting(proxy) == 1
+        stuck.cancel()
+        await until(lambda: not waiting(proxy))
+
+
 async def test_a_session_that_ends_while_its_request_waits_ends_the_request() -> None:
     async with busy() as (proxy, engine):
         tasks = [ask(proxy, "a") for _ in range(AT_ONCE)]
