@@ -146,6 +146,8 @@ class Archiver:
                     await self._known_again(lost)
                 else:
                     await self._objects.remove(name)
+        else:
+            await self._objects.remove(name)  # what was written of it before it had its name
         await archive.end()
 
     async def _move(self, now: float, cutoff: float) -> int:

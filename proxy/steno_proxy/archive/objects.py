@@ -5,7 +5,11 @@ are named.
     day=2026-11-22/019ab2c3d4e5f607.jsonl.gz   sessions that ended on that day (`lines.py`)
     partial/…                             being written; a crash leaves one, and the next round takes it away
 
-Names are made here, of a day and digits: nothing that a client says is in them. All calls run in a thread of their own.
+Names are made here, of a day and digits: nothing that a client says is in them.
+
+All calls run in threads that no end of the process waits for, and have deadlines: where a mount hangs, whoever asked is told.
+What changes the archive is done one after the other, so that what is done late, once the mount has come back, is over before the
+next.
 """
 
 from __future__ import annotations
@@ -13,17 +17,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from steno.contracts.errors import ArchiveUnreadable, ConfigError
 from steno.contracts.records import Session, Turn
+from steno_proxy.archive.daemon_threads import DaemonThreads
 from steno_proxy.archive.lines import filler, unpack, unpack_head
 from steno_proxy.store.places import ArchivePlace
 
 T = TypeVar("T")
 IDENTITY = "archive.json"
+READERS = 16
+"""Calls at a time that change nothing: a page of a list reads as many sessions as it has."""
+CALL_S = 30.0
+"""How long a call may take that moves little, with its wait for a reader."""
+WHOLE_S = 120.0
+"""The same, of a whole object, or the names of all. Whoever writes one for longer has lost the archive to another replica by then
+(`HOLD_S`)."""
+READ_BYTES_PER_S = 1 << 20
+"""A session that is read may take a second more for so many bytes."""
 
 
 class ArchiveIdentity(NamedTuple):
@@ -46,6 +60,8 @@ class ObjectStorage:
         except (ValueError, ImportError) as error:
             raise ConfigError(f"archive: {url!r}: {error}", field="archive") from None
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._readers = DaemonThreads("steno-archive-reader", READERS)
+        self._writer = DaemonThreads("steno-archive-writer", 1)
 
     def _path(self, *names: str) -> str:
         return "/".join((self._root.rstrip("/"), *names))
@@ -54,9 +70,17 @@ class ObjectStorage:
         day, _, rest = name.partition("/")
         return self._path(f"day={day}", f"{rest}.jsonl.gz")
 
-    async def _done(self, call: Callable[..., T], *args: Any) -> T:
+    async def _look(self, within_s: float, call: Callable[..., T], *args: Any) -> T:
+        """Raises: ArchiveUnreadable."""
+        return await self._answered(self._readers.do(within_s, call, *args))
+
+    async def _change(self, within_s: float, call: Callable[..., T], *args: Any, late: bool = False) -> T:
+        """late: done also where nobody waits for it any more. Raises: ArchiveUnreadable."""
+        return await self._answered(self._writer.do(within_s, call, *args, late=late))
+
+    async def _answered(self, doing: Coroutine[Any, Any, T]) -> T:
         try:
-            return await asyncio.to_thread(call, *args)
+            return await doing
         except ArchiveUnreadable:
             raise
         except Exception as error:  # whatever a file system raises: who asked is told, and nothing leaves Redis
@@ -73,16 +97,16 @@ class ObjectStorage:
             found = json.loads(self._fs.cat_file(path))
             return ArchiveIdentity(str(found["id"]), str(found.get("redis")))
 
-        return await self._done(look)
+        return await self._look(CALL_S, look)
 
     async def begin(self, identity: ArchiveIdentity) -> None:
         """It is this Redis's archive from here on."""
         data = json.dumps({"format": 1, **identity._asdict()}).encode() + b"\n"
-        await self._done(self._write, self._path(IDENTITY), data)
+        await self._change(CALL_S, self._write, self._path(IDENTITY), data)
 
     async def write(self, name: str, data: bytes) -> None:
         """What is read under its name afterwards are these bytes. Raises: ArchiveUnreadable: they can't be written, or read."""
-        await self._done(self._write, self._object(name), data)
+        await self._change(WHOLE_S, self._write, self._object(name), data)
 
     def _write(self, path: str, data: bytes) -> None:
         partial = self._path("partial", path.rpartition("/")[2])
@@ -114,7 +138,7 @@ class ObjectStorage:
             )
 
     async def remove(self, name: str) -> None:
-        """Nothing, if it is not there."""
+        """Nothing, if it is not there. Where what it waits for hangs it is removed late: nothing is written after it."""
 
         def remove() -> None:
             path = self._object(name)
@@ -122,7 +146,7 @@ class ObjectStorage:
                 if self._fs.exists(each):
                     self._fs.rm_file(each)
 
-        await self._done(remove)
+        await self._change(CALL_S, remove, late=True)
 
     async def blank(self, place: ArchivePlace) -> None:
         """A deleted session's bytes become filler, and what is after it stays where it is. Idempotent."""
@@ -134,7 +158,7 @@ class ObjectStorage:
                 end = place.offset + place.length
                 self._write(path, data[: place.offset] + filler(place.length) + data[end:])
 
-        await self._done(blank)
+        await self._change(WHOLE_S, blank)
 
     async def names(self) -> list[str]:
         """Of all objects, in the order of their writing within a day."""
@@ -146,13 +170,13 @@ class ObjectStorage:
                 for path in found
             )
 
-        return await self._done(find)
+        return await self._look(WHOLE_S, find)
 
     async def there(self, name: str) -> bool:
-        return await self._done(self._fs.exists, self._object(name))
+        return await self._look(CALL_S, self._fs.exists, self._object(name))
 
     async def whole(self, name: str) -> bytes:
-        return await self._done(self._fs.cat_file, self._object(name))
+        return await self._look(WHOLE_S, self._fs.cat_file, self._object(name))
 
     def _cut(self, place: ArchivePlace, length: int) -> bytes:
         data: bytes = self._fs.cat_file(self._object(place.name), start=place.offset, end=place.offset + length)
@@ -166,7 +190,7 @@ class ObjectStorage:
             _check(trial_id, found[0])
             return found
 
-        return await self._of(trial_id, place, read)
+        return await self._of(trial_id, place, place.length, read)
 
     async def heads(self, places: Sequence[tuple[str, ArchivePlace]]) -> list[Session | ArchiveUnreadable]:
         """The sessions at these places, or why one can't be read."""
@@ -178,15 +202,15 @@ class ObjectStorage:
 
         async def one(trial_id: str, place: ArchivePlace) -> Session | ArchiveUnreadable:
             try:
-                return await self._of(trial_id, place, lambda: head(trial_id, place))
+                return await self._of(trial_id, place, place.head_bytes, head, trial_id, place)
             except ArchiveUnreadable as error:
                 return error
 
         return await asyncio.gather(*(one(trial_id, place) for trial_id, place in places))
 
-    async def _of(self, trial_id: str, place: ArchivePlace, call: Callable[[], T]) -> T:
+    async def _of(self, trial_id: str, place: ArchivePlace, size: int, call: Callable[..., T], *args: Any) -> T:
         try:
-            return await asyncio.to_thread(call)
+            return await self._readers.do(CALL_S + size / READ_BYTES_PER_S, call, *args)
         except Exception as error:  # whatever a file system, or a spoilt file, comes with
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise ArchiveUnreadable(

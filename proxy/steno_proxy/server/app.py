@@ -13,7 +13,6 @@ import math
 import signal
 import socket
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
@@ -50,6 +49,7 @@ from steno_proxy.server.heap import HeapTrimmer
 from steno_proxy.server.http_protocol import BoundedHttp
 from steno_proxy.server.listeners import BACKLOG, listeners
 from steno_proxy.server.store_startup import begin
+from steno_proxy.server.sweep import Sweeper
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.note_writer import NoteWriter
 from steno_proxy.session_cache.store_capacity import StoreCapacity
@@ -99,6 +99,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     traces = recorder.traces = open_traces(settings)
     turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
     note_writer = NoteWriter(store)
+    sweeper = Sweeper(store, recorder, settings, capacity, archiver)
     heap = HeapTrimmer()
     bodies = BodyReader(
         max_bytes=settings.max_body_bytes,
@@ -112,7 +113,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         heap.fix_threshold()
         opening = await begin(store, keys)
-        sweeper = asyncio.create_task(_sweep(store, recorder, settings, capacity, archiver))
+        sweeping = sweeper.start()
         keeper = asyncio.create_task(policies.run())
         noting = asyncio.create_task(note_writer.run())
         naming = asyncio.create_task(TokenTextsKeeper(store.token_texts, hub.channels).run())
@@ -122,7 +123,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         try:
             yield
         finally:
-            tasks = {task for task in (sweeper, keeper, noting, naming, rotating, opening) if task is not None}
+            tasks = sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None}
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -228,36 +229,6 @@ def _store(settings: ProxySettings, pace: Pace) -> tuple[SessionStore, Archiver 
     objects = ObjectStorage(url) if url is not None else None
     store = RedisStore(settings.redis_url, wait=wait, pace=pace, shelf=objects)
     return store, Archiver(store, objects) if objects is not None else None
-
-
-ARCHIVED_AFTER_S = 86400.0
-"""Where `retention_s` is unset: a day in which what has just ended is read from memory."""
-TIGHT_S = 60.0
-"""The same, where memory is short: a harness may still be asking."""
-
-
-async def _sweep(
-    store: SessionStore, recorder: Recorder, settings: ProxySettings, capacity: StoreCapacity, archiver: Archiver | None
-) -> None:
-    """Archive or delete ended sessions that are past their retention, and end those whose time is over, for as long as the
-    proxy runs."""
-    deleted_after_s = math.inf if archiver is not None or settings.retention_s is None else settings.retention_s
-    archived_after_s = settings.retention_s or ARCHIVED_AFTER_S
-    while True:
-        await asyncio.sleep(settings.sweep_s)
-        try:
-            await capacity.look()
-            await store.runs.close_due()
-            dropped = await store.expire(now=time.time(), retention_s=deleted_after_s)
-            await recorder.end_timed_out()
-            if dropped:
-                log.info("%d sessions were past their retention of %.0f s and are deleted", dropped, deleted_after_s)
-            if archiver is not None:
-                after_s = min(archived_after_s, TIGHT_S) if capacity.tight else archived_after_s
-                if moved := await archiver.round(now=time.time(), retention_s=after_s):
-                    log.info("%d sessions went to the archive", moved)
-        except StenoError as error:
-            log.warning("the sweep failed, it will be tried again: %s", error.message)
 
 
 LAST_CALLS_S = 7

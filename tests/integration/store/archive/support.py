@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from typing import Any
 
 import fsspec
@@ -22,12 +23,13 @@ LATER = 200_000.0
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """Does as `fault` says, once."""
+    """Does as `fault` says, once. hangs, hangs_read: until `mount_is_back`."""
 
     protocol = "faulty"
     store: dict[str, Any] = {}  # noqa: RUF012 (fsspec's own)
     pseudo_dirs = [""]  # noqa: RUF012
     fault = ""
+    mount_is_back = threading.Event()
 
     def _strip(self, path: str) -> str:
         return str(path)
@@ -39,7 +41,17 @@ class FaultyFileSystem(MemoryFileSystem):
         if FaultyFileSystem.fault == "cut" and path.endswith(".gz"):
             FaultyFileSystem.fault = ""
             value = value[: len(value) // 2]
+        if FaultyFileSystem.fault == "hangs" and path.endswith(".gz"):
+            FaultyFileSystem.fault = ""
+            FaultyFileSystem.mount_is_back.wait()
         super().pipe_file(path, value, **options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        if FaultyFileSystem.fault == "hangs_read" and path.endswith(".gz"):
+            FaultyFileSystem.fault = ""
+            FaultyFileSystem.mount_is_back.wait()
+        found: bytes = super().cat_file(path, start, end, **options)
+        return found
 
     def mv(self, one: str, two: str, **options: Any) -> None:  # type: ignore[override]
         if FaultyFileSystem.fault == "unnamed":

@@ -10,6 +10,7 @@ import pytest
 
 from steno.contracts.errors import ArchiveUnreadable
 from steno.contracts.records import Session
+from steno_proxy.archive import objects
 from steno_proxy.store.redis.schema import ARCHIVED, ENDED
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.archive.support import (
@@ -25,6 +26,7 @@ from tests.support.list_contract import ALL, listed
 from tests.support.recording_contract import END, record
 from tests.support.recordings import session
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("moment", ["begin", "write", "commit", "leave", "settle"])
@@ -119,6 +121,67 @@ async def test_what_the_archive_did_not_take_stays(server: RedisServer, fault: s
     assert await move(store, archiver) == 1
     assert trials_in(url) == ["a"] and await read(store, "a") == before
     await store.close()
+
+
+async def test_a_write_that_hangs_ends_the_round_and_what_it_does_late_is_taken_away(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"faulty://{tmp_path.name}"
+    store, archiver = replica(server, url)
+    await ended(store, "a")
+    before = await read(store, "a")
+    FaultyFileSystem.mount_is_back.clear()
+    FaultyFileSystem.fault = "hangs"
+    try:
+        with monkeypatch.context() as patch, pytest.raises(ArchiveUnreadable, match=r"no answer within 0\.2 s"):
+            patch.setattr(objects, "WHOLE_S", 0.2)
+            patch.setattr(objects, "CALL_S", 0.2)
+            await move(store, archiver)
+        assert keys_of(server, "a") and await read(store, "a") == before
+    finally:
+        FaultyFileSystem.mount_is_back.set()
+    await until(lambda: not archiver._objects._writer._threads)
+    assert trials_in(url) == []
+    assert await move(store, archiver) == 1
+    assert trials_in(url) == ["a"] and await read(store, "a") == before
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["session", "turns", "list"])
+async def test_a_read_that_hangs_is_answered_in_time(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store, archiver = replica(server, f"faulty://{tmp_path.name}")
+    await ended(store, "a")
+    assert await move(store, archiver) == 1
+    before = await read(store, "a")
+    monkeypatch.setattr(objects, "CALL_S", 0.2)
+    FaultyFileSystem.mount_is_back.clear()
+    FaultyFileSystem.fault = "hangs_read"
+    try:
+        if what == "list":
+            assert list((await store.list_sessions(**ALL)).unreadable) == ["a"]
+        else:
+            with pytest.raises(ArchiveUnreadable, match=r"can't be read: .* no answer within 0\.2\d? s"):
+                await getattr(store, what)("a")
+        monkeypatch.undo()
+        assert await read(store, "a") == before, "others are read meanwhile"
+    finally:
+        FaultyFileSystem.mount_is_back.set()
+    await store.close()
+
+
+async def test_what_was_written_of_an_object_before_it_had_its_name_is_taken_away(
+    store: RedisStore, server: RedisServer, url: str
+) -> None:
+    fs, root = fsspec.core.url_to_fs(url)
+    assert await store.archive.hold() and await store.archive.begin("2026-11-22/0123")
+    await store.archive.release()
+    fs.makedirs(f"{root}/partial", exist_ok=True)
+    fs.pipe_file(f"{root}/partial/0123.jsonl.gz", b"half of it")
+    await ended(store, "a")
+    assert await move(store) == 1
+    assert fs.find(f"{root}/partial") == [] and trials_in(url) == ["a"]
 
 
 @pytest.mark.parametrize("spoil", ["gone", "cut", "flipped"])
