@@ -150,6 +150,20 @@ async def test_keep_leaves_nothing_of_the_old_weights_to_new_requests(engine: Vl
         assert not any(step.mixed_kv for step in drawn.steps)
 
 
+async def test_weights_that_come_again_meet_nothing_of_those_that_were_gone_back_to(
+    engine: VllmTokens, pushed: Pushed
+) -> None:
+    """What is cached between the two is of other weights, and no token would say so (I10)."""
+    prompt, before, again = ask(engine, PROMPT), pushed.spec(11), pushed.spec(12, kv="keep")
+    for spec in (before, again, before):
+        await pushed.load(spec)
+        await draw(engine, prompt, Sampling(max_tokens=8))
+    await pushed.load(again)
+    drawn = await draw(engine, prompt, Sampling(max_tokens=40, ignore_eos=True))
+    assert drawn.steps[0].cached_tokens == 0
+    assert drawn.logprobs == pytest.approx(wanted(pushed.models["run/12"], drawn), abs=1e-3)
+
+
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "dtype", "head", "gone", "nccl", "rank"])
 async def test_what_is_refused_leaves_the_old_weights_as_they_were(
     engine: VllmTokens, pushed: Pushed, tmp_path: Path, fault: str

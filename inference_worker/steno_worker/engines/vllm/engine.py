@@ -8,6 +8,7 @@ version of the weights that sampled it, also when they changed inside one delta)
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -102,6 +103,7 @@ class VllmTokens:
         self._weights = VllmWeights(self._config, worker_id)
         self._adapter = VllmAdapter(self._config) if self._config.lora_config is not None else None
         self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
+        self._loads = itertools.count(1)
         self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
         self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did
         self._load = VllmLoad(self._config)
@@ -171,8 +173,7 @@ class VllmTokens:
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused: nothing has changed; EngineFailed: the engine is dead."""
-        keeps = update.spec.kv == "keep"
-        if keeps:
+        if update.spec.kv == "keep":
             self._keeping = {update.version}
             for kept in self._kept.values():
                 kept.add(update.version)
@@ -188,8 +189,8 @@ class VllmTokens:
         finally:
             self._keeping = set()
         self.version = update.version
-        if keeps:
-            self._salt = update.version
+        # New for each load: weights that are gone back from may come again, after others have filled the cache.
+        self._salt = f"{update.version}#{next(self._loads)}"
         return pause_s
 
     async def score(self, token_ids: list[int]) -> list[float]:
