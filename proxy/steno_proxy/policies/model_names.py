@@ -29,6 +29,7 @@ class ServedModelNames:
     def __init__(self, store: PolicyStore) -> None:
         self._store = store
         self._kept: dict[str, str] | None = None  # name -> its policy, "": not known; None: not read yet
+        self._too_many = False  # more are served than can be kept, and the log says so
 
     def __contains__(self, name: str) -> bool:
         """Until they have been read, any name may be one."""
@@ -77,7 +78,8 @@ class ServedModelNames:
         """Those that are kept with another policy; and that are not kept yet and can be."""
         new = [name for name in served if name and name not in kept and len(name) <= MOST_CHARS]
         room = max(0, MOST_NAMES - len(kept))
-        if len(new) > room:
+        said, self._too_many = self._too_many, len(new) > room
+        if self._too_many and not said:  # once until it is over: workers are asked about every second
             log.warning(
                 "%d model names are kept, the maximum: %d new ones are not kept. Retire old ones (steno models retire)",
                 len(kept),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from steno.contracts.wire.frames import ModelCard
 from steno_proxy.policies.model_names import MOST_NAMES, ServedModelNames, policies_of
 from steno_proxy.store.policies import MemoryPolicies
@@ -77,6 +79,23 @@ async def test_a_full_store_takes_no_new_names_and_still_learns_of_policies() ->
     await names.sync({"model-7": "default", "one-more": "default"})
     assert (len(names.all()), names.all()["model-7"], "one-more" in names) == (MOST_NAMES, "default", False)
     assert await store.names() == names.all()
+
+
+async def test_that_there_are_too_many_names_is_said_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryPolicies()
+    await store.keep_names({f"model-{number}": "frozen" for number in range(MOST_NAMES)})
+    names, served = ServedModelNames(store), {"one-more": "default", "another": "default"}
+    for _ in range(5):
+        await names.sync(served)
+        names.hear(served)
+    assert [record.getMessage()[:32] for record in caplog.records] == ["1024 model names are kept, the m"]
+    await names.retire("model-0", [])
+    await names.retire("model-1", [])
+    await names.sync(served)
+    assert set(served) < set(names.all())
+    for _ in range(5):
+        await names.sync(served | {"yet-another": "default"})
+    assert len(caplog.records) == 2, "another time is another line"
 
 
 def test_a_name_under_several_policies_is_of_the_default_one_if_that_is_among_them() -> None:
