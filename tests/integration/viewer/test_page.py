@@ -94,6 +94,7 @@ async def test_what_the_trainer_saw_is_shown_of_its_run_and_in_the_tokens(proxy:
     differences = [0.2, -0.2, 0.0, math.nan] + [0.0] * (turn.completion_tokens - 4)
     for step in (1, 2, 3):
         values = {"reward/mean": step / 4, "staleness/mean": 1.5, "time/train_s": 6.0, "time/wait_s": 2.0}
+        values |= {"trial/tests_passed": step * 2.0, "reward_by/easy": 1.0} | {f"trial/m{n:02}": 0.0 for n in range(24)}
         await proxy.steno.post_step(run, TrainingStep(step=step, values=values))
     post = PostedAnnotation(trial_id=trial, turn_id=turn.turn_id, step=3, differences=halves_to_bytes(differences))
     assert (await proxy.steno.annotate(run, [post])).kept == 1
@@ -101,6 +102,9 @@ async def test_what_the_trainer_saw_is_shown_of_its_run_and_in_the_tokens(proxy:
         page = looker.page
         await looker.go(f"runs/{run}", "text=Steps: 3, the last is 3")
         assert "1.5 versions" in await page.text_content("figure.chart:has-text('Staleness')")
+        assert await page.locator("figure.chart:has-text('reward_by/easy')").count() == 1
+        assert await page.locator("figure.chart:has-text('trial/m')").count() == 23, "24 names of the user's own at most"
+        await page.wait_for_selector("text=2 more names of trials' metrics")
         await page.wait_for_selector("text=Time of the last step")
         await looker.shot("run-with-steps")
         await looker.go(f"sessions/{trial}?tab=tokens", ".done .tok")

@@ -122,15 +122,22 @@ async function stepsOf(path, known, signal) {
   return found;
 }
 
-const STEP_LINES = [["reward/mean", "Reward of a step's trials"], ["staleness/mean", "Staleness", " versions"], ["policy/entropy", "Entropy"], ["mismatch/kl_k3", "Trainer against sampler (KL)"], ["optimizer/grad_norm", "Gradient norm"], ["length/mean", "Length"]];
+const STEP_LINES = [["reward/mean", "Reward of a step's trials"], ["eval/reward", "Reward of the evaluation"], ["staleness/mean", "Staleness", " versions"], ["policy/entropy", "Entropy"], ["mismatch/kl_k3", "Trainer against sampler (KL)"], ["optimizer/grad_norm", "Gradient norm"], ["length/sample_mean", "Tokens of a sample"]];
+// Names of the user's own: metrics of trials, rewards by a field of the tasks (docs/metrics.md).
+const OWN = ["reward_by/", "trial/", "eval/reward_by/", "eval/trial/"];
+const MOST_OWN = 24;
 const TIMES = [["time/wait_s", "waiting for rollouts", "wait"], ["time/train_s", "training", "decode"], ["time/push_s", "new weights", "prefill"]];
 
 function stepCharts(steps) {
   if (!steps.length) return null;
-  const lines = STEP_LINES.map(([name, words, unit]) =>
-    lineChart(words, steps.map((step) => ({ x: step.step, label: `step ${step.step}`, y: step.values?.[name] ?? null })), { unit: unit ?? "" }));
+  const line = (name, words, unit) =>
+    lineChart(words, steps.map((step) => ({ x: step.step, label: `step ${step.step}`, y: step.values?.[name] ?? null })), { unit: unit ?? "" });
+  const lines = STEP_LINES.map(([name, words, unit]) => line(name, words, unit));
+  const names = [...new Set(steps.flatMap((step) => Object.keys(step.values ?? {})))];
+  const own = OWN.flatMap((prefix) => names.filter((name) => name.startsWith(prefix)).sort());
+  const more = own.length > MOST_OWN ? h("p.dim", `${own.length - MOST_OWN} more names of trials' metrics and tasks are in the steps' values.`) : null;
   const last = steps.at(-1);
   const times = TIMES.map(([name, words, kind]) => ({ name: words, value: last.values?.[name] ?? 0, kind }));
-  return [h("h2.section.wide", `Steps: ${count(steps.length)}, the last is ${last.step}`), lines,
+  return [h("h2.section.wide", `Steps: ${count(steps.length)}, the last is ${last.step}`), lines, own.slice(0, MOST_OWN).map((name) => line(name, plain(name))), more,
     h("div.card", h("p", h("b", "Time of the last step")), shareBar("Time of the last step", times, seconds))];
 }
